@@ -1,0 +1,79 @@
+"""What the scheduler may ask of a KV cache, whichever way its pages are shared.
+
+A Lease is one request's claim: its block table, in order. Pages are claimed as the request grows and
+given back by `release` alone. Page 0 is the scratch page: padding rows read and write it, nobody owns it.
+
+    page_ids:  | shared, read-only (from the trie) | private, written by this request |
+               0 ............ num_shared_pages ...................... len(page_ids)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SCRATCH_PAGE = 0
+
+
+class CacheUsage(NamedTuple):
+    """Pages by state; `free + cached + leased == total` (the scratch page is in none of them)."""
+
+    total: int
+    free: int
+    cached: int  # published, leased by nobody: evictable
+    leased: int
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One request's pages. Only the cache that made it may change it."""
+
+    page_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0  # tokens whose K/V was found in shared pages at `acquire`
+    num_shared_pages: int = 0  # leading pages that are shared; never written through this lease
+    released: bool = False
+
+
+class KVCache(ABC):
+    """Page accounting. Pure Python: it never sees the device. Not thread-safe: the engine's alone."""
+
+    stride: int  # tokens per page
+
+    @abstractmethod
+    def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
+        """A lease holding the longest published prefix of `tokens`, at most `len(tokens) - 1` long.
+
+        Takes references on matched pages (so that no later eviction can free them) and allocates
+        none: it always succeeds.
+        """
+
+    @abstractmethod
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        """Grows the block table to hold `num_tokens` tokens in all, evicting if it must.
+
+        All or nothing: False, and nothing changed for the lease, when pages run short.
+        """
+
+    @abstractmethod
+    def publish(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """Offers the lease's full pages for sharing; `tokens` are those whose K/V is computed.
+
+        Call it only after the invocation that filled them has finished.
+        """
+
+    @abstractmethod
+    def release(self, lease: Lease) -> None:
+        """Gives every page back. Releasing twice is a no-op."""
+
+    @abstractmethod
+    def usage(self) -> CacheUsage: ...
+
+    @abstractmethod
+    def flush(self) -> int:
+        """Forgets every published page that nobody leases; returns how many became free."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raises AssertionError when any page is lost, doubly owned or wrongly counted."""

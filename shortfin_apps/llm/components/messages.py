@@ -1,0 +1,107 @@
+"""What crosses the border between the HTTP loop and the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.errors import LlmError
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence or a stop token
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """One prompt to continue. `prompt_ids` are checked against the vocabulary before they get here."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one generated token under the model's own distribution (temperature 1)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step added to one request; `finish_reason` is set on the last one only.
+
+    The token that ends a sequence (end-of-sequence or stop token) is among `token_ids`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop token that ended it, None for end-of-sequence
+    error: LlmError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since start, and gauges of this moment. Seconds are wall time of the engine's thread."""
+
+    num_waiting: int
+    num_running: int
+    pages: CacheUsage
+    steps: int
+    plans: int  # steps whose device arguments were built anew; the others only patched them
+    prompt_tokens: int  # computed, without those found in the cache
+    cached_tokens: int  # found in the cache, counted once at admission
+    generation_tokens: int
+    padded_tokens: int  # rows computed for nobody
+    preemptions: int
+    invocations: Mapping[str, int]  # by entry name
+    step_s: float  # total time inside steps
+    device_s: float  # of that, between submit and the results' arrival
+
+
+class EngineClient(Protocol):
+    """What the HTTP side sees of the engine; `components/async_engine.py` implements it.
+
+    Every method is called from the event loop's thread and returns at once.
+    """
+
+    def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+        """Admits the request now and returns its stream; closing the stream early aborts it.
+
+        Raises OverloadedError, UnavailableError or InvalidRequestError before anything is queued.
+        The last Delta carries `finish_reason`; with ERROR it carries `error` too.
+        """
+        ...
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request; its stream then yields a last Delta with ABORT. False when unknown."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def ready(self) -> bool:
+        """Loaded, warmed up and not draining."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """The engine's thread lives, and if it has work, a step ended lately."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admits nothing more; returns when all requests ended, aborting the rest at the timeout."""
+        ...

@@ -1,0 +1,153 @@
+"""The artefact's `config.json`: the contract between a VMFB and whoever invokes it.
+
+The fields and their meaning are upstream shortfin's (`module_abi_version` 1), which refuses unknown
+top-level keys; so this file holds only those, and what else we know about a model stands in the
+artefact's `manifest.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from shortfin_apps.llm.errors import ArtifactError
+
+KV_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+}
+LOGITS_NORMALIZATIONS = ("none", "softmax", "log_softmax")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKVCacheConfig:
+    """Geometry of the page table.
+
+    One page holds `block_seq_stride` tokens of every transformer block. A pipeline stage owns one slab
+    `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device`
+    gives the elements of a page in each slab. `device_block_count` may be changed at deploy time.
+    """
+
+    attention_head_count_kv: int
+    block_seq_stride: int
+    device_block_count: int
+    kv_cache_dtype: str
+    paged_kv_block_size_elements_per_device: tuple[int, ...] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return KV_DTYPES[self.kv_cache_dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What the VMFB's entries were compiled for. See the module's docstring for the source."""
+
+    max_seq_len: int
+    transformer_block_count: int
+    attn_head_dim: int
+    prefill_batch_sizes: tuple[int, ...]
+    decode_batch_sizes: tuple[int, ...]
+    paged_kv_cache: PagedKVCacheConfig
+    has_prefill_position: bool = False
+    module_name: str = "module"
+    module_abi_version: int = 1
+    logits_normalization: str = "none"
+    attn_dtype: str = "float16"
+    top_k: int | None = None
+
+    @property
+    def stride(self) -> int:
+        """Tokens per page."""
+        return self.paged_kv_cache.block_seq_stride
+
+    @property
+    def page_elements(self) -> tuple[int, ...]:
+        """Elements of one page in each pipeline stage's slab."""
+        cache = self.paged_kv_cache
+        if cache.paged_kv_block_size_elements_per_device is not None:
+            return cache.paged_kv_block_size_elements_per_device
+        per_token = 2 * cache.attention_head_count_kv * self.attn_head_dim
+        return (self.transformer_block_count * per_token * cache.block_seq_stride,)
+
+    @classmethod
+    def load(cls, path: Path) -> ModelConfig:
+        """Reads a `config.json`. Raises ArtifactError with the file and the field at fault."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ArtifactError(f"{path}: not readable as JSON ({error})") from error
+        try:
+            return cls.from_dict(raw)
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, raw: object) -> ModelConfig:
+        """Builds from parsed JSON; unknown top-level keys are refused, as upstream does."""
+        if not isinstance(raw, dict):
+            raise ArtifactError("the model config must be a JSON object")
+        fields = {k: v for k, v in raw.items() if v is not None}
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(fields.keys() - known):
+            raise ArtifactError(f"unknown model config field {unknown[0]!r}")
+        cache = fields.pop("paged_kv_cache", None)
+        if not isinstance(cache, dict):
+            raise ArtifactError("`paged_kv_cache` is missing; the server only runs paged models")
+        cache_known = {f.name for f in dataclasses.fields(PagedKVCacheConfig)}
+        try:
+            paged = PagedKVCacheConfig(
+                **{k: _tuples(v) for k, v in cache.items() if k in cache_known and v is not None}
+            )
+            config = cls(paged_kv_cache=paged, **{k: _tuples(v) for k, v in fields.items()})
+        except TypeError as error:
+            raise ArtifactError(f"model config: {error}") from None
+        config._check()
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, loadable by upstream too."""
+        return dataclasses.asdict(self)
+
+    def _check(self) -> None:
+        cache = self.paged_kv_cache
+        for name in ("max_seq_len", "transformer_block_count", "attn_head_dim"):
+            _require_positive(name, getattr(self, name))
+        for name in ("attention_head_count_kv", "block_seq_stride", "device_block_count"):
+            _require_positive(f"paged_kv_cache.{name}", getattr(cache, name))
+        for name in ("prefill_batch_sizes", "decode_batch_sizes"):
+            sizes = getattr(self, name)
+            if not isinstance(sizes, tuple) or not sizes:
+                raise ArtifactError(f"`{name}` must list at least one batch size")
+            for size in sizes:
+                _require_positive(name, size)
+        if self.top_k is not None:
+            _require_positive("top_k", self.top_k)
+        if self.module_abi_version != 1:
+            raise ArtifactError(f"`module_abi_version` {self.module_abi_version} is not supported")
+        if cache.kv_cache_dtype not in KV_DTYPES:
+            names = ", ".join(KV_DTYPES)
+            raise ArtifactError(f"`kv_cache_dtype` {cache.kv_cache_dtype!r} is none of {names}")
+        if self.logits_normalization not in LOGITS_NORMALIZATIONS:
+            names = ", ".join(LOGITS_NORMALIZATIONS)
+            raise ArtifactError(f"`logits_normalization` {self.logits_normalization!r} is none of {names}")
+
+
+def _tuples(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _require_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArtifactError(f"`{name}` must be a positive integer, not {value!r}")
