@@ -1,0 +1,70 @@
+"""What a Llama-family model is, and what the builder was asked to make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+WeightType = Literal["bf16", "f16", "f32"]
+KVType = Literal["bf16", "f16", "f32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's frequency scaling (Hugging Face `rope_scaling` with `rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSpec:
+    """The shape of a Llama-family decoder; names as in Hugging Face's `config.json`.
+
+    Weights are named as GGUF names them and laid out `[out_features, in_features]`, with q/k rows in
+    the half-split rotary order (Hugging Face's), and fused: `blk.N.attn_qkv.weight` is q, k, v stacked
+    on rows, `blk.N.ffn_gate_up.weight` is gate, up. The rest: `token_embd.weight`, `output_norm.weight`,
+    `output.weight` (absent when tied), `blk.N.{attn_norm,ffn_norm,attn_output,ffn_down}.weight`.
+    Norm weights are always f32.
+    """
+
+    name: str
+    architecture: str  # "llama" or "mistral", as the source calls it
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+
+    @property
+    def qkv_features(self) -> int:
+        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What `shortfin-llm build` was asked for; everything here changes the artefact's identity.
+
+    `chunk_sizes` are the chunk lengths (tokens) that get a prefill entry of static shape,
+    `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `top_k` is the on-device sampler's width.
+    """
+
+    device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
+    weights: WeightType = "bf16"
+    kv: KVType = "bf16"
+    prefill_batch_sizes: tuple[int, ...] = (1, 4)
+    decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    chunk_sizes: tuple[int, ...] = (128,)
+    block_seq_stride: int = 16
+    context_length: int | None = None  # None: the model's own, at most 8192
+    device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
+    top_k: int = 64
