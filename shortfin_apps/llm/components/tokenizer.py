@@ -1,0 +1,212 @@
+"""Text to token ids and back, and chat messages to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8 (yet)
+
+
+class Tokenizer:
+    """A `tokenizers` backend with the special tokens and chat template that belong to it.
+
+    `settings` is the content of a Hugging Face `tokenizer_config.json`, `generation` that of a
+    `generation_config.json` (only its `eos_token_id` is read). Immutable, and safe to share between
+    threads.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        settings: Mapping[str, Any] | None = None,
+        generation: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings, generation = settings or {}, generation or {}
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.bos_token = _token_text(settings.get("bos_token"))
+        self.eos_token = _token_text(settings.get("eos_token"))
+        self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
+        self._template = _compile_template(settings.get("chat_template"))
+
+    @classmethod
+    def load(cls, tokenizer_json: Path, tokenizer_config_json: Path | None = None) -> Tokenizer:
+        """Reads the files of a Hugging Face tokenizer.
+
+        `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists;
+        `generation_config.json` and `chat_template.jinja` beside it are read too. Raises ArtifactError.
+        """
+        path = tokenizer_config_json or tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
+        if tokenizer_config_json is not None and not path.exists():
+            raise ArtifactError(f"{path}: no such file; it should be the tokenizer's `tokenizer_config.json`")
+        settings = read_json_object(path)
+        template = path.with_name("chat_template.jinja")
+        if template.exists():
+            settings["chat_template"] = template.read_text(encoding="utf-8")
+        generation = read_json_object(path.with_name("generation_config.json"))
+        return cls(_load_backend(tokenizer_json), settings, generation)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest token id there is."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text: what `skip_special_tokens` leaves out."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; lone surrogates count as U+FFFD."""
+        if not text.isascii():
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; ids that name no token are left out."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token on its own, special tokens included; U+FFFD where it splits a character."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token's name in the vocabulary, None when there is no such token."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Renders messages (`role`, `content`, ...) as the model was trained to read them.
+
+        Encode the result with `add_special_tokens=False`: the template writes them itself. Raises
+        InvalidRequestError when the model has no template or its template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequestError(
+                "this model has no chat template; use /v1/completions or /generate", "messages"
+            )
+        context = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or "", **variables}
+        try:
+            return self._template.render(
+                context, messages=list(messages), add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            raise InvalidRequestError(
+                f"the chat template refused these messages: {error}", "messages"
+            ) from error
+
+    def _find_eos(self, generation_eos: object) -> frozenset[int]:
+        ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
+        found = {i for i in ids if isinstance(i, int) and not isinstance(i, bool)}
+        if self.eos_token is not None:
+            token_id = self._backend.token_to_id(self.eos_token)
+            if token_id is None:
+                raise ArtifactError(f"`eos_token` {self.eos_token!r} is not in the tokenizer's vocabulary")
+            found.add(token_id)
+        return frozenset(found)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, empty when there is no such file. Raises ArtifactError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path}: must hold a JSON object")
+    return value
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.exists():
+        raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ArtifactError(f"{path}: not a `tokenizers` file ({error})") from error
+
+
+def _token_text(token: object) -> str | None:
+    """A special token as `tokenizer_config.json` has it: a string, or an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for training; when serving, its body is all there is."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _compile_template(template: object) -> jinja2.Template | None:
+    source = _pick_template(template)
+    if source is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ArtifactError(f"the chat template does not compile: {error}") from error
+
+
+def _pick_template(template: object) -> str | None:
+    """One template, or the one named `default` (else the first) of a list of named ones."""
+    if not isinstance(template, list):
+        return template if isinstance(template, str) else None
+    named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+    chosen = named.get("default", next(iter(named.values()), None))
+    return chosen if isinstance(chosen, str) else None
+
+
+def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **kwargs)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def first_out_of_range(ids: Iterable[int], vocab_size: int) -> int | None:
+    """The first of `ids` that is no index into a vocabulary of that size."""
+    return next((i for i in ids if not 0 <= i < vocab_size), None)
