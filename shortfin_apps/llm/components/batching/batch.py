@@ -1,0 +1,44 @@
+"""What one invocation computes: tasks of several requests, frozen when the step is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shortfin_apps.llm.components.request import Request
+
+
+class Phase(StrEnum):
+    """Which family of entries a batch runs on."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    EXTEND = "extend"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlmTaskInput:
+    """The part of one request that one invocation computes.
+
+    `input_tokens` stand at absolute positions `start_position .. seq_len - 1`; `seq_len` is
+    cumulative. `page_ids` is the request's whole block table, the lease's own list: it is read while
+    the step runs and never kept.
+    """
+
+    request: Request
+    input_tokens: Sequence[int]
+    start_position: int
+    seq_len: int
+    page_ids: Sequence[int]
+
+    @property
+    def completes(self) -> bool:
+        """Whether this task computes the request's last known token, and so yields the next one."""
+        return self.seq_len == len(self.request.tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    phase: Phase
+    tasks: tuple[LlmTaskInput, ...]

@@ -1,0 +1,214 @@
+"""The engine: plan -> run -> commit.
+
+One thread calls `step` again and again. Between two steps nothing is in flight, so whatever is added,
+aborted or released there takes effect at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.invocation import BatchResult, BatchRunner
+from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.messages import (
+    Delta,
+    EngineStats,
+    FinishReason,
+    GenerateCall,
+    TokenLogprobs,
+)
+from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.sampling import banned_tokens, choose, logprobs_of, needs_logits
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, LlmError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What of a model the engine must know to check a request and to end one."""
+
+    max_seq_len: int
+    eos_token_ids: frozenset[int]
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        cache: KVCache,
+        runner: BatchRunner,
+        limits: ModelLimits,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._scheduler = scheduler
+        self._cache = cache
+        self._runner = runner
+        self._limits = limits
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._num_steps = 0
+        self._step_s = 0.0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._generation_tokens = 0
+
+    def check(self, call: GenerateCall) -> None:
+        """Raises InvalidRequestError for a request that can never be served. Safe on any thread."""
+        total = len(call.prompt_ids) + call.params.max_tokens
+        if not call.prompt_ids:
+            raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
+        if total > self._limits.max_seq_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(call.prompt_ids)} tokens and max_tokens is {call.params.max_tokens}: "
+                f"together more than the model's context of {self._limits.max_seq_len}",
+                "max_tokens",
+            )
+        room = self._cache.usage().total * self._cache.stride
+        if total > room:
+            raise InvalidRequestError(
+                f"{total} tokens of prompt and output do not fit the server's KV cache of {room}; "
+                "start it with more --pages",
+                "max_tokens",
+            )
+        if call.params.logprobs is not None and not self._runner.returns_logits:
+            raise InvalidRequestError("this model was compiled without logits, so no `logprobs`", "logprobs")
+
+    def add(self, call: GenerateCall) -> None:
+        request = Request(call)
+        self._requests[call.request_id] = request
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> Delta | None:
+        """Ends a request now; None when it is not (or no longer) here."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        return self._finish(request, FinishReason.ABORT)
+
+    def fail_all(self, error: LlmError) -> list[Delta]:
+        """Ends everything; for a bug in the engine itself."""
+        return [self._finish(r, FinishReason.ERROR, error=error) for r in list(self._requests.values())]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def step(self) -> list[Delta]:
+        """One invocation's worth of progress: what it added to each request."""
+        begin = self._clock()
+        batch = self._scheduler.plan()
+        if batch is None:
+            return []
+        try:
+            result = self._runner.run(batch)
+        except Exception as error:
+            return self._fail(batch, error)
+        deltas = self._commit(batch, result)
+        self._num_steps += 1
+        self._step_s += self._clock() - begin
+        return deltas
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_waiting=len(self._scheduler.waiting),
+            num_running=len(self._scheduler.running),
+            pages=self._cache.usage(),
+            steps=self._num_steps,
+            plans=self._runner.num_plans,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generation_tokens=self._generation_tokens,
+            padded_tokens=self._runner.padded_tokens,
+            preemptions=self._scheduler.num_preemptions,
+            invocations=dict(self._runner.invocations),
+            step_s=self._step_s,
+            device_s=self._runner.device_s,
+        )
+
+    def _commit(self, batch: Batch, result: BatchResult) -> list[Delta]:
+        deltas = []
+        for row, task in enumerate(batch.tasks):
+            self._advance(task)
+            if task.completes:
+                deltas.append(self._sample(task.request, row, result))
+        return deltas
+
+    def _advance(self, task: LlmTaskInput) -> None:
+        """Counts the task's tokens as computed and offers the pages it filled for sharing."""
+        request, stride = task.request, self._cache.stride
+        if request.num_generated == 0:
+            self._prompt_tokens += len(task.input_tokens)
+            if request.last_step < 0:
+                self._cached_tokens += request.num_cached
+        request.last_step = self._num_steps
+        request.num_computed = task.seq_len
+        if task.seq_len // stride > task.start_position // stride:
+            assert request.lease is not None
+            self._cache.publish(request.lease, request.tokens[: task.seq_len])
+
+    def _sample(self, request: Request, row: int, result: BatchResult) -> Delta:
+        """Appends the next token to the request, ending it when that was the last."""
+        params = request.call.params
+        banned = banned_tokens(request, self._limits.eos_token_ids)
+        wide = self._runner.returns_logits and needs_logits(params, len(banned), self._runner.num_candidates)
+        candidates = result.row(row, with_logits=wide)
+        try:
+            token = choose(candidates, request, banned)
+        except InvocationError as error:
+            return self._finish(request, FinishReason.ERROR, error=error)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if params.logprobs is not None and candidates.logits is not None:
+            logprobs = (logprobs_of(candidates.logits, token, params.logprobs),)
+        request.tokens.append(token)
+        self._generation_tokens += 1
+        return self._delta_of(request, token, logprobs)
+
+    def _delta_of(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...]) -> Delta:
+        params = request.call.params
+        is_eos = token in self._limits.eos_token_ids and not params.ignore_eos
+        if is_eos or token in params.stop_token_ids:
+            stop = None if is_eos else token
+            return self._finish(request, FinishReason.STOP, (token,), logprobs, stop)
+        if request.num_generated >= params.max_tokens:
+            return self._finish(request, FinishReason.LENGTH, (token,), logprobs)
+        return Delta(
+            request_id=request.request_id,
+            token_ids=(token,),
+            logprobs=logprobs,
+            num_cached_tokens=request.num_cached,
+        )
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        stop_token_id: int | None = None,
+        error: LlmError | None = None,
+    ) -> Delta:
+        """The one way out: pages back, forgotten, last delta."""
+        self._scheduler.finish(request, reason)
+        del self._requests[request.request_id]
+        return Delta(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            num_cached_tokens=request.num_cached,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            error=error,
+        )
+
+    def _fail(self, batch: Batch, error: Exception) -> list[Delta]:
+        """An invocation that failed ends the requests in it and nobody else."""
+        logger.error("invocation of %d tasks failed", len(batch.tasks), exc_info=error)
+        shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
+        return [self._finish(task.request, FinishReason.ERROR, error=shown) for task in batch.tasks]
