@@ -1,0 +1,20 @@
+"""Page accounting behind one interface (`base.py`); `make_cache` picks how pages are shared."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, CacheUsage, KVCache, Lease
+from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
+
+__all__ = ["SCRATCH_PAGE", "CacheUsage", "KVCache", "Lease", "PrefixCache", "make_cache"]
+
+PrefixCache = Literal["none", "trie"]
+
+_CACHES: dict[PrefixCache, type[BaseCache]] = {"none": BaseCache, "trie": TrieCache}
+
+
+def make_cache(name: PrefixCache, num_pages: int, stride: int) -> KVCache:
+    """A cache over a page table of `num_pages` pages (the scratch page among them) of `stride` tokens."""
+    return _CACHES[name](num_pages, stride)

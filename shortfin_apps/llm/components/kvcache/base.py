@@ -3,8 +3,8 @@
 A Lease is one request's claim: its block table, in order. Pages are claimed as the request grows and
 given back by `release` alone. Page 0 is the scratch page: padding rows read and write it, nobody owns it.
 
-    page_ids:  | shared, read-only (from the trie) | private, written by this request |
-               0 ............ num_shared_pages ...................... len(page_ids)
+    page_ids:  | shared: full, read-only | private: written by this request alone |
+               0 ............. num_shared_pages ................... len(page_ids)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Lease:
 
     page_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # tokens whose K/V was found in shared pages at `acquire`
-    num_shared_pages: int = 0  # leading pages that are shared; never written through this lease
+    num_shared_pages: int = 0  # leading pages whose content is published; nobody writes them any more
     released: bool = False
 
 
@@ -50,6 +50,10 @@ class KVCache(ABC):
         """
 
     @abstractmethod
+    def match_length(self, tokens: Sequence[int], cache_salt: str | None = None) -> int:
+        """What `acquire` would find now, in tokens. Changes nothing, not even what is evicted next."""
+
+    @abstractmethod
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         """Grows the block table to hold `num_tokens` tokens in all, evicting if it must.
 
@@ -57,10 +61,12 @@ class KVCache(ABC):
         """
 
     @abstractmethod
-    def publish(self, lease: Lease, tokens: Sequence[int]) -> None:
-        """Offers the lease's full pages for sharing; `tokens` are those whose K/V is computed.
+    def publish(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
+        """Offers the lease's full pages for sharing.
 
-        Call it only after the invocation that filled them has finished.
+        The K/V of the first `num_computed` of `tokens` (None: of all) is in the lease's pages. Call it
+        only after the invocation that put it there has finished; calling it every step is cheap. The
+        block table stays as it is, also when somebody else published the same tokens before.
         """
 
     @abstractmethod

@@ -1,0 +1,209 @@
+"""Full pages shared by prefix: `--prefix-cache trie`.
+
+A node of the trie is one page. Its key is its tokens under its parent, so that a path from the root is
+the whole chain of tokens a page's K/V was computed from; keys are compared exactly, never by hash alone.
+The first page's key holds the request's `cache_salt` too: requests with different salts share nothing.
+
+Who owns what: every lease has one pool reference to each page of its block table, the trie has one to
+the page of each node. A lease stands at a node, its tip: the path down to there is published, page by
+page its own block table. While two requests compute the same tokens at once, the later one to publish
+keeps its own copy of each page; its block table never changes, and no page is ever held only on behalf of
+somebody who does not read it:
+
+    lease A  page_ids [4, 5, 8]                 root
+    lease B  page_ids [6, 7, 9]                  |
+                                         node: page 4, copies [6]    A reads 4, B reads 6
+                                                 |
+                                         node: page 5, copies [7]    when A leaves, 5 is freed
+                                            /          \\             and 7 takes its place
+                                       page 8          page 9
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, Lease
+from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+
+_PageTokens = tuple[int, ...]
+_Key = _PageTokens | tuple[str | None, _PageTokens]  # the second form only in the first page of a chain
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    key: _Key
+    parent: _Node | None  # None in the root only, which has no page
+    page_id: int
+    children: dict[_Key, _Node] = field(default_factory=dict)
+    num_leases: int = 0  # whose published chain runs through here
+    copies: list[int] = field(default_factory=list)  # pages in which some of those leases hold the same K/V
+
+
+@dataclass(slots=True, eq=False)
+class _TrieLease(Lease):
+    cache_salt: str | None = None
+    tip: _Node = field(kw_only=True)  # the node of page `num_shared_pages - 1`, or the root
+
+
+class TrieCache(BaseCache):
+    """A trie of published pages; those that no lease reads are evicted when pages run short.
+
+    The order of eviction is least recently released first. Leases hold whole paths and leave them from
+    the tip upwards, so in `_unleased` every node stands behind all of its descendants, and the first
+    one is always a leaf: no search, and nothing but leaves is ever evicted.
+    """
+
+    def __init__(self, num_pages: int, stride: int) -> None:
+        super().__init__(num_pages, stride)
+        self._root = _Node(key=(), parent=None, page_id=SCRATCH_PAGE)
+        self._unleased: OrderedDict[_Node, None] = OrderedDict()
+
+    def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
+        lease = _TrieLease(cache_salt=cache_salt, tip=self._root)
+        for node in self._match(tokens, cache_salt):
+            self._pool.retain(node.page_id)
+            lease.page_ids.append(node.page_id)
+            self._enter(lease, node)
+        lease.num_cached_tokens = lease.num_shared_pages * self.stride
+        self._leases.add(lease)
+        return lease
+
+    def match_length(self, tokens: Sequence[int], cache_salt: str | None = None) -> int:
+        return sum(self.stride for _ in self._match(tokens, cache_salt))
+
+    def publish(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
+        num_full = (len(tokens) if num_computed is None else num_computed) // self.stride
+        if num_full <= lease.num_shared_pages:
+            return
+        assert isinstance(lease, _TrieLease), "the lease is another cache's"
+        assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
+        for key in self._keys(tokens, lease.num_shared_pages, num_full, lease.cache_salt):
+            self._enter(lease, self._publish_page(lease, key))
+
+    def flush(self) -> int:
+        count = len(self._unleased)
+        self._evict(count)
+        return count
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        chains: Counter[_Node] = Counter()
+        copies: Counter[tuple[_Node, int]] = Counter()
+        for lease in self._leases:
+            for node, page_id in _chain(lease):
+                chains[node] += 1
+                copies[node, page_id] += page_id != node.page_id
+        for node in self._nodes():
+            assert node.num_leases == chains.pop(node, 0), f"page {node.page_id} is miscounted"
+            assert (node.num_leases == 0) == (node in self._unleased), f"page {node.page_id} is misfiled"
+            assert all(copies[node, page_id] == 1 for page_id in node.copies), "a copy has no lease"
+        assert not chains, "a lease stands in a part of the trie that was evicted"
+        assert copies.total() == sum(len(node.copies) for node in self._nodes()), "a copy is unknown"
+        self._check_eviction_order()
+
+    def _keys(self, tokens: Sequence[int], start: int, stop: int, salt: str | None) -> Iterator[_Key]:
+        """Keys of the pages `start .. stop - 1` of a sequence."""
+        stride = self.stride
+        for index in range(start, stop):
+            page_tokens = tuple(tokens[index * stride : (index + 1) * stride])
+            yield page_tokens if index else (salt, page_tokens)
+
+    def _match(self, tokens: Sequence[int], salt: str | None) -> Iterator[_Node]:
+        """The published chain of `tokens`, short of the last token: something must be left to compute."""
+        node: _Node | None = self._root
+        for key in self._keys(tokens, 0, (len(tokens) - 1) // self.stride, salt):
+            if node is None or (node := node.children.get(key)) is None:
+                return
+            yield node
+
+    def _publish_page(self, lease: _TrieLease, key: _Key) -> _Node:
+        """The child of the lease's tip with this key, which knows of the lease's page for it."""
+        page_id = lease.page_ids[lease.num_shared_pages]
+        node = lease.tip.children.get(key)
+        if node is None:
+            node = lease.tip.children[key] = _Node(key, lease.tip, page_id)
+            self._pool.retain(page_id)
+        elif node.num_leases == 0:
+            self._replace_page(node, page_id)
+        else:
+            node.copies.append(page_id)
+        return node
+
+    def _replace_page(self, node: _Node, page_id: int) -> None:
+        """Frees a page that nobody reads, as a lease holds another with the same K/V."""
+        self._pool.release(node.page_id)
+        self._pool.retain(page_id)
+        node.page_id = page_id
+
+    def _enter(self, lease: _TrieLease, node: _Node) -> None:
+        """Moves the lease's tip one page down."""
+        if node.num_leases == 0:
+            self._unleased.pop(node, None)  # a node made just now is not in there
+        node.num_leases += 1
+        lease.tip = node
+        lease.num_shared_pages += 1
+
+    def _leave(self, node: _Node, page_id: int) -> None:
+        """Undoes one `_enter` of a lease that holds this page, and gives the page back."""
+        self._pool.release(page_id)
+        node.num_leases -= 1
+        if page_id != node.page_id:
+            node.copies.remove(page_id)
+        elif node.copies and self._pool.references(page_id) == 1:
+            self._replace_page(node, node.copies.pop())
+        if node.num_leases == 0:
+            self._unleased[node] = None
+
+    def _free_pages(self, lease: Lease) -> None:
+        for node, page_id in _chain(lease):
+            self._leave(node, page_id)
+        for page_id in lease.page_ids[lease.num_shared_pages :]:
+            self._pool.release(page_id)
+
+    def _allocate(self, count: int) -> list[int] | None:
+        shortage = count - self._pool.num_free
+        if shortage > len(self._unleased):
+            return None  # before anything is evicted in vain
+        self._evict(shortage)
+        return self._pool.allocate(count)
+
+    def _evict(self, count: int) -> None:
+        for _ in range(count):
+            node, _ = self._unleased.popitem(last=False)
+            assert node.parent is not None
+            assert not node.children, "a published page is evicted before those that continue it"
+            del node.parent.children[node.key]
+            self._pool.release(node.page_id)
+
+    def _num_evictable(self) -> int:
+        return len(self._unleased)
+
+    def _check_eviction_order(self) -> None:
+        position = {node: index for index, node in enumerate(self._unleased)}
+        for node, index in position.items():
+            below = [position[child] for child in node.children.values()]
+            assert all(child < index for child in below), f"page {node.page_id} goes before its children"
+
+    def _nodes(self) -> Iterator[_Node]:
+        """Every page of the trie."""
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def _count_references(self) -> Counter[int]:
+        return super()._count_references() + Counter(node.page_id for node in self._nodes())
+
+
+def _chain(lease: Lease) -> Iterator[tuple[_Node, int]]:
+    """The nodes from the lease's tip up to the root, each with the lease's own page for it."""
+    assert isinstance(lease, _TrieLease), "the lease is another cache's"
+    node = lease.tip
+    for page_id in reversed(lease.page_ids[: lease.num_shared_pages]):
+        yield node, page_id
+        assert node.parent is not None
+        node = node.parent
