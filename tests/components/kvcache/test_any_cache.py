@@ -1,0 +1,284 @@
+"""What must hold however pages are shared, proved against a model of the device's memory.
+
+The model knows what K/V every slot of every page holds: the chain of tokens it was computed from, and the
+salt it was computed under. It also keeps, by brute force, the set of published chains with the time each
+was last released, so that every match and every eviction can be foretold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shortfin_apps.llm.components.kvcache import (
+    SCRATCH_PAGE,
+    CacheUsage,
+    KVCache,
+    Lease,
+    PrefixCache,
+    make_cache,
+)
+from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
+
+Chain = tuple[str | None, tuple[int, ...]]  # salt, and tokens from the first on
+
+TOKENS = st.lists(st.integers(0, 1), max_size=9)
+SALTS = st.sampled_from([None, None, None, "", "a"])
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request as the engine sees it."""
+
+    lease: Lease
+    salt: str | None
+    tokens: list[int]
+    num_computed: int
+    num_published_pages: int
+
+    def chain(self, num_tokens: int) -> Chain:
+        return self.salt, tuple(self.tokens[:num_tokens])
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests come, are computed in pieces, publish, grow, are preempted and go, in any order."""
+
+    name: PrefixCache
+
+    @initialize(num_pages=st.integers(6, 16), stride=st.integers(1, 3))
+    def make(self, num_pages: int, stride: int) -> None:
+        self.cache: KVCache = make_cache(self.name, num_pages, stride)
+        self.stride = stride
+        self.total = num_pages - 1
+        self.running: list[Sequence] = []
+        self.memory: dict[int, list[Chain | None]] = {}
+        self.published: dict[Chain, int] = {}  # and the time of its last release
+        self.clock = 0
+        self.history: list[tuple[list[int], str | None]] = [([], None)]
+
+    # The model
+
+    def published_prefix(self, tokens: list[int], salt: str | None) -> int:
+        """The longest prefix a new request may find, in tokens."""
+        length = 0
+        while length + self.stride < len(tokens):
+            if (salt, tuple(tokens[: length + self.stride])) not in self.published:
+                break
+            length += self.stride
+        return length
+
+    def own_chains(self, sequence: Sequence) -> list[Chain]:
+        pages = range(1, sequence.num_published_pages + 1)
+        return [sequence.chain(page * self.stride) for page in pages]
+
+    def unleased(self) -> set[Chain]:
+        leased = {chain for sequence in self.running for chain in self.own_chains(sequence)}
+        return set(self.published) - leased
+
+    def tables(self) -> set[int]:
+        return {page_id for sequence in self.running for page_id in sequence.lease.page_ids}
+
+    def num_free(self) -> int:
+        return self.total - len(self.tables()) - len(self.unleased())
+
+    def evict_one(self) -> None:
+        parents = {(salt, tokens[: -self.stride]) for salt, tokens in self.published}
+        leaves = self.unleased() - parents
+        del self.published[min(leaves, key=lambda chain: self.published[chain])]
+
+    # What the engine does
+
+    def start(self, tokens: list[int], salt: str | None) -> Sequence:
+        expected = self.published_prefix(tokens, salt)
+        assert self.cache.match_length(tokens, salt) == expected
+        lease = self.cache.acquire(tokens, salt)
+        pages = expected // self.stride
+        assert lease.num_cached_tokens == expected
+        assert lease.num_shared_pages == len(lease.page_ids) == pages
+        sequence = Sequence(lease, salt, list(tokens), expected, pages)
+        self.running.append(sequence)
+        self.history.append((sequence.tokens, salt))
+        return sequence
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        held = list(sequence.lease.page_ids)
+        missing = max(0, -(-num_tokens // self.stride) - len(held))
+        shortage = missing - self.num_free()
+        fits = shortage <= len(self.unleased())
+        others = self.tables()
+        assert self.cache.reserve(sequence.lease, num_tokens) == fits
+        new = sequence.lease.page_ids[len(held) :]
+        assert sequence.lease.page_ids[: len(held)] == held
+        assert len(new) == len(set(new)) == (missing if fits else 0)
+        assert not others & set(new)
+        for page_id in new:
+            self.memory[page_id] = [None] * self.stride
+        for _ in range(shortage if fits else 0):
+            self.evict_one()
+        return fits
+
+    def compute(self, sequence: Sequence, num_tokens: int) -> None:
+        """Writes K/V up to `num_tokens`, as far as there are tokens and pages for it."""
+        lease = sequence.lease
+        stop = min(num_tokens, len(sequence.tokens), len(lease.page_ids) * self.stride)
+        for position in range(sequence.num_computed, stop):
+            index, slot = divmod(position, self.stride)
+            page_id = lease.page_ids[index]
+            assert index >= lease.num_shared_pages, "a shared page would be written"
+            assert sum(page_id in other.lease.page_ids for other in self.running) == 1
+            self.memory[page_id][slot] = sequence.chain(position + 1)
+        sequence.num_computed = max(stop, sequence.num_computed)
+
+    def publish(self, sequence: Sequence, whole: bool) -> None:
+        if whole:
+            self.cache.publish(sequence.lease, sequence.tokens[: sequence.num_computed])
+        else:
+            self.cache.publish(sequence.lease, sequence.tokens, sequence.num_computed)
+        if self.name == "trie":
+            sequence.num_published_pages = sequence.num_computed // self.stride
+        for chain in self.own_chains(sequence):
+            self.published.setdefault(chain, 0)
+        assert sequence.lease.num_shared_pages == sequence.num_published_pages
+
+    def stop(self, sequence: Sequence) -> None:
+        self.clock += 1
+        for chain in self.own_chains(sequence):
+            self.published[chain] = self.clock
+        self.running.remove(sequence)
+        self.cache.release(sequence.lease)
+
+    # Rules
+
+    def some(self, data: st.DataObject) -> Sequence:
+        return data.draw(st.sampled_from(self.running))
+
+    @rule(tokens=TOKENS, salt=SALTS)
+    def acquire(self, tokens: list[int], salt: str | None) -> None:
+        self.start(tokens, salt)
+
+    @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=4))
+    def acquire_again(self, data: st.DataObject, more: list[int]) -> None:
+        """The next turn of a conversation, or the same prompt once more."""
+        tokens, salt = data.draw(st.sampled_from(self.history[-6:]))
+        self.start(tokens[:9] + more, salt)
+
+    @rule(tokens=TOKENS, salt=SALTS, more=st.integers(0, 3))
+    def serve(self, tokens: list[int], salt: str | None, more: int) -> None:
+        """A whole request in one go."""
+        sequence = self.start(tokens, salt)
+        if self.grow(sequence, len(tokens) + more):
+            self.compute(sequence, len(tokens))
+            self.publish(sequence, whole=True)
+        self.stop(sequence)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), more=st.integers(0, 3))
+    def reserve(self, data: st.DataObject, more: int) -> None:
+        sequence = self.some(data)
+        self.grow(sequence, len(sequence.tokens) + more)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), num_tokens=st.integers(0, 12))
+    def reserve_part(self, data: st.DataObject, num_tokens: int) -> None:
+        self.grow(self.some(data), num_tokens)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), num_tokens=st.integers(1, 9))
+    def compute_some(self, data: st.DataObject, num_tokens: int) -> None:
+        sequence = self.some(data)
+        self.compute(sequence, sequence.num_computed + num_tokens)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), whole=st.booleans())
+    def publish_computed(self, data: st.DataObject, whole: bool) -> None:
+        self.publish(self.some(data), whole)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def decode(self, data: st.DataObject, token: int) -> None:
+        """Computes what is left, publishes it, and samples a token, if there is a page for it all."""
+        sequence = self.some(data)
+        if self.grow(sequence, len(sequence.tokens) + 1):
+            self.compute(sequence, len(sequence.tokens))
+            self.publish(sequence, whole=False)
+            sequence.tokens.append(token)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), twice=st.booleans())
+    def release(self, data: st.DataObject, twice: bool) -> None:
+        sequence = self.some(data)
+        self.stop(sequence)
+        if twice:
+            self.cache.release(sequence.lease)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        """Gives everything back and starts over with what was generated so far."""
+        sequence = self.some(data)
+        self.stop(sequence)
+        self.start(sequence.tokens, sequence.salt)
+
+    @rule()
+    def flush(self) -> None:
+        forgotten = self.unleased()
+        assert self.cache.flush() == len(forgotten)
+        for chain in forgotten:
+            del self.published[chain]
+
+    @rule(tokens=TOKENS, salt=SALTS)
+    def look_up(self, tokens: list[int], salt: str | None) -> None:
+        assert self.cache.match_length(tokens, salt) == self.published_prefix(tokens, salt)
+
+    # What must hold after each
+
+    @invariant()
+    def every_page_has_its_owner(self) -> None:
+        self.cache.check_integrity()
+        free, cached, leased = self.num_free(), len(self.unleased()), len(self.tables())
+        assert self.cache.usage() == CacheUsage(total=self.total, free=free, cached=cached, leased=leased)
+        assert SCRATCH_PAGE not in self.tables()
+
+    @invariant()
+    def every_sequence_reads_its_own_content(self) -> None:
+        for sequence in self.running:
+            for position in range(sequence.num_computed):
+                index, slot = divmod(position, self.stride)
+                content = self.memory[sequence.lease.page_ids[index]][slot]
+                assert content == sequence.chain(position + 1)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for sequence in list(self.running):
+            self.stop(sequence)
+        self.cache.flush()
+        self.cache.check_integrity()
+        assert self.cache.usage() == CacheUsage(total=self.total, free=self.total, cached=0, leased=0)
+
+
+class BaseMachine(CacheMachine):
+    name = "none"
+
+
+class TrieMachine(CacheMachine):
+    name = "trie"
+
+
+TestBase = BaseMachine.TestCase
+TestBase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestTrie = TrieMachine.TestCase
+TestTrie.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("none", BaseCache), ("trie", TrieCache)])
+def test_make_cache(name: PrefixCache, kind: type[KVCache]) -> None:
+    cache = make_cache(name, num_pages=5, stride=16)
+    assert type(cache) is kind
+    assert cache.stride == 16
+    assert cache.usage() == CacheUsage(total=4, free=4, cached=0, leased=0)
