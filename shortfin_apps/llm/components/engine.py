@@ -54,6 +54,7 @@ class Engine:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._num_steps = 0
+        self._num_tasks = 0
         self._step_s = 0.0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -145,9 +146,10 @@ class Engine:
         request, stride = task.request, self._cache.stride
         if request.num_generated == 0:
             self._prompt_tokens += len(task.input_tokens)
-            if request.last_step < 0:
+            if request.last_turn < 0:
                 self._cached_tokens += request.num_cached
-        request.last_step = self._num_steps
+        self._num_tasks += 1
+        request.last_turn = self._num_tasks
         request.num_computed = task.seq_len
         if task.seq_len // stride > task.start_position // stride:
             assert request.lease is not None

@@ -45,7 +45,7 @@ class Request:
     __slots__ = (
         "call",
         "finish_reason",
-        "last_step",
+        "last_turn",
         "lease",
         "num_cached",
         "num_computed",
@@ -62,7 +62,7 @@ class Request:
         self.state = State.WAITING
         self.lease: Lease | None = None
         self.finish_reason: FinishReason | None = None
-        self.last_step = -1  # the last step that had a task of this request
+        self.last_turn = -1  # when it last had a task; counts tasks, so that no two are equal
         self.seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
 
     @property

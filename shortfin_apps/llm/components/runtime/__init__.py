@@ -1,0 +1,1 @@
+"""Devices that execute VMFBs; the only package besides `build` that imports shortfin or IREE."""

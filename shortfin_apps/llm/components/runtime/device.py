@@ -1,10 +1,11 @@
 """The border between the engine and whatever executes a VMFB.
 
 Everything above this file knows arrays, entry names and nothing else; everything that imports
-shortfin or iree.runtime implements these four protocols (`iree.py`, `shortfin.py`).
+shortfin or iree.runtime implements these four protocols (`iree_device.py`, `shortfin_device.py`).
 
-Threads: one thread, the engine's, calls `submit`, `wait`, `upload` and `download`. `submit` returns
-as soon as the work is queued. `wait` blocks that one thread without holding the interpreter lock.
+Threads: any thread may call, one at a time; the engine's does. `submit` queues the work and returns.
+(The CPU driver allocates an entry's transient buffers in host order: a `submit` behind an unfinished
+invocation may wait for that one.) Whatever waits does so without holding the interpreter lock.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ class Pending(Protocol):
     """An invocation under way."""
 
     def wait(self) -> Sequence[DeviceBuffer]:
-        """Blocks until the results are ready. Raises InvocationError when the device failed."""
+        """Blocks until the results are ready. Raises InvocationError when the invocation failed.
+
+        A failure is reported here, never by `submit`. An invocation that fails on the device takes
+        those already queued behind it with it; whatever is submitted after this raised runs again.
+        """
         ...
 
 
@@ -69,6 +74,7 @@ class Program(Protocol):
         """Starts `entry`. Arguments are kept alive until the work is done.
 
         Successive submissions run in order, so a page table mutated by one is seen by the next.
+        Raises KeyError for a name that is not in `entries`.
         """
         ...
 
@@ -83,12 +89,21 @@ class Device(Protocol):
         """Loads a VMFB; parameters are memory-mapped, in scope `model`. Raises ArtifactError."""
         ...
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceBuffer:
-        """A zero-filled buffer, e.g. a page table slab `[pages, elements]`."""
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> DeviceBuffer:
+        """A zero-filled buffer, e.g. a page table slab `[pages, elements]`.
+
+        `stage` is the pipeline stage it belongs to, where stages have devices of their own.
+        """
         ...
 
-    def upload(self, array: Array) -> DeviceBuffer: ...
+    def upload(self, array: Array) -> DeviceBuffer:
+        """A copy of `array`, which the caller may change at once."""
+        ...
 
-    def download(self, buffer: DeviceBuffer) -> Array: ...
+    def download(self, buffer: DeviceBuffer) -> Array:
+        """A copy of a finished result (or of a buffer that nothing in flight writes)."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Waits for what is under way. Nothing made from the device may be used afterwards."""
+        ...

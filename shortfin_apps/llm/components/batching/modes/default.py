@@ -63,7 +63,7 @@ class DefaultMode(BatchMode):
 
     def _decode_batch(self, decodes: list[Request]) -> Batch:
         if len(decodes) > self._max_decode_batch:
-            decodes = sorted(decodes, key=lambda r: r.last_step)[: self._max_decode_batch]
+            decodes = sorted(decodes, key=lambda r: r.last_turn)[: self._max_decode_batch]
         return Batch(Phase.DECODE, tuple(self._next_task(r) for r in decodes))
 
     def _prefill_batch(self, prefills: list[Request]) -> Batch:

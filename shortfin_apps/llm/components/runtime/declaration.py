@@ -1,0 +1,78 @@
+"""Reads and writes `iree.abi.declaration`, the reflection text of an exported function.
+
+IREE's importers write it as (compiler/Bindings/Native/Transforms/WrapEntryPoints.cpp)
+
+    async func @decode_bs8(%tokens: tensor<8x1xi64>, ...) -> (%output0: tensor<8x64xf32>, ...)
+
+with `sync` instead of `async` for functions without fences, and an optional `{attributes}` after a type.
+The name is the function's public one; it is not read, as the export itself knows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.runtime.device import TensorType
+from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+
+Types = tuple[TensorType, ...]
+
+_FUNCTION = re.compile(r"\s*(?:sync|async)\s+func\s+@[^\s(]+\s*\((.*)\)\s*->\s*\((.*)\)\s*", re.DOTALL)
+_VALUE = re.compile(r"\s*%[\w.$-]+\s*:\s*tensor<([^<>]*)>\s*(?:\{.*\})?\s*", re.DOTALL)
+_OPENING = "(<{["
+_CLOSING = ")>}]"
+
+
+def parse_declaration(text: str) -> tuple[Types, Types] | None:
+    """Argument and result types; None when the text is in another form or mentions something
+    else than tensors (frontends may put any text there)."""
+    function = _FUNCTION.fullmatch(text)
+    if function is None:
+        return None
+    arguments = _parse_values(function[1])
+    results = _parse_values(function[2])
+    return None if arguments is None or results is None else (arguments, results)
+
+
+def format_declaration(name: str, arguments: Sequence[TensorType], results: Sequence[TensorType]) -> str:
+    """The declaration of an `$async` entry, values named as IREE names anonymous ones."""
+    inputs = ", ".join(f"%input{i}: {format_type(t)}" for i, t in enumerate(arguments))
+    outputs = ", ".join(f"%output{i}: {format_type(t)}" for i, t in enumerate(results))
+    return f"async func @{name}({inputs}) -> ({outputs})"
+
+
+def format_type(tensor: TensorType) -> str:
+    """As MLIR writes it, e.g. `tensor<8x?xi64>`."""
+    names = {dtype: name for name, dtype in MLIR_DTYPES.items()}
+    dims = "".join("?x" if dim is None else f"{dim}x" for dim in tensor.shape)
+    return f"tensor<{dims}{names[tensor.dtype]}>"
+
+
+def _parse_values(text: str) -> Types | None:
+    types = [_parse_value(part) for part in _split(text)]
+    return tuple(t for t in types if t is not None) if None not in types else None
+
+
+def _parse_value(text: str) -> TensorType | None:
+    value = _VALUE.fullmatch(text)
+    if value is None:
+        return None
+    *dims, element = value[1].split("x")
+    if element not in MLIR_DTYPES or not all(dim == "?" or dim.isdigit() for dim in dims):
+        return None
+    return TensorType(tuple(None if dim == "?" else int(dim) for dim in dims), MLIR_DTYPES[element])
+
+
+def _split(text: str) -> list[str]:
+    """Splits at commas outside of brackets; an attribute may hold whole types."""
+    parts, depth, start = [], 0, 0
+    for position, char in enumerate(text):
+        # `->` inside an attribute is no closing bracket.
+        closes = char in _CLOSING and not (char == ">" and text[position - 1 : position] == "-")
+        depth += (char in _OPENING) - closes
+        if char == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    last = text[start:]
+    return [*parts, last] if parts or last.strip() else []

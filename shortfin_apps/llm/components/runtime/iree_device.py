@@ -1,0 +1,330 @@
+"""The device on iree.runtime: the host CPU through driver `local-task`.
+
+Every submission waits on the fence of the one before and signals the next point of one timeline.
+Arrays are written and read through mappings: on the CPU that is a memory copy of about a microsecond,
+and unlike the binding's own copy it does not offer the interpreter lock to another thread each time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import iree.runtime as iree
+import numpy as np
+
+from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
+from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from shortfin_apps.llm.components.runtime.parameters import SCOPE, open_parameters
+from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
+from shortfin_apps.llm.errors import ArtifactError, InvocationError
+
+# How long an idle worker looks for more work before it sleeps. Waking one costs more than a small
+# dispatch runs; after this long without work the workers cost nothing.
+_WORKER_SPIN_US = 100
+
+_BYTE = np.dtype(np.uint8)
+_MEMORY = iree.MemoryType.DEVICE_LOCAL | iree.MemoryType.HOST_VISIBLE
+_USAGE = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
+
+_ELEMENT_NAMES = {
+    "i8": "SINT_8",
+    "i16": "SINT_16",
+    "i32": "SINT_32",
+    "i64": "SINT_64",
+    "f16": "FLOAT_16",
+    "bf16": "BFLOAT_16",
+    "f32": "FLOAT_32",
+    "f64": "FLOAT_64",
+    "f8E4M3FN": "FLOAT_8_E4M3_FN",
+    "f8E4M3FNUZ": "FLOAT_8_E4M3_FNUZ",
+}
+_ELEMENTS = {MLIR_DTYPES[name]: getattr(iree.HalElementType, e) for name, e in _ELEMENT_NAMES.items()}
+_DTYPES = {int(element): dtype for dtype, element in _ELEMENTS.items()}
+
+# The flags and the driver they configure are the process's: the first device opened decides.
+_threads_lock = threading.Lock()
+_threads: int | None = None
+
+
+def open_local_task(threads: int | None = None) -> IreeDevice:
+    """The host CPU with `threads` workers; by default one for each CPU this process may run on.
+
+    Raises ArtifactError when this process already runs the driver with another number.
+    """
+    _configure_driver(threads)
+    device = iree.get_driver("local-task").create_device_by_uri("local-task", allocators=["caching"])
+    return IreeDevice(device)
+
+
+def _configure_driver(threads: int | None) -> None:
+    global _threads
+    with _threads_lock:
+        if _threads is None:
+            _threads = threads or len(os.sched_getaffinity(0))
+            iree.flags.parse_flags(
+                # Without a count the driver takes one worker per physical core it recognises.
+                f"--task_topology_group_count={_threads}",
+                f"--task_worker_spin_us={_WORKER_SPIN_US}",
+            )
+        elif threads not in (None, _threads):
+            raise ArtifactError(
+                f"this process already runs the CPU driver with {_threads} threads, not {threads}; "
+                "the number cannot change until it restarts"
+            )
+
+
+class IreeBuffer:
+    """An array on the device. The view goes before the device whose allocator it came from."""
+
+    __slots__ = ("_view", "_device", "dtype", "shape")  # noqa: RUF023  released in this order
+
+    def __init__(self, view: Any, device: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._view = view
+        self._device = device
+        self.shape = shape
+        self.dtype = dtype
+
+    @classmethod
+    def from_view(cls, view: Any, device: Any) -> IreeBuffer:
+        return cls(view, device, tuple(view.shape), _DTYPES[int(view.element_type)])
+
+    @property
+    def view(self) -> Any:
+        return self._view
+
+    def map_bytes(self) -> Array:
+        """The contents, writable, as `uint8[bytes]`; valid while this buffer lives."""
+        size = prod(self.shape) * self.dtype.itemsize
+        return cast(Array, self._view.map().asarray((size,), _BYTE))
+
+
+class IreePending:
+    """An invocation under way; holds its arguments until the device is done with them."""
+
+    def __init__(
+        self, timeline: _Timeline, fence: _Fence, arguments: Sequence[DeviceBuffer], results: Any
+    ) -> None:
+        self._timeline = timeline
+        self._fence = fence
+        self._arguments = arguments
+        self._results = results
+
+    @property
+    def done(self) -> bool:
+        return self._fence.done
+
+    def wait(self) -> Sequence[DeviceBuffer]:
+        try:
+            self._fence.wait()
+        except RuntimeError as error:
+            self._timeline.abandon(self._fence)
+            raise InvocationError(f"the device failed under this invocation ({error})") from None
+        self._arguments = ()
+        views = (self._results.get_as_object(i, iree.HalBufferView) for i in range(len(self._results)))
+        return [IreeBuffer.from_view(view, self._timeline.device) for view in views]
+
+
+class FailedPending:
+    """An invocation that failed while it was being started."""
+
+    done = True
+
+    def __init__(self, error: InvocationError) -> None:
+        self._error = error
+
+    def wait(self) -> Sequence[DeviceBuffer]:
+        raise self._error
+
+
+class _Fence:
+    """One point of a timeline."""
+
+    __slots__ = ("_fence", "_semaphore", "_value")
+
+    def __init__(self, semaphore: Any, value: int) -> None:
+        self._fence = iree.HalFence.create_at(semaphore, value)
+        self._semaphore = semaphore
+        self._value = value
+
+    @property
+    def hal(self) -> Any:
+        return self._fence
+
+    @property
+    def done(self) -> bool:
+        """Reached or failed."""
+        try:
+            return bool(self._semaphore.query() >= self._value)
+        except RuntimeError:
+            return True
+
+    def wait(self) -> None:
+        """Raises RuntimeError when the point will never be reached."""
+        self._fence.wait()
+
+    def next(self) -> _Fence:
+        return _Fence(self._semaphore, self._value + 1)
+
+    def same_timeline(self, other: _Fence) -> bool:
+        return self._semaphore is other._semaphore
+
+
+class _Timeline:
+    """The order of a device's submissions.
+
+    A semaphore that failed, or whose next value somebody may or may not signal, is useless from then on:
+    either way the timeline goes on with a fresh one.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._restart()
+        self.last = self._origin  # what the next submission waits for
+        self._signal = self.last
+
+    def propose(self) -> _Fence:
+        """The point that the next submission signals."""
+        return self._signal.next()
+
+    def accept(self, fence: _Fence) -> None:
+        self.last = self._signal = fence
+
+    def reject(self) -> None:
+        """The proposed point was given out but the submission failed: `last` stays, its successors
+        are drawn from a fresh semaphore."""
+        self._restart()
+        self._signal = self._origin
+
+    def abandon(self, fence: _Fence) -> None:
+        """`fence` failed, and with it all that follows it on the same semaphore."""
+        if fence.same_timeline(self.last):
+            self._restart()
+            self.last = self._signal = self._origin
+
+    def _restart(self) -> None:
+        self._origin = _Fence(self.device.create_semaphore(0), 0)
+
+
+class IreeProgram:
+    def __init__(self, device: IreeDevice, context: Any, module: Any, exports: Mapping[str, Export]) -> None:
+        self._device = device
+        self._context = context
+        self._functions = {name: module.lookup_function(e.function) for name, e in exports.items()}
+        self._exports = exports
+        self._entries = MappingProxyType({name: e.signature for name, e in exports.items()})
+
+    @property
+    def entries(self) -> Mapping[str, EntrySignature]:
+        return self._entries
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> IreePending | FailedPending:
+        function, is_async = self._functions[entry], self._exports[entry].is_async
+        return self._device.submit(self._context, function, is_async, arguments)
+
+
+class IreeDevice:
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._allocator = device.allocator
+        self._instance = iree.VmInstance()
+        self._timeline = _Timeline(device)
+        self._in_flight: deque[IreePending] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return "local-task"
+
+    def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> IreeProgram:
+        exports = read_exports(vmfb, module_name)
+        provider = open_parameters(parameters).create_provider(scope=SCOPE)
+        try:
+            module = iree.VmModule.mmap(self._instance, str(vmfb))
+            modules = [
+                iree.create_io_parameters_module(self._instance, provider),
+                iree.create_hal_module(self._instance, self._device),
+                module,
+            ]
+            context = iree.VmContext(self._instance, modules=modules)
+        except (RuntimeError, ValueError) as error:
+            raise load_error(vmfb, error) from None
+        return IreeProgram(self, context, module, exports)
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> IreeBuffer:
+        buffer, array = self._new_buffer(shape, np.dtype(dtype))
+        buffer.fill_zero(0, prod(shape) * array.dtype.itemsize)
+        return array
+
+    def upload(self, array: Array) -> IreeBuffer:
+        _, copy = self._new_buffer(array.shape, array.dtype)
+        copy.map_bytes()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return copy
+
+    def download(self, buffer: DeviceBuffer) -> Array:
+        source = cast(IreeBuffer, buffer)
+        return source.map_bytes().copy().view(source.dtype).reshape(source.shape)
+
+    def close(self) -> None:
+        for pending in self._in_flight:
+            try:
+                pending.wait()
+            except InvocationError:
+                continue  # its owner has been told, or has gone
+        self._in_flight.clear()
+
+    def submit(
+        self, context: Any, function: Any, is_async: bool, arguments: Sequence[DeviceBuffer]
+    ) -> IreePending | FailedPending:
+        values = iree.VmVariantList(len(arguments) + 2)
+        results = iree.VmVariantList(4)
+        for argument in arguments:
+            values.push_ref(cast(IreeBuffer, argument).view)
+        with self._lock:
+            self._forget_finished()
+            start = self._start_async if is_async else self._start_sync
+            try:
+                fence = start(context, function, values, results)
+            except (RuntimeError, ValueError) as error:
+                return FailedPending(InvocationError(f"the entry refused this invocation ({error})"))
+            pending = IreePending(self._timeline, fence, arguments, results)
+            self._in_flight.append(pending)
+            return pending
+
+    def _start_async(self, context: Any, function: Any, values: Any, results: Any) -> _Fence:
+        fence = self._timeline.propose()
+        values.push_ref(self._timeline.last.hal)
+        values.push_ref(fence.hal)
+        try:
+            context.invoke(function, values, results)
+        except (RuntimeError, ValueError):
+            self._timeline.reject()
+            raise
+        self._timeline.accept(fence)
+        return fence
+
+    def _start_sync(self, context: Any, function: Any, values: Any, results: Any) -> _Fence:
+        """An entry without fences knows nothing of the timeline: it runs here, after all before it."""
+        fence = self._timeline.last
+        try:
+            fence.wait()
+        except RuntimeError:
+            self._timeline.abandon(fence)
+            fence = self._timeline.last
+        context.invoke(function, values, results)
+        return fence
+
+    def _forget_finished(self) -> None:
+        while self._in_flight and self._in_flight[0].done:
+            self._in_flight.popleft()
+
+    def _new_buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, IreeBuffer]:
+        buffer = self._allocator.allocate_buffer(_MEMORY, _USAGE, prod(shape) * dtype.itemsize)
+        view = iree.HalBufferView(buffer, shape, _ELEMENTS[dtype])
+        return buffer, IreeBuffer(view, self._device, shape, dtype)

@@ -1,0 +1,62 @@
+"""Which implementation runs a device."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Literal
+
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.errors import ArtifactError
+
+Runtime = Literal["auto", "shortfin", "iree"]
+
+_CPU_NAMES = frozenset({"cpu", "local-task", "hostcpu"})
+_GPU_NAMES = frozenset({"hip", "amdgpu"})
+
+
+def open_device(
+    device: str = "cpu",
+    runtime: Runtime = "auto",
+    *,
+    threads: int | None = None,
+    device_ids: Sequence[str] = (),
+) -> Device:
+    """Opens `device`: "cpu" (also "local-task", "hostcpu") or an AMD GPU, "hip" (also "amdgpu").
+
+    `threads` is the number of CPU workers (default: the CPUs this process may run on; iree only, as
+    shortfin always takes one per physical core). `device_ids` chooses GPUs, one per pipeline stage, by
+    index or by the driver's name. `auto` is shortfin on a GPU and iree on the CPU, where a dispatch
+    costs it a fraction and it uses hardware threads too. Raises ArtifactError.
+    """
+    if device in _CPU_NAMES:
+        return _open_cpu(runtime, threads)
+    if device in _GPU_NAMES:
+        return _open_gpu(runtime, device_ids)
+    known = ", ".join(sorted(_CPU_NAMES | _GPU_NAMES))
+    raise ArtifactError(f"there is no device {device!r}; choose one of {known}")
+
+
+def _open_cpu(runtime: Runtime, threads: int | None) -> Device:
+    if runtime == "shortfin":
+        _require_shortfin()
+        from shortfin_apps.llm.components.runtime.shortfin_device import open_hostcpu
+
+        return open_hostcpu()
+    from shortfin_apps.llm.components.runtime.iree_device import open_local_task
+
+    return open_local_task(threads)
+
+
+def _open_gpu(runtime: Runtime, device_ids: Sequence[str]) -> Device:
+    if runtime == "iree":
+        raise ArtifactError("AMD GPUs run on shortfin only; leave `--runtime` at auto")
+    _require_shortfin()
+    from shortfin_apps.llm.components.runtime.shortfin_device import open_amdgpu
+
+    return open_amdgpu(device_ids)
+
+
+def _require_shortfin() -> None:
+    if importlib.util.find_spec("_shortfin") is None:
+        raise ArtifactError("shortfin is not installed; `pip install 'shortfin==3.9.*'` or use `--runtime iree`")

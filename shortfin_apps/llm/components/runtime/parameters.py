@@ -1,0 +1,43 @@
+"""Parameter files (.irpa, .gguf, .safetensors), looked into before a runtime maps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.errors import ArtifactError
+
+SCOPE = "model"  # of every parameter, as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
+
+
+def open_parameters(paths: Sequence[Path]) -> Any:
+    """One memory-mapped iree.runtime.ParameterIndex over all files. Raises ArtifactError.
+
+    A file that ends before its last parameter is refused here: touching the missing pages of a map
+    would kill the process.
+    """
+    import iree.runtime as iree
+
+    index = iree.ParameterIndex()
+    for path in paths:
+        first = len(index)
+        try:
+            size = path.stat().st_size
+            index.load(str(path))
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ArtifactError(f"{path}: not a usable parameter file ({reason})") from None
+        _check_extents(path, size, [index[i] for i in range(first, len(index))])
+    return index
+
+
+def _check_extents(path: Path, size: int, entries: Sequence[Any]) -> None:
+    for entry in entries:
+        if entry.is_file and entry.file_storage[1] + entry.length > size:
+            raise ArtifactError(
+                f"{path}: the file is cut short (parameter {entry.key!r} ends at byte "
+                f"{entry.file_storage[1] + entry.length} of {size}); copy or build it again"
+            )

@@ -1,0 +1,107 @@
+"""What a VMFB says about itself, read without opening a device.
+
+Both runtimes load bytecode of the same IREE release, and only iree.runtime shows reflection data; so the
+file is examined here, once, for either.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from shortfin_apps.llm.components.runtime.declaration import parse_declaration
+from shortfin_apps.llm.components.runtime.device import EntrySignature
+from shortfin_apps.llm.errors import ArtifactError
+
+ASYNC_SUFFIX = "$async"
+_ZIP_MAGIC = b"PK\x03\x04"
+_FLATBUFFER_IDENTIFIER = slice(8, 12)  # after the size prefix and the root offset
+_REBUILD = "rebuild it with `shortfin-llm build`"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An entry and the function that runs it: `<entry>$async` when there is one, else `<entry>`."""
+
+    function: str
+    is_async: bool
+    signature: EntrySignature
+
+
+def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
+    """The entries of a VMFB by name. Raises ArtifactError when it is damaged, of another IREE release,
+    or not called `module_name`."""
+    check_file(path)
+    module = _load_module(path)
+    if module.name != module_name:
+        raise ArtifactError(
+            f"{path}: the module is called {module.name!r} where `module_name` in config.json says "
+            f"{module_name!r}; correct that field"
+        )
+    exports: dict[str, Export] = {}
+    for function in sorted(module.function_names):  # `f` sorts before `f$async`, which replaces it
+        if not function.startswith("__"):
+            export = _export(module, function)
+            exports[export.signature.name] = export
+    return MappingProxyType(exports)
+
+
+def check_file(path: Path) -> None:
+    """Refuses what is no whole VMFB: the loader trusts its input and may crash the process on less.
+
+    A VMFB is also a ZIP archive with checksums (unless compiled with
+    `--iree-vm-emit-polyglot-zip=false`: then only its identifier is looked at).
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(12)
+        if not head.startswith(_ZIP_MAGIC):
+            if head[_FLATBUFFER_IDENTIFIER] != b"IREE":
+                raise ArtifactError(f"{path}: not a VMFB; give the file that iree-compile made")
+            return
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+            names = archive.namelist()
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise ArtifactError(f"{path}: the VMFB is damaged or cut short ({error}); {_REBUILD}") from None
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
+    if damaged is not None:
+        raise ArtifactError(f"{path}: the VMFB is damaged (checksum of {damaged} is wrong); {_REBUILD}")
+    if "module.fb" not in names:
+        raise ArtifactError(f"{path}: a ZIP archive but not a VMFB; give the file that iree-compile made")
+
+
+def load_error(path: Path, error: Exception) -> ArtifactError:
+    """What a runtime's refusal of the VMFB or its parameters means."""
+    text = str(error)
+    reason = text.splitlines()[0] if text else type(error).__name__
+    if "bytecode version" in text or "module features" in text:
+        return ArtifactError(
+            f"{path}: compiled by another IREE release than the 3.9 that runs here ({reason}); {_REBUILD}"
+        )
+    if "parameter" in text:
+        return ArtifactError(f"{path}: its parameters do not fit ({reason}); give the .irpa it was built with")
+    if "no executable loader" in text or "executable format" in text or "target" in text:
+        return ArtifactError(f"{path}: compiled for another device ({reason}); rebuild it with `--device`")
+    return ArtifactError(f"{path}: cannot be loaded ({reason}); {_REBUILD}")
+
+
+def _load_module(path: Path) -> Any:
+    import iree.runtime as iree
+
+    try:
+        return iree.VmModule.mmap(iree.VmInstance(), str(path))
+    except (RuntimeError, ValueError) as error:
+        raise load_error(path, error) from None
+
+
+def _export(module: Any, function: str) -> Export:
+    name = function.removesuffix(ASYNC_SUFFIX)
+    declaration = module.lookup_function(function).reflection.get("iree.abi.declaration", "")
+    arguments, results = parse_declaration(declaration) or (None, None)
+    return Export(function, function != name, EntrySignature(name, arguments, results))

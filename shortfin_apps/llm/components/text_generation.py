@@ -1,0 +1,319 @@
+"""Text in, text out: the tokenizer on both sides of the engine.
+
+TextGenerator.submit ── GenerateCall ──> EngineClient
+TextStream <── Delta (ids) ── detokenizer ── stop strings ──> TextDelta
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from shortfin_apps.llm.components.detokenizer import Detokenizer, StopMatcher
+from shortfin_apps.llm.components.messages import (
+    Delta,
+    EngineClient,
+    FinishReason,
+    GenerateCall,
+    TokenLogprobs,
+)
+from shortfin_apps.llm.components.metrics import RequestTimer, ServerMetrics
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.components.tokenizer import Tokenizer, first_out_of_range
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+
+LONG_TEXT = 16_384  # characters; longer texts are tokenised off the event loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One prompt to continue, checked by `TextGenerator.fit`; `params` is the engine's part of it."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """What became certain since the last one. `finish_reason` is set on the last one only.
+
+    `text` may lag behind `token_ids`: half a character, or what may become a stop string, is held
+    back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or the stop
+    token that ended it, None for end-of-sequence.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished request, whole."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    num_cached_tokens: int
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+class TextStream:
+    """One request under way. Iterate it to its end or `aclose` it, which aborts the request."""
+
+    def __init__(
+        self,
+        request: TextRequest,
+        tokenizer: Tokenizer,
+        engine: EngineClient,
+        engine_id: str,
+        timer: RequestTimer,
+    ) -> None:
+        self.request = request
+        self._engine = engine
+        self._engine_id = engine_id
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=request.skip_special_tokens)
+        self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
+        self._timer = timer
+        self._num_tokens = 0
+        self._finished = False
+        self._deltas = engine.submit(
+            GenerateCall(
+                request_id=engine_id,
+                prompt_ids=request.prompt_ids,
+                params=request.params,
+                cache_salt=request.cache_salt,
+            )
+        )
+
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        if self._finished:
+            raise StopAsyncIteration
+        try:
+            delta = await anext(self._deltas)
+        except StopAsyncIteration:
+            raise self._fail(InvocationError("the engine ended the stream without a reason")) from None
+        if delta.finish_reason is FinishReason.ERROR:
+            raise self._fail(delta.error or InvocationError("the engine failed under this request"))
+        text_delta = self._read(delta)
+        self._timer.tokens(len(text_delta.token_ids))
+        if text_delta.finish_reason is not None:
+            await self._finish(text_delta.finish_reason)
+        return text_delta
+
+    async def aclose(self) -> None:
+        """Aborts the request unless it ended. Closing twice is a no-op."""
+        if not self._finished:
+            await self._finish(FinishReason.ABORT)
+
+    async def completion(self) -> Completion:
+        """Reads to the end; the request is aborted if this is cancelled."""
+        try:
+            return _join([delta async for delta in self])
+        finally:
+            await self.aclose()
+
+    def _read(self, delta: Delta) -> TextDelta:
+        """Turns ids into text up to a stop string, which ends the request here."""
+        pieces: list[str] = []
+        for position, token_id in enumerate(delta.token_ids):
+            is_last = position + 1 == len(delta.token_ids)
+            if not (delta.finish_reason is FinishReason.STOP and is_last and not self.request.include_stop):
+                pieces.append(self._match(self._detokenizer.push(token_id)))
+            self._num_tokens += 1
+            if self._matcher.matched is not None:
+                return self._delta(delta, "".join(pieces), position + 1)
+        if delta.finish_reason is not None:
+            pieces.append(self._match(self._detokenizer.finish()))
+            pieces.append(self._matcher.finish())
+        return self._delta(delta, "".join(pieces), len(delta.token_ids))
+
+    def _match(self, piece: str) -> str:
+        if self._num_tokens + 1 < self.request.params.min_tokens:
+            return piece  # too early to stop
+        return self._matcher.push(piece)
+
+    def _delta(self, delta: Delta, text: str, num_tokens: int) -> TextDelta:
+        matched = self._matcher.matched
+        return TextDelta(
+            text=text,
+            token_ids=delta.token_ids[:num_tokens],
+            logprobs=delta.logprobs[:num_tokens],
+            num_cached_tokens=delta.num_cached_tokens,
+            finish_reason=delta.finish_reason if matched is None else FinishReason.STOP,
+            stop_reason=delta.stop_token_id if matched is None else matched,
+        )
+
+    def _fail(self, error: Exception) -> Exception:
+        self._finished = True
+        self._timer.finish(FinishReason.ERROR)
+        return error
+
+    async def _finish(self, reason: FinishReason) -> None:
+        self._finished = True
+        self._timer.finish(reason)
+        # A generator that was never started does not notice being closed, so the engine is told.
+        self._engine.abort(self._engine_id)
+        await self._deltas.aclose()
+
+
+class TextGenerator:
+    """What the routes call: checks a prompt against the model, and submits it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        engine: EngineClient,
+        *,
+        max_seq_len: int,
+        max_requests: int,
+        metrics: ServerMetrics,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.max_seq_len = max_seq_len
+        self._max_requests = max_requests
+        self._metrics = metrics
+        self._serial = itertools.count()
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        if len(text) < LONG_TEXT:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return tuple(ids)
+
+    def fit(
+        self, prompt_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str
+    ) -> int:
+        """How many tokens to generate: `max_tokens` if given, else `default`, else all that fit.
+
+        Checks the prompt first (`param` is its field's name). Raises InvalidRequestError when it is
+        empty, holds an unknown id, or does not fit the context; a default is cut to fit, a given
+        `max_tokens` is not.
+        """
+        if not prompt_ids:
+            raise InvalidRequestError(f"`{param}` must hold at least one token", param)
+        if (stranger := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
+            size = self.tokenizer.vocab_size
+            raise InvalidRequestError(f"`{param}`: token id {stranger} is not in [0, {size})", param)
+        room = self.max_seq_len - len(prompt_ids)
+        if room < 1:
+            raise InvalidRequestError(
+                f"`{param}` has {len(prompt_ids)} tokens, but the model's context is {self.max_seq_len}"
+                " and must have room for one more",
+                param,
+            )
+        if max_tokens is None:
+            return room if default is None else min(default, room)
+        if max_tokens > room:
+            raise InvalidRequestError(
+                f"`max_tokens` is {max_tokens}, but the model's context of {self.max_seq_len} has room for"
+                f" {room} after a prompt of {len(prompt_ids)}",
+                "max_tokens",
+            )
+        return max_tokens
+
+    async def submit(self, requests: Sequence[TextRequest]) -> list[TextStream]:
+        """Admits all of them or, raising what the engine raised, none."""
+        if len(requests) > self._max_requests:
+            raise InvalidRequestError(
+                f"{len(requests)} sequences in one request can never fit: the queue has {self._max_requests}"
+                " places"
+            )
+        streams: list[TextStream] = []
+        try:
+            for request in requests:
+                streams.append(self._submit_one(request))
+        except BaseException as error:
+            self._metrics.rejected(error)
+            await close_all(streams)
+            raise
+        return streams
+
+    def _submit_one(self, request: TextRequest) -> TextStream:
+        engine_id = f"{request.request_id}.{next(self._serial)}"  # clients may repeat theirs
+        timer = self._metrics.start_request(len(request.prompt_ids), request.params.max_tokens)
+        return TextStream(request, self.tokenizer, self.engine, engine_id, timer)
+
+
+async def gather(streams: Sequence[TextStream]) -> list[Completion]:
+    """All completions, in order. When one fails or this is cancelled, all the others are aborted."""
+    tasks = [asyncio.ensure_future(stream.completion()) for stream in streams]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await close_all(streams)
+
+
+async def merge(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Deltas of all streams as they come, each with its stream's index. Closing aborts what runs."""
+    pending: dict[asyncio.Task[TextDelta], int] = {}
+    try:
+        if len(streams) == 1:  # the usual case needs no tasks
+            async for delta in streams[0]:
+                yield 0, delta
+            return
+        pending = {_next(stream): index for index, stream in enumerate(streams)}
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=pending.__getitem__):
+                index = pending.pop(task)
+                delta = task.result()
+                if delta.finish_reason is None:
+                    pending[_next(streams[index])] = index
+                yield index, delta
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await close_all(streams)
+
+
+async def close_all(streams: Sequence[TextStream]) -> None:
+    for stream in streams:
+        await stream.aclose()
+
+
+def with_seed(params: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of the `index`-th choice of one prompt: its own seed, if there is one."""
+    if params.seed is None or index == 0:
+        return params
+    return replace(params, seed=(params.seed + index) % 2**63)
+
+
+def _next(stream: TextStream) -> asyncio.Task[TextDelta]:
+    return asyncio.ensure_future(_anext(stream))
+
+
+async def _anext(stream: TextStream) -> TextDelta:
+    return await anext(stream)
+
+
+def _join(deltas: Sequence[TextDelta]) -> Completion:
+    last = deltas[-1]
+    assert last.finish_reason is not None, "a stream ends with a reason"
+    return Completion(
+        text="".join(d.text for d in deltas),
+        token_ids=tuple(itertools.chain.from_iterable(d.token_ids for d in deltas)),
+        logprobs=tuple(itertools.chain.from_iterable(d.logprobs for d in deltas)),
+        num_cached_tokens=max(d.num_cached_tokens for d in deltas),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from shortfin_apps.llm.components.batching import BatchOptions, make_mode
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.kvcache import make_cache
+from shortfin_apps.llm.components.messages import FinishReason
+from shortfin_apps.llm.components.request import Request, State
+from tests.components.engine_fixture import call
+from tests.components.fake_device import fake_config
+
+
+def scheduler(pages: int, max_running: int = 8) -> Scheduler:
+    cache = make_cache("none", pages, 4)
+    return Scheduler(cache, make_mode("default", fake_config(), BatchOptions(chunk_tokens=8)), max_running)
+
+
+def add(target: Scheduler, request_id: str, length: int) -> Request:
+    request = Request(call(request_id, [1] * length))
+    target.add(request)
+    return request
+
+
+def test_admits_in_order_up_to_max_running() -> None:
+    target = scheduler(32, max_running=2)
+    requests = [add(target, str(i), 4) for i in range(3)]
+    target.plan()
+    assert target.running == requests[:2]
+    assert list(target.waiting) == requests[2:]
+
+
+def test_a_request_that_does_not_fit_waits_and_starts_when_pages_come_back() -> None:
+    target = scheduler(6)  # 5 pages to hand out
+    first, second = add(target, "a", 16), add(target, "b", 16)
+    target.plan()
+    assert (first.state, second.state) == (State.RUNNING, State.WAITING)
+    target.finish(first, FinishReason.LENGTH)
+    target.plan()
+    assert second.state is State.RUNNING
+
+
+def test_the_youngest_is_preempted_and_goes_to_the_head_of_the_queue() -> None:
+    target = scheduler(6)
+    old, young, waiting = add(target, "old", 8), add(target, "young", 4), add(target, "w", 12)
+    target.plan()
+    assert target.running == [old, young]
+    old.tokens += [1] * 9  # into its fifth page: all there are
+    target.plan()
+    assert target.running == [old]
+    assert list(target.waiting) == [young, waiting]
+    assert target.num_preemptions == 1
+    assert young.lease is None
+
+
+def test_a_newcomer_leaves_a_page_for_each_running_request() -> None:
+    target = scheduler(6)
+    add(target, "a", 12)
+    newcomer = add(target, "b", 8)  # its two pages are there, but then none is left to grow into
+    target.plan()
+    assert newcomer.state is State.WAITING
+
+
+def test_finishing_a_waiting_request_takes_it_out_of_the_queue() -> None:
+    target = scheduler(6, max_running=0)
+    request = add(target, "a", 4)
+    target.plan()
+    target.finish(request, FinishReason.ABORT)
+    assert not target.waiting

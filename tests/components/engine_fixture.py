@@ -1,0 +1,92 @@
+"""An engine over the fake device, wired as the loader wires the real one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shortfin_apps.llm.components.batching import BatchOptions, make_mode
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.invocation import BatchRunner
+from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
+from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.config import ModelConfig
+from tests.components.fake_device import FakeDevice, FakeProgram, Faults, fake_config
+
+
+def call(
+    request_id: str, prompt: list[int], max_tokens: int = 4, salt: str | None = None, **params: Any
+) -> GenerateCall:
+    params = {"temperature": 0.0, **params}
+    return GenerateCall(
+        request_id=request_id,
+        prompt_ids=tuple(prompt),
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        cache_salt=salt,
+    )
+
+
+@dataclass
+class Rig:
+    engine: Engine
+    scheduler: Scheduler
+    cache: KVCache
+    runner: BatchRunner
+    program: FakeProgram
+    device: FakeDevice
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    last: dict[str, Delta] = field(default_factory=dict)
+
+    def take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            assert delta.request_id not in self.last, "a request was answered twice"
+            self.outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                self.last[delta.request_id] = delta
+        self.cache.check_integrity()
+
+    def step(self) -> None:
+        self.take(self.engine.step())
+
+    def run(self, limit: int = 10_000) -> None:
+        while self.engine.has_work:
+            self.step()
+            limit -= 1
+            assert limit, "the engine makes no progress"
+
+    def reason(self, request_id: str) -> FinishReason | None:
+        return self.last[request_id].finish_reason
+
+    def all_pages_back(self) -> bool:
+        self.cache.flush()
+        usage = self.cache.usage()
+        return usage.free == usage.total
+
+
+def make_rig(
+    config: ModelConfig | None = None,
+    *,
+    prefix_cache: PrefixCache = "trie",
+    chunk_tokens: int = 8,
+    max_running: int = 8,
+    eos: frozenset[int] = frozenset(),
+    mode: str = "default",
+    static_lengths: tuple[int, ...] = (),
+    logits_result: bool = True,
+) -> Rig:
+    config = config or fake_config()
+    program = FakeProgram(config, Faults(), static_lengths, logits_result)
+    device = FakeDevice(program)
+    cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
+    batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk_tokens))
+    scheduler = Scheduler(cache, batching, max_running)
+    slab = device.allocate(
+        (config.paged_kv_cache.device_block_count, config.stride), config.paged_kv_cache.dtype
+    )
+    runner = BatchRunner(device, program, config, page_table=[slab])
+    limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
+    engine = Engine(scheduler=scheduler, cache=cache, runner=runner, limits=limits)
+    return Rig(engine, scheduler, cache, runner, program, device)

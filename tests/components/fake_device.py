@@ -1,0 +1,187 @@
+"""A device whose model is a hash of what it reads, for tests of everything above the runtime border.
+
+The page table stores one number a token. A row's logits are a function of the numbers read back through
+its block table, so a page that was lost, shared too early, overwritten or belongs to somebody else
+changes the tokens. `Faults` raises where a test asks for it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.components.runtime.device import (
+    Array,
+    DeviceBuffer,
+    EntrySignature,
+    TensorType,
+)
+from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+
+VOCAB = 32
+F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
+
+
+def fake_config(
+    *,
+    stride: int = 4,
+    pages: int = 32,
+    max_seq_len: int = 64,
+    prefill: tuple[int, ...] = (1, 4),
+    decode: tuple[int, ...] = (1, 2, 4, 8),
+    top_k: int | None = 4,
+    has_prefill_position: bool = True,
+) -> ModelConfig:
+    return ModelConfig(
+        max_seq_len=max_seq_len,
+        transformer_block_count=1,
+        attn_head_dim=1,
+        prefill_batch_sizes=prefill,
+        decode_batch_sizes=decode,
+        has_prefill_position=has_prefill_position,
+        top_k=top_k,
+        paged_kv_cache=PagedKVCacheConfig(
+            attention_head_count_kv=1,
+            block_seq_stride=stride,
+            device_block_count=pages,
+            kv_cache_dtype="float32",
+            paged_kv_block_size_elements_per_device=(stride,),
+        ),
+    )
+
+
+def fake_logits(context: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The model: `[VOCAB]` logits after `context`."""
+    seed = zlib.crc32(np.asarray(context, np.int64).tobytes())
+    return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32)
+
+
+def greedy_continuation(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(fake_logits(tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class FakeBuffer:
+    array: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+
+@dataclass
+class FakePending:
+    run: Callable[[], Sequence[DeviceBuffer]]
+
+    def wait(self) -> Sequence[DeviceBuffer]:
+        return self.run()
+
+
+@dataclass
+class Faults:
+    """`before(entry)` runs first in every invocation and may raise; `spoil` makes rows return NaN."""
+
+    before: Callable[[str], None] = lambda entry: None
+    spoil: Callable[[int], bool] = lambda row: False
+
+
+def array_of(buffer: DeviceBuffer) -> Array:
+    assert isinstance(buffer, FakeBuffer)
+    return buffer.array
+
+
+@dataclass
+class FakeProgram:
+    config: ModelConfig
+    faults: Faults = field(default_factory=Faults)
+    static_lengths: tuple[int, ...] = ()
+    logits_result: bool = True
+    calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+    @property
+    def entries(self) -> Mapping[str, EntrySignature]:
+        names = [f"decode_bs{n}" for n in self.config.decode_batch_sizes]
+        for n in self.config.prefill_batch_sizes:
+            names += [f"prefill_bs{n}", *(f"prefill_bs{n}_s{s}" for s in self.static_lengths)]
+        return {name: EntrySignature(name, None, self._result_types()) for name in names}
+
+    def _result_types(self) -> tuple[TensorType, ...]:
+        one = TensorType((None, None, None), F32)
+        if self.config.top_k is None:
+            return (one,)
+        return (one, TensorType((None, None, None), I64), one)[: 3 if self.logits_result else 2]
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
+        arrays = [array_of(a) for a in arguments]
+        self.calls.append((entry, arrays[0].shape))
+        return FakePending(lambda: self._run(entry, arrays))
+
+    def _run(self, entry: str, arrays: list[Array]) -> Sequence[DeviceBuffer]:
+        self.faults.before(entry)
+        if entry.startswith("decode"):
+            tokens, lens, starts, blocks, cache = arrays
+        elif self.config.has_prefill_position:
+            tokens, starts, lens, blocks, cache = arrays
+        else:
+            (tokens, lens, blocks, cache), starts = arrays, np.zeros(len(arrays[0]), np.int64)
+        rows = [self._row(*row, cache) for row in zip(tokens, starts, lens, blocks, strict=True)]
+        for index, row in enumerate(rows):
+            if self.faults.spoil(index):
+                row[:] = np.nan
+        return self._results(np.stack(rows)[:, None, :])
+
+    def _row(self, tokens: Array, start: int, seq_len: int, blocks: Array, cache: Array) -> Array:
+        stride = self.config.stride
+        for position, token in enumerate(tokens, int(start)):
+            index = position // stride
+            page = int(blocks[index]) if index < len(blocks) else 0
+            cache[page, position % stride] = token if position < seq_len else -1
+        assert (seq_len - 1) // stride < len(blocks), "the block table is too narrow"
+        context = [int(cache[int(blocks[p // stride]), p % stride]) for p in range(seq_len)]
+        return fake_logits(context)
+
+    def _results(self, logits: Array) -> Sequence[DeviceBuffer]:
+        k = self.config.top_k
+        if k is None:
+            return [FakeBuffer(logits)]
+        order = np.argsort(-logits, axis=-1, kind="stable")[..., :k]
+        values = np.take_along_axis(logits, order, axis=-1)
+        results = [FakeBuffer(values), FakeBuffer(order), FakeBuffer(logits)]
+        return results[: 3 if self.logits_result else 2]
+
+
+class FakeDevice:
+    name = "fake"
+
+    def __init__(self, program: FakeProgram) -> None:
+        self.program = program
+        self.uploads = 0
+
+    def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> FakeProgram:
+        return self.program
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FakeBuffer:
+        return FakeBuffer(np.zeros(shape, dtype))
+
+    def upload(self, array: Array) -> FakeBuffer:
+        self.uploads += 1
+        return FakeBuffer(array.copy())
+
+    def download(self, buffer: DeviceBuffer) -> Array:
+        return array_of(buffer).copy()
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.messages import FinishReason
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from tests.components.engine_fixture import Rig, call, make_rig
+from tests.components.fake_device import fake_config, fake_logits, greedy_continuation
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
+
+
+def test_greedy_is_what_the_model_says() -> None:
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT, max_tokens=12))
+    rig.run()
+    assert rig.outputs["a"] == greedy_continuation(PROMPT, 12)
+    assert rig.reason("a") is FinishReason.LENGTH
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+@pytest.mark.parametrize("chunk_tokens", [4, 8, 12, 64])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 19, 52])
+def test_same_tokens_whatever_the_chunking_and_the_cache(
+    prefix_cache: PrefixCache, chunk_tokens: int, length: int
+) -> None:
+    prompt = (PROMPT * 3)[:length]
+    rig = make_rig(prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
+    for request_id in ("cold", "warm"):
+        rig.engine.add(call(request_id, prompt, max_tokens=12))
+        rig.run()
+    assert rig.outputs["cold"] == rig.outputs["warm"] == greedy_continuation(prompt, 12)
+
+
+def test_an_extended_prompt_computes_only_what_is_new() -> None:
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT[:16], max_tokens=1))
+    rig.run()
+    before = rig.engine.stats().prompt_tokens
+    rig.engine.add(call("b", [*PROMPT[:16], 7, 7], max_tokens=3))
+    rig.run()
+    assert rig.engine.stats().prompt_tokens - before == 2
+    assert rig.last["b"].num_cached_tokens == 16
+    assert rig.outputs["b"] == greedy_continuation([*PROMPT[:16], 7, 7], 3)
+
+
+def test_salts_do_not_see_each_others_pages() -> None:
+    rig = make_rig()
+    for request_id, salt in (("a", "x"), ("b", "y"), ("c", None), ("d", "x")):
+        rig.engine.add(call(request_id, PROMPT, salt=salt))
+        rig.run()
+    cached = {name: rig.last[name].num_cached_tokens for name in "abcd"}
+    assert cached == {"a": 0, "b": 0, "c": 0, "d": 16}
+
+
+def test_generated_pages_are_shared_too() -> None:
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT[:6], max_tokens=12))
+    rig.run()
+    follow_up = PROMPT[:6] + rig.outputs["a"] + [1]
+    rig.engine.add(call("b", follow_up, max_tokens=2))
+    rig.run()
+    assert rig.last["b"].num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 4])
+@pytest.mark.parametrize("has_position", [True, False])
+def test_every_result_form_gives_the_same_tokens(top_k: int | None, has_position: bool) -> None:
+    config = fake_config(top_k=top_k, has_prefill_position=has_position)
+    cache: PrefixCache = "trie" if has_position else "none"
+    rig = make_rig(config, prefix_cache=cache)
+    for i in range(6):
+        rig.engine.add(call(str(i), PROMPT[i:], max_tokens=9))
+    rig.run()
+    for i in range(6):
+        assert rig.outputs[str(i)] == greedy_continuation(PROMPT[i:], 9)
+
+
+def test_eos_stops_unless_ignored_or_too_early() -> None:
+    ids = greedy_continuation(PROMPT, 8)
+    eos = frozenset({ids[3]})
+    first = ids.index(ids[3])
+    rig = make_rig(eos=eos)
+    rig.engine.add(call("stops", PROMPT, max_tokens=8))
+    rig.engine.add(call("ignores", PROMPT, max_tokens=8, ignore_eos=True))
+    rig.engine.add(call("later", PROMPT, max_tokens=8, min_tokens=8))
+    rig.run()
+    assert rig.outputs["stops"] == ids[: first + 1]
+    assert rig.reason("stops") is FinishReason.STOP
+    assert rig.last["stops"].stop_token_id is None
+    assert rig.outputs["ignores"] == ids
+    assert len(rig.outputs["later"]) == 8
+    assert ids[3] not in rig.outputs["later"]
+
+
+def test_stop_token_is_reported() -> None:
+    ids = greedy_continuation(PROMPT, 4)
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT, max_tokens=9, stop_token_ids=frozenset({ids[1]})))
+    rig.run()
+    assert rig.outputs["a"] == ids[: ids.index(ids[1]) + 1]
+    assert rig.last["a"].stop_token_id == ids[1]
+
+
+def test_a_seed_makes_a_request_reproducible_whatever_runs_beside_it() -> None:
+    alone, crowded = make_rig(), make_rig(fake_config(pages=20))
+    wanted = call("a", PROMPT, max_tokens=12, temperature=1.5, seed=11)
+    alone.engine.add(wanted)
+    alone.run()
+    for i in range(5):
+        crowded.engine.add(call(str(i), PROMPT[i + 1 :], max_tokens=12, temperature=1.0))
+    crowded.engine.add(wanted)
+    crowded.run()
+    assert crowded.engine.stats().preemptions > 0
+    assert crowded.outputs["a"] == alone.outputs["a"] != greedy_continuation(PROMPT, 12)
+
+
+def test_logprobs_are_the_models() -> None:
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT, max_tokens=1, logprobs=2))
+    seen = []
+    while rig.engine.has_work:
+        deltas = rig.engine.step()
+        seen += [entry for d in deltas for entry in d.logprobs]
+        rig.take(deltas)
+    logits = fake_logits(PROMPT).astype(float)
+
+    norm = math.log(sum(math.exp(v) for v in logits))
+    best = sorted(range(len(logits)), key=lambda i: -logits[i])[:2]
+    assert [i for i, _ in seen[0].top] == best
+    assert seen[0].logprob == pytest.approx(logits[best[0]] - norm)
+
+
+def test_logits_stay_on_the_device_until_somebody_asks() -> None:
+    rig = make_rig()
+    fetched: list[tuple[int, ...]] = []
+    download = rig.device.download
+    rig.device.download = lambda buffer: fetched.append(buffer.shape) or download(buffer)  # type: ignore[method-assign,func-returns-value]
+    rig.engine.add(call("a", PROMPT, max_tokens=5))
+    rig.engine.add(call("b", PROMPT, max_tokens=5, temperature=1.0, top_k=3, seed=1))
+    rig.run()
+    assert {shape[-1] for shape in fetched} == {4}
+    rig.engine.add(call("c", PROMPT, max_tokens=5, temperature=1.0, seed=1))
+    rig.run()
+    assert {shape[-1] for shape in fetched} == {4, 32}
+
+
+def test_a_steady_decode_batch_keeps_its_block_table() -> None:
+    rig = make_rig(fake_config(stride=16, pages=32))
+    for i in range(4):
+        rig.engine.add(call(str(i), PROMPT[:4], max_tokens=12))
+    rig.run()
+    stats = rig.engine.stats()
+    assert stats.steps == 12  # one prefill, eleven decodes
+    assert stats.plans == 2
+
+
+def test_chunk_follows_chunk_at_once() -> None:
+    rig = make_rig(chunk_tokens=4)
+    rig.engine.add(call("a", PROMPT[:16], max_tokens=1))
+    for _ in range(4):
+        rig.step()
+    assert not rig.engine.has_work
+
+
+def test_a_static_chunk_entry_is_used_for_chunks_of_its_size() -> None:
+    rig = make_rig(static_lengths=(8,))
+    rig.engine.add(call("a", PROMPT[:18], max_tokens=1))
+    rig.run()
+    assert [name for name, _ in rig.program.calls] == ["prefill_bs1_s8", "prefill_bs1_s8", "prefill_bs1"]
+    assert rig.outputs["a"] == greedy_continuation(PROMPT[:18], 1)
+
+
+def test_pages_run_out_in_mid_decode_and_nobody_notices() -> None:
+    rig = make_rig(fake_config(pages=11), max_running=6)
+    prompts = {str(i): [i + 1] * (2 * i + 3) for i in range(6)}
+    for request_id, prompt in prompts.items():
+        rig.engine.add(call(request_id, prompt, max_tokens=20))
+    rig.run()
+    assert rig.engine.stats().preemptions > 0
+    for request_id, prompt in prompts.items():
+        assert rig.outputs[request_id] == greedy_continuation(prompt, 20)
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+def test_progress_in_the_least_pool_that_holds_the_largest_request(prefix_cache: PrefixCache) -> None:
+    rig = make_rig(fake_config(pages=1 + 6 + 1), prefix_cache=prefix_cache)
+    for i in range(5):
+        rig.engine.add(call(str(i), [i] * 12, max_tokens=12))
+    rig.run()
+    assert all(rig.outputs[str(i)] == greedy_continuation([i] * 12, 12) for i in range(5))
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+def test_no_page_is_lost_per_page_crossed(prefix_cache: PrefixCache) -> None:
+    """Upstream lost one page for each request that decoded over a page boundary."""
+    rig = make_rig(fake_config(pages=16), prefix_cache=prefix_cache)
+    for i in range(60):
+        rig.engine.add(call(str(i), [i % 29, i % 7, 5], max_tokens=14))
+        rig.run()
+    assert rig.all_pages_back()
+
+
+def test_a_tiny_pool_with_padding_rows_gives_no_wrong_tokens() -> None:
+    """Upstream handed out page 0, which padding rows write."""
+    rig = make_rig(fake_config(pages=16, prefill=(4,), decode=(8,)))
+    for i in range(28):
+        rig.engine.add(call(str(i), [i % 5, 2, i % 3, 4, 1], max_tokens=6))
+        rig.run()
+        assert rig.outputs[str(i)] == greedy_continuation([i % 5, 2, i % 3, 4, 1], 6)
+
+
+def test_a_failed_invocation_ends_only_its_own_requests() -> None:
+    rig = make_rig(chunk_tokens=8)
+    rig.engine.add(call("runs", PROMPT[:3], max_tokens=9))
+    rig.step()
+    rig.engine.add(call("fails", PROMPT, max_tokens=9))
+
+    def fail(entry: str) -> None:
+        if entry.startswith("prefill"):
+            raise InvocationError("the device is on fire")
+
+    rig.program.faults.before = fail
+    rig.run()
+    error = rig.last["fails"].error
+    assert isinstance(error, InvocationError)
+    assert "on fire" in str(error)
+    assert rig.outputs["runs"] == greedy_continuation(PROMPT[:3], 9)
+    assert rig.all_pages_back()
+
+
+def test_a_row_of_nan_ends_that_request_alone() -> None:
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT[:4], max_tokens=6))
+    rig.engine.add(call("b", PROMPT[1:5], max_tokens=6))
+    rig.step()
+    rig.program.faults.spoil = lambda row: row == 0
+    rig.step()
+    rig.program.faults.spoil = lambda row: False
+    rig.run()
+    assert rig.reason("a") is FinishReason.ERROR
+    assert rig.outputs["b"] == greedy_continuation(PROMPT[1:5], 6)
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "match"),
+    [([], 1, "empty"), ([1] * 60, 5, "context of 64"), ([1] * 30, 10, "--pages")],
+)
+def test_what_can_never_fit_is_refused(prompt: list[int], max_tokens: int, match: str) -> None:
+    rig = make_rig(fake_config(pages=8))
+    with pytest.raises(InvalidRequestError, match=match):
+        rig.engine.check(call("a", prompt, max_tokens=max_tokens))
+
+
+def test_logprobs_need_logits() -> None:
+    rig = make_rig(logits_result=False)
+    with pytest.raises(InvalidRequestError, match="without logits"):
+        rig.engine.check(call("a", [1], logprobs=1))
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Arrivals, steps, aborts and faults in any order, on a pool small enough to preempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig: Rig = make_rig(fake_config(pages=14), chunk_tokens=8, max_running=5)
+        self.calls: dict[str, tuple[list[int], int]] = {}
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30),
+        max_tokens=st.integers(1, 14),
+        salt=st.sampled_from([None, "", "s"]),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, salt: str | None) -> None:
+        request_id = str(len(self.calls))
+        self.calls[request_id] = (prompt, max_tokens)
+        self.rig.engine.add(call(request_id, prompt, max_tokens, salt))
+
+    @precondition(lambda self: self.rig.engine.has_work)
+    @rule(count=st.integers(1, 5))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.rig.step()
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.calls)))
+        delta = self.rig.engine.abort(request_id)
+        assert (delta is None) == (request_id in self.rig.last)
+        if delta is not None:
+            self.rig.take([delta])
+
+    @precondition(lambda self: self.rig.engine.has_work)
+    @rule()
+    def fail_one_invocation(self) -> None:
+        def fail(entry: str) -> None:
+            raise RuntimeError("boom")
+
+        self.rig.program.faults.before = fail
+        self.rig.step()
+        self.rig.program.faults.before = lambda entry: None
+
+    @invariant()
+    def every_stream_is_a_prefix_of_the_undisturbed_one(self) -> None:
+        for request_id, got in self.rig.outputs.items():
+            prompt, max_tokens = self.calls[request_id]
+            assert got == greedy_continuation(prompt, max_tokens)[: len(got)]
+
+    def teardown(self) -> None:
+        self.rig.run()
+        for request_id, (_, max_tokens) in self.calls.items():
+            if self.rig.reason(request_id) is FinishReason.LENGTH:
+                assert len(self.rig.outputs[request_id]) == max_tokens
+        assert self.rig.all_pages_back()
+
+
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestEngineMachine = EngineMachine.TestCase
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=8),
+    st.sampled_from([4, 8, 16]),
+    st.sampled_from(["none", "trie"]),
+    st.integers(1, 8),
+)
+def test_a_batch_gives_what_each_gives_alone(
+    prompts: list[list[int]], chunk_tokens: int, prefix_cache: PrefixCache, max_running: int
+) -> None:
+    rig = make_rig(chunk_tokens=chunk_tokens, prefix_cache=prefix_cache, max_running=max_running)
+    for index, prompt in enumerate(prompts):
+        rig.engine.add(call(str(index), prompt, max_tokens=7))
+    rig.run()
+    for index, prompt in enumerate(prompts):
+        assert rig.outputs[str(index)] == greedy_continuation(prompt, 7)

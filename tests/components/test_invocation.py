@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.components.invocation import BatchRunner, Buckets, Shape
+from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature
+from shortfin_apps.llm.errors import ArtifactError
+from tests.components.engine_fixture import call
+from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
+
+
+class Recorder(FakeProgram):
+    """Keeps the arguments of the last submission, and does not run it."""
+
+    arguments: list[np.ndarray]
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
+        self.arguments = [array_of(a).copy() for a in arguments]
+        rows = len(self.arguments[0])
+        results = [
+            self.device_buffer(np.zeros((rows, 1, 4))),
+            self.device_buffer(np.zeros((rows, 1, 4), int)),
+        ]
+        return FakePending(lambda: results)
+
+    @staticmethod
+    def device_buffer(array: np.ndarray) -> DeviceBuffer:
+        return FakeDevice(FakeProgram(fake_config())).upload(array)
+
+
+def task(tokens: list[int], start: int, pages: list[int]) -> LlmTaskInput:
+    return LlmTaskInput(Request(call("r", [1])), tokens, start, start + len(tokens), pages)
+
+
+def run(batch: Batch, *, has_position: bool = True) -> list[list[object]]:
+    config = fake_config(has_prefill_position=has_position)
+    program = Recorder(config)
+    device = FakeDevice(program)
+    slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
+    BatchRunner(device, program, config, page_table=[slab]).run(batch)
+    assert all(a.dtype == np.int64 for a in program.arguments[:-1])
+    assert program.arguments[-1].shape == (32, 4)
+    return [a.tolist() for a in program.arguments[:-1]]
+
+
+def test_prefill_arguments_are_tokens_starts_lens_blocks() -> None:
+    """A short chunk behind a long history beside a long chunk: B covers the latest start and S."""
+    tasks = (task([1, 2, 3, 4, 5], 0, [7, 8]), task([6, 7], 8, [3, 4, 5]))
+    tokens, starts, lens, blocks = run(Batch(Phase.PREFILL, tasks))
+    assert tokens == [[1, 2, 3, 4, 5, 0, 0, 0], [6, 7] + [0] * 6, [0] * 8, [0] * 8]
+    assert starts == [0, 8, 0, 0]
+    assert lens == [5, 10, 1, 1]
+    assert blocks == [[7, 8, 0, 0], [3, 4, 5, 0], [0] * 4, [0] * 4]
+
+
+def test_without_start_positions_s_and_b_are_one() -> None:
+    tokens, lens, blocks = run(Batch(Phase.PREFILL, (task([1, 2, 3], 0, [9]),)), has_position=False)
+    assert tokens == [[1, 2, 3, 0, 0, 0, 0, 0]]
+    assert lens == [3]
+    assert blocks == [[9, 0]]
+
+
+def test_decode_arguments_are_tokens_lens_starts_blocks() -> None:
+    tasks = tuple(task([i], 4 * i, list(range(1, i + 2))) for i in (1, 2, 3))
+    tokens, lens, starts, blocks = run(Batch(Phase.DECODE, tasks))
+    assert tokens == [[1], [2], [3], [0]]
+    assert lens == [5, 9, 13, 1]
+    assert starts == [4, 8, 12, 0]
+    assert blocks == [[1, 2, 0, 0], [1, 2, 3, 0], [1, 2, 3, 4], [0] * 4]
+
+
+def entries(*names: str) -> dict[str, EntrySignature]:
+    return {name: EntrySignature(name, None, None) for name in names}
+
+
+def test_the_nearest_bucket_above() -> None:
+    buckets = Buckets(entries("decode_bs2", "decode_bs8", "prefill_bs1", "prefill_bs4", "other"), 4)
+    one = task([1], 4, [1, 2])
+    assert buckets.decode([one]) == Shape("decode_bs2", 2, 1, 2)
+    assert buckets.decode([one] * 3) == Shape("decode_bs8", 8, 1, 2)
+    assert buckets.prefill([one] * 2, has_position=True) == Shape("prefill_bs4", 4, 4, 2)
+
+
+def test_a_vmfb_with_static_chunks_alone_pads_to_the_nearest() -> None:
+    buckets = Buckets(entries("decode_bs1", "prefill_bs1_s8", "prefill_bs1_s16"), 4)
+    assert buckets.prefill([task([1] * 9, 0, [1, 2, 3])], has_position=True).entry == "prefill_bs1_s16"
+    assert buckets.prefill([task([1] * 5, 0, [1, 2])], has_position=True).entry == "prefill_bs1_s8"
+
+
+@pytest.mark.parametrize("names", [("prefill_bs1",), ("decode_bs1",), ()])
+def test_a_vmfb_without_the_entries_is_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(ArtifactError, match="prefill_bsN or no decode_bsN"):
+        Buckets(entries(*names), 4)
+
+
+def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:
+    config = fake_config()
+    program = FakeProgram(config, static_lengths=(8,))
+    device = FakeDevice(program)
+    slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
+    BatchRunner(device, program, config, page_table=[slab]).warm_up()
+    assert {name for name, _ in program.calls} == set(program.entries)
+    assert not slab.array[1:].any()

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.sampling import (
+    Candidates,
+    banned_tokens,
+    choose,
+    logprobs_of,
+    needs_logits,
+)
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from tests.components.engine_fixture import call
+
+LOGITS = np.array([0.5, 3.0, -1.0, 2.0, 2.5, 0.0], np.float32)
+NOBODY: frozenset[int] = frozenset()
+
+
+def row(logits: np.ndarray = LOGITS, k: int = 6, *, full: bool = False) -> Candidates:
+    order = np.argsort(-logits, kind="stable")[:k]
+    return Candidates(logits[order], order, logits if full else None)
+
+
+def draws(count: int, *, full: bool = False, **params: Any) -> np.ndarray:
+    request = Request(call("a", [1], max_tokens=count, seed=5, **params))
+    tokens = []
+    for _ in range(count):
+        tokens.append(choose(row(full=full), request, NOBODY))
+        request.tokens.append(0)
+    return np.bincount(tokens, minlength=6) / count
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    weights = np.exp(values - values.max())
+    return np.asarray(weights / weights.sum())
+
+
+def test_greedy_takes_the_best_and_the_lower_id_of_equals() -> None:
+    request = Request(call("a", [1]))
+    assert choose(row(), request, NOBODY) == 1
+    equal = np.array([1.0, 2.0, 2.0], np.float32)
+    assert choose(row(equal), request, NOBODY) == 1
+    assert choose(row(equal, full=True), request, NOBODY) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_draws_follow_the_distribution(temperature: float) -> None:
+    expected = softmax(LOGITS.astype(np.float64) / temperature)
+    assert np.abs(draws(4000, full=True, temperature=temperature) - expected).max() < 0.03
+
+
+def test_top_k_draws_from_the_best_k_only() -> None:
+    got = draws(2000, temperature=1.0, top_k=2)
+    assert np.flatnonzero(got).tolist() == [1, 4]
+    assert got[1] == pytest.approx(softmax(LOGITS[[1, 4]])[0], abs=0.04)
+
+
+def test_top_p_keeps_the_least_set_that_reaches_the_mass() -> None:
+    probs = softmax(LOGITS.astype(np.float64))
+    assert np.flatnonzero(draws(500, full=True, temperature=1.0, top_p=probs[1] - 0.01)).tolist() == [1]
+    assert np.flatnonzero(draws(500, full=True, temperature=1.0, top_p=probs[1] + 0.01)).tolist() == [1, 4]
+
+
+def test_min_p_is_relative_to_the_best() -> None:
+    threshold = float(np.exp(2.0 - 3.0)) - 0.01
+    assert np.flatnonzero(draws(1000, full=True, temperature=1.0, min_p=threshold)).tolist() == [1, 3, 4]
+
+
+def test_a_draw_depends_on_the_seed_and_the_index_alone() -> None:
+    def draw(seed: int, index: int) -> int:
+        request = Request(call("a", [1], max_tokens=99, temperature=3.0, seed=seed))
+        request.tokens += [0] * index
+        return choose(row(full=True), request, NOBODY)
+
+    first = [draw(1, i) for i in range(40)]
+    assert first == [draw(1, i) for i in range(40)]
+    assert first != [draw(2, i) for i in range(40)]
+    assert len(set(first)) > 2
+
+
+def test_banned_tokens_until_min_tokens() -> None:
+    request = Request(call("a", [1], max_tokens=4, min_tokens=1, stop_token_ids=frozenset({4})))
+    banned = banned_tokens(request, frozenset({1}))
+    assert banned == {1, 4}
+    assert choose(row(), request, banned) == 3
+    request.tokens.append(0)
+    assert banned_tokens(request, frozenset({1})) == frozenset()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_numbers_are_an_error(bad: float) -> None:
+    spoiled = np.full(6, bad, np.float32)
+    with pytest.raises(InvocationError, match="finite"):
+        choose(row(spoiled), Request(call("a", [1])), NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("params", "banned", "needed"),
+    [
+        ({"temperature": 0}, 0, False),
+        ({"temperature": 0}, 3, False),
+        ({"temperature": 0}, 4, True),
+        ({"temperature": 1, "top_k": 4}, 0, False),
+        ({"temperature": 1, "top_k": 4}, 1, True),
+        ({"temperature": 1, "top_k": 4, "top_p": 0.5}, 0, False),
+        ({"temperature": 1, "top_p": 0.5}, 0, True),
+        ({"temperature": 1, "top_k": 5}, 0, True),
+        ({"temperature": 0, "logprobs": 0}, 0, True),
+    ],
+)
+def test_logits_are_needed_only_when_the_candidates_do_not_decide(
+    params: dict[str, float], banned: int, needed: bool
+) -> None:
+    sampling = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]
+    assert needs_logits(sampling, banned, num_candidates=4) is needed
+
+
+@given(
+    st.lists(st.integers(-40, 40), min_size=4, max_size=12, unique=True),
+    st.integers(1, 4),
+    st.floats(0.1, 1),
+    st.integers(0, 2**63 - 1),
+)
+def test_candidates_decide_as_the_whole_row_would(
+    levels: list[int], top_k: int, top_p: float, seed: int
+) -> None:
+    logits = np.array(levels, np.float32) / 8
+    request = Request(call("a", [1], temperature=1.0, top_k=top_k, top_p=top_p, seed=seed))
+    assert choose(row(logits, 4), request, NOBODY) == choose(row(logits, 4, full=True), request, NOBODY)
+
+
+def test_logprobs() -> None:
+    got = logprobs_of(LOGITS, 3, 2)
+    expected = np.log(softmax(LOGITS.astype(np.float64)))
+    assert got.logprob == pytest.approx(expected[3])
+    assert [token for token, _ in got.top] == [1, 4]
+    assert got.top[0][1] == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("min_tokens", 9),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", 2.0),
+        ("seed", -1),
+        ("logprobs", 21),
+    ],
+)
+def test_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=field) as raised:
+        SamplingParams(**{"max_tokens": 4, field: value})  # type: ignore[arg-type]
+    assert raised.value.param == field
