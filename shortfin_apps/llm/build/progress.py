@@ -1,0 +1,107 @@
+"""How far a build is: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+
+class Stage(Protocol):
+    """One stage under way."""
+
+    def advance(self, amount: int) -> None:
+        """`amount` more of the stage's total is done."""
+        ...
+
+    def say(self, text: str) -> None:
+        """What is being done right now."""
+        ...
+
+
+class BuildProgress(Protocol):
+    """Told about the stages of a build, in order."""
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        """A stage that lasts as long as the context; `total` is its size, None when unknown."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A line worth keeping."""
+        ...
+
+
+class PlainProgress:
+    """Lines on stderr: one a stage, one a change of text, no bars."""
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        self.note(name)
+        yield _PlainStage(self, name)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class QuietProgress(PlainProgress):
+    """Says nothing."""
+
+    def note(self, text: str) -> None:
+        pass
+
+
+class _PlainStage:
+    def __init__(self, progress: PlainProgress, name: str) -> None:
+        self._progress = progress
+        self._name = name
+
+    def advance(self, amount: int) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self._progress.note(f"{self._name}: {text}")
+
+
+class RichProgress:
+    """Bars on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description:<8}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        with Progress(*columns, console=self._console) as bars:
+            yield _RichStage(bars, bars.add_task(name, total=total, text=""))
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+class _RichStage:
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+
+    def advance(self, amount: int) -> None:
+        self._bars.advance(self._task, amount)
+
+    def say(self, text: str) -> None:
+        self._bars.update(self._task, text=text)
+
+
+def default_progress() -> BuildProgress:
+    """Bars when stderr is a terminal, lines otherwise."""
+    console = Console(stderr=True)
+    return RichProgress(console) if console.is_terminal else PlainProgress()
