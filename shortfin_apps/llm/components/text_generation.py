@@ -46,7 +46,7 @@ class TextDelta:
 
     `text` may lag behind `token_ids`: half a character, or what may become a stop string, is held
     back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or the stop
-    token that ended it, None for end-of-sequence.
+    token that ended it, None for end-of-sequence. A whole answer is one delta, too.
     """
 
     text: str
@@ -55,18 +55,6 @@ class TextDelta:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A finished request, whole."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    num_cached_tokens: int
-    finish_reason: FinishReason
-    stop_reason: str | int | None
 
 
 class TextStream:
@@ -120,8 +108,8 @@ class TextStream:
         if not self._finished:
             await self._finish(FinishReason.ABORT)
 
-    async def completion(self) -> Completion:
-        """Reads to the end; the request is aborted if this is cancelled."""
+    async def whole(self) -> TextDelta:
+        """All deltas as one; the request is aborted if this is cancelled."""
         try:
             return _join([delta async for delta in self])
         finally:
@@ -250,9 +238,9 @@ class TextGenerator:
         return TextStream(request, self.tokenizer, self.engine, engine_id, timer)
 
 
-async def gather(streams: Sequence[TextStream]) -> list[Completion]:
-    """All completions, in order. When one fails or this is cancelled, all the others are aborted."""
-    tasks = [asyncio.ensure_future(stream.completion()) for stream in streams]
+async def gather(streams: Sequence[TextStream]) -> list[TextDelta]:
+    """All answers, whole, in order. When one fails or this is cancelled, all the others are aborted."""
+    tasks = [asyncio.ensure_future(stream.whole()) for stream in streams]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -306,10 +294,9 @@ async def _anext(stream: TextStream) -> TextDelta:
     return await anext(stream)
 
 
-def _join(deltas: Sequence[TextDelta]) -> Completion:
+def _join(deltas: Sequence[TextDelta]) -> TextDelta:
     last = deltas[-1]
-    assert last.finish_reason is not None, "a stream ends with a reason"
-    return Completion(
+    return TextDelta(
         text="".join(d.text for d in deltas),
         token_ids=tuple(itertools.chain.from_iterable(d.token_ids for d in deltas)),
         logprobs=tuple(itertools.chain.from_iterable(d.logprobs for d in deltas)),

@@ -1,0 +1,272 @@
+"""`POST|PUT /generate`: upstream shortfin's answer, SGLang's request fields and stream.
+
+Whole:    {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...n]}, ...]}
+Streamed: data: {"text", "output_ids", "meta_info", "index"} with everything so far, then data: [DONE]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shortfin_apps.llm.api.errors import error_body
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
+from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
+from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
+from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
+from shortfin_apps.llm.components.messages import FinishReason, TokenLogprobs
+from shortfin_apps.llm.components.text_generation import (
+    TextDelta,
+    TextRequest,
+    TextStream,
+    gather,
+    merge,
+    with_seed,
+)
+from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+
+logger = logging.getLogger(__name__)
+router = APIRouter(route_class=JsonRoute, tags=["native"])
+
+DEFAULT_MAX_TOKENS = 50  # upstream's
+PREFIX = "sampling_params."
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One prompt of the batch."""
+
+    text: str | None
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingBody
+    request_id: str
+    logprobs: int | None
+    cache_salt: str | None
+
+
+@router.post("/generate")
+@router.put("/generate")
+async def generate(body: GenerateBody, request: Request) -> Response:
+    """Continues one prompt or a batch of them."""
+    model = service_of(request).model
+    items = await read_items(body, model, request_id_of(request))
+    requests = [text_request(item, model, i) for item in items for i in range(item.sampling.n or 1)]
+    streams = await model.generator.submit(requests)
+    if body.stream:
+        return EventStream(_events(streams, model.generator.tokenizer), streams)
+    answers = [Answer(stream.request, model.generator.tokenizer) for stream in streams]
+    for answer, whole in zip(answers, await unless_disconnected(request, gather(streams)), strict=True):
+        answer.add(whole)
+    return JsonResponse({"responses": _by_prompt(items, answers, bool(body.return_input_ids))})
+
+
+async def read_items(body: GenerateBody, model: ServedModel, request_id: str) -> list[Item]:
+    """The prompts of a body with what belongs to each. Raises InvalidRequestError."""
+    body.refuse_unsupported()
+    texts, id_lists = _prompts(body)
+    count = len(texts or id_lists)
+    sampling = _each("sampling_params", body.sampling_params, count, SamplingBody())
+    rids = _request_ids(body.rid, count, request_id)
+    wanted = _each("return_logprob", body.return_logprob, count, False)
+    tops = _each("top_logprobs_num", body.top_logprobs_num, count, 0)
+    starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
+    if any(w and start != -1 for w, start in zip(wanted, starts, strict=True)):
+        raise InvalidRequestError(
+            "`logprob_start_len`: log-probabilities of the prompt are not supported; use -1",
+            "logprob_start_len",
+        )
+    items = []
+    for i in range(count):
+        prompt_ids = await model.generator.encode(texts[i]) if texts else tuple(id_lists[i])
+        items.append(
+            Item(
+                text=texts[i] if texts else None,
+                prompt_ids=prompt_ids,
+                sampling=sampling[i],
+                request_id=rids[i],
+                logprobs=tops[i] if wanted[i] else None,
+                cache_salt=body.cache_salt,
+            )
+        )
+    return items
+
+
+def text_request(item: Item, model: ServedModel, choice: int) -> TextRequest:
+    """One of the `n` requests of an item. Raises InvalidRequestError with the caller's field name."""
+    body, generator = item.sampling, model.generator
+    body.refuse_unsupported(PREFIX)
+    _refuse_beams(body, model)
+    max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
+    min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")
+    seed_name, seed = _first_given(body, "seed", "sampling_seed")
+    names = {n: PREFIX + n for n in ("temperature", "top_k", "top_p", "min_p", "stop_token_ids")}
+    names |= {"max_tokens": PREFIX + max_name, "min_tokens": PREFIX + min_name, "seed": PREFIX + seed_name}
+    names["logprobs"] = "top_logprobs_num"
+    prompt_field = "text" if item.text is not None else "input_ids"
+    with spelled(names):
+        params = sampling_params(
+            body,
+            model.native_defaults,
+            vocab_size=generator.tokenizer.vocab_size,
+            max_tokens=generator.fit(
+                item.prompt_ids, max_tokens, default=DEFAULT_MAX_TOKENS, param=prompt_field
+            ),
+            min_tokens=min_tokens,
+            seed=seed,
+            logprobs=item.logprobs,
+        )
+    return TextRequest(
+        request_id=item.request_id,
+        prompt_ids=item.prompt_ids,
+        params=with_seed(params, choice),
+        stop=stop_strings(body.stop),
+        include_stop=bool(body.no_stop_trim),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        cache_salt=item.cache_salt,
+    )
+
+
+@dataclass(slots=True)
+class Answer:
+    """One completion as it grows, in SGLang's shape."""
+
+    request: TextRequest
+    tokenizer: Tokenizer
+    text: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    finish_reason: dict[str, Any] | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self.text += delta.text
+        self.output_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.finish_reason = _finish_reason(delta, len(self.output_ids))
+
+    def to_dict(self) -> dict[str, Any]:
+        meta_info: dict[str, Any] = {
+            "id": self.request.request_id,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": len(self.request.prompt_ids),
+            "completion_tokens": len(self.output_ids),
+            "cached_tokens": self.num_cached_tokens,
+        }
+        if self.request.params.logprobs is not None:
+            pairs = zip(self.output_ids, self.logprobs, strict=True)
+            meta_info["output_token_logprobs"] = [self._triple(i, lp.logprob) for i, lp in pairs]
+            meta_info["output_top_logprobs"] = [
+                [self._triple(i, logprob) for i, logprob in lp.top] for lp in self.logprobs
+            ]
+        return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta_info}
+
+    def _triple(self, token_id: int, logprob: float) -> tuple[float, int, str]:
+        return logprob, token_id, self.tokenizer.token_text(token_id)
+
+
+async def _events(streams: Sequence[TextStream], tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+    answers = [Answer(stream.request, tokenizer) for stream in streams]
+    try:
+        async for index, delta in merge(streams):
+            answers[index].add(delta)
+            yield event({**answers[index].to_dict(), "index": index})
+    except Exception as error:
+        if not isinstance(error, LlmError):
+            logger.exception("a stream failed")
+        yield event(error_body(error, native=True))
+    yield DONE
+
+
+def _by_prompt(items: Sequence[Item], answers: Sequence[Answer], with_ids: bool) -> list[dict[str, Any]]:
+    rest = iter(answers)
+    responses = []
+    for item in items:
+        choices = [next(rest).to_dict() for _ in range(item.sampling.n or 1)]
+        ids = {"input_ids": item.prompt_ids} if with_ids else {}
+        responses.append({"prompt": item.text, "responses": choices, **ids})
+    return responses
+
+
+def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
+    match delta.finish_reason:
+        case None:
+            return None
+        case FinishReason.STOP:
+            matched = delta.stop_reason
+            if matched is None and delta.token_ids:
+                matched = delta.token_ids[-1]  # SGLang names the end-of-sequence token
+            return {"type": "stop", "matched": matched}
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": num_tokens}
+        case reason:
+            return {"type": reason.value, "message": "the request was aborted"}
+
+
+def _prompts(body: GenerateBody) -> tuple[list[str], list[list[int]]]:
+    """Texts or token ids, as a batch; exactly one of the two lists is not empty."""
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidRequestError("give exactly one of `text` and `input_ids`", "text")
+    if body.text is not None:
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        if not texts:
+            raise InvalidRequestError("`text` must hold at least one prompt", "text")
+        return texts, []
+    ids = body.input_ids or []
+    if not ids:
+        raise InvalidRequestError("`input_ids` must hold at least one token", "input_ids")
+    # The union in the schema admits a list of ints or a list of lists, never a mixture.
+    nested = [row for row in ids if isinstance(row, list)]
+    return [], nested or [[i for i in ids if isinstance(i, int)]]
+
+
+def _each(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
+    """One value for each prompt of the batch."""
+    if not isinstance(value, list):
+        return [default if value is None else value] * count
+    if len(value) != count:
+        raise InvalidRequestError(f"`{name}` has {len(value)} entries for {count} prompts", name)
+    return value
+
+
+def _request_ids(rid: str | list[str] | None, count: int, request_id: str) -> list[str]:
+    if rid is None:
+        return [request_id] if count == 1 else [f"{request_id}-{i}" for i in range(count)]
+    if isinstance(rid, str) and count > 1:
+        raise InvalidRequestError(f"`rid` must be a list of {count} for a batch of {count}", "rid")
+    return _each("rid", rid, count, request_id)
+
+
+def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:
+    """The value of the one name that was used, with that name; several must agree."""
+    given: dict[str, int] = {n: v for n in names if (v := getattr(body, n)) is not None}
+    if len(set(given.values())) > 1:
+        first, second = list(given)[:2]
+        raise InvalidRequestError(f"`{PREFIX}{first}` and `{PREFIX}{second}` disagree", PREFIX + second)
+    return next(iter(given.items()), (names[0], None))
+
+
+def _refuse_beams(body: SamplingBody, model: ServedModel) -> None:
+    if body.num_beams is None or body.num_beams == 1:
+        return
+    if body.num_beams < 1:
+        raise InvalidRequestError(f"`{PREFIX}num_beams` must be at least 1", PREFIX + "num_beams")
+    exported = model.exported_top_k
+    extra: dict[str, object] = {}
+    if exported is not None and body.num_beams > exported:
+        extra = {"exported_topk": exported, "requested_topk": body.num_beams}
+    raise InvalidRequestError(
+        f"`{PREFIX}num_beams` is {body.num_beams}, but this server has no beam search; leave it at 1",
+        PREFIX + "num_beams",
+        extra,
+    )

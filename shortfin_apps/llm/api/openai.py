@@ -1,0 +1,236 @@
+"""`/v1/completions`, `/v1/chat/completions` and `/v1/models`, as OpenAI's clients expect them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shortfin_apps.llm.api.errors import ModelNotFoundError, error_body
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Shape, usage
+from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
+from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
+from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
+from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
+from shortfin_apps.llm.components.text_generation import TextRequest, TextStream, gather, merge, with_seed
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+
+logger = logging.getLogger(__name__)
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
+
+
+@router.post("/completions")
+async def completions(body: CompletionBody, request: Request) -> Response:
+    """Continues one prompt or a batch of them."""
+    service = service_of(request)
+    model = _prepare(service, body)
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequestError(
+            "`echo` with `logprobs`: log-probabilities of the prompt are not supported", "echo"
+        )
+    prompts = await _prompt_ids(body, model)
+    requests = [
+        request_
+        for prompt_ids in prompts
+        for request_ in _requests(
+            body,
+            model,
+            prompt_ids,
+            request_id=request_id_of(request),
+            prompt_field="prompt",
+            max_tokens=("max_tokens", body.max_tokens),
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+            logprobs=body.logprobs,
+        )
+    ]
+    shape = CompletionShape(model.generator.tokenizer, requests, echo=bool(body.echo))
+    return await _respond(request, body, model, requests, shape)
+
+
+@router.post("/chat/completions")
+async def chat_completions(body: ChatBody, request: Request) -> Response:
+    """Answers a conversation."""
+    service = service_of(request)
+    model = _prepare(service, body)
+    text = model.generator.tokenizer.apply_chat_template(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        **(body.chat_template_kwargs or {}),
+    )
+    requests = _requests(
+        body,
+        model,
+        await model.generator.encode(text, add_special_tokens=False),
+        request_id=request_id_of(request),
+        prompt_field="messages",
+        max_tokens=_chat_max_tokens(body),
+        default_max_tokens=None,
+        logprobs=_chat_logprobs(body),
+    )
+    shape = ChatShape(model.generator.tokenizer)
+    return await _respond(request, body, model, requests, shape)
+
+
+@router.get("/models")
+async def models(request: Request) -> Response:
+    return JsonResponse({"object": "list", "data": [_model_card(service_of(request))]})
+
+
+@router.get("/models/{model_id:path}")
+async def model(model_id: str, request: Request) -> Response:
+    service = service_of(request)
+    _check_model(service, model_id)
+    return JsonResponse(_model_card(service))
+
+
+def _prepare(service: Service, body: OpenAIBody) -> ServedModel:
+    _check_model(service, body.model)
+    body.refuse_unsupported()
+    return service.model
+
+
+def _check_model(service: Service, name: str | None) -> None:
+    if name is not None and name != service.name:
+        raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")
+
+
+def _model_card(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "shortfin-llm",
+        "max_model_len": service.model.generator.max_seq_len,
+    }
+
+
+async def _prompt_ids(body: CompletionBody, model: ServedModel) -> list[tuple[int, ...]]:
+    """The batch of prompts as token ids; a single prompt is a batch of one."""
+    prompt, special = body.prompt, body.add_special_tokens is not False
+    batch: list[Any] = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
+    return [
+        await model.generator.encode(p, add_special_tokens=special) if isinstance(p, str) else tuple(p)
+        for p in batch
+    ]
+
+
+def _is_ids(prompt: Sequence[object]) -> bool:
+    return not prompt or isinstance(prompt[0], int)  # the schema keeps lists uniform
+
+
+def _requests(
+    body: OpenAIBody,
+    model: ServedModel,
+    prompt_ids: tuple[int, ...],
+    *,
+    request_id: str,
+    prompt_field: str,
+    max_tokens: tuple[str, int | None],
+    default_max_tokens: int | None,
+    logprobs: int | None,
+) -> list[TextRequest]:
+    """The `n` requests of one prompt."""
+    max_name, max_value = max_tokens
+    generator = model.generator
+    logprobs_name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+    with spelled({"max_tokens": max_name, "logprobs": logprobs_name}):
+        params = sampling_params(
+            body,
+            model.openai_defaults,
+            vocab_size=generator.tokenizer.vocab_size,
+            max_tokens=generator.fit(prompt_ids, max_value, default=default_max_tokens, param=prompt_field),
+            min_tokens=body.min_tokens,
+            seed=body.seed,
+            logprobs=logprobs,
+        )
+    return [
+        TextRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=with_seed(params, choice),
+            stop=stop_strings(body.stop),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            cache_salt=body.cache_salt,
+        )
+        for choice in range(body.n or 1)
+    ]
+
+
+def _chat_max_tokens(body: ChatBody) -> tuple[str, int | None]:
+    """`max_completion_tokens`, or its older name `max_tokens`."""
+    if body.max_completion_tokens is None:
+        return "max_tokens", body.max_tokens
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        raise InvalidRequestError("`max_tokens` and `max_completion_tokens` disagree", "max_tokens")
+    return "max_completion_tokens", body.max_completion_tokens
+
+
+def _chat_logprobs(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
+    return None
+
+
+async def _respond(
+    request: Request, body: OpenAIBody, model: ServedModel, requests: Sequence[TextRequest], shape: Shape
+) -> Response:
+    service = service_of(request)
+    streams = await model.generator.submit(requests)
+    head = {
+        "id": shape.id_prefix + request_id_of(request),
+        "created": int(service.clock()),
+        "model": service.name,
+    }
+    choices_per_prompt = body.n or 1
+    if body.stream:
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        events = _events(streams, shape, head, choices_per_prompt if with_usage else None)
+        return EventStream(events, streams)
+    answers = await unless_disconnected(request, gather(streams))
+    return JsonResponse(
+        {
+            **head,
+            "object": shape.object_name,
+            "choices": [shape.choice(i, answer) for i, answer in enumerate(answers)],
+            "usage": usage(
+                requests,
+                [len(a.token_ids) for a in answers],
+                [a.num_cached_tokens for a in answers],
+                choices_per_prompt,
+            ),
+        }
+    )
+
+
+async def _events(
+    streams: Sequence[TextStream], shape: Shape, head: dict[str, Any], usage_choices: int | None
+) -> AsyncGenerator[bytes, None]:
+    """Chunks, a last one with the usage if `usage_choices` (choices per prompt) is given, and the end."""
+    head = {**head, "object": shape.chunk_object_name}
+    if usage_choices is not None:
+        head["usage"] = None
+    generated, cached = [0] * len(streams), [0] * len(streams)
+    try:
+        async for index, delta in merge(streams):
+            generated[index] += len(delta.token_ids)
+            cached[index] = max(cached[index], delta.num_cached_tokens)
+            for choice in shape.chunks(index, delta):
+                yield event({**head, "choices": [choice]})
+        if usage_choices is not None:
+            totals = usage([s.request for s in streams], generated, cached, usage_choices)
+            yield event({**head, "choices": [], "usage": totals})
+    except Exception as error:
+        if not isinstance(error, LlmError):
+            logger.exception("a stream failed")
+        yield event(error_body(error, native=False))
+    yield DONE

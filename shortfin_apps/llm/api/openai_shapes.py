@@ -1,0 +1,134 @@
+"""The objects of OpenAI's answers: choices, whole and in chunks, their log-probabilities, and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from shortfin_apps.llm.components.messages import TokenLogprobs
+from shortfin_apps.llm.components.text_generation import TextDelta, TextRequest
+from shortfin_apps.llm.components.tokenizer import REPLACEMENT, Tokenizer
+
+
+class Shape(Protocol):
+    """How one of the two routes writes its answers."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+
+    def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
+        """One element of `choices`, from a whole answer."""
+        ...
+
+    def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
+        """The streamed choices that a delta makes: none when there is nothing to tell yet."""
+        ...
+
+
+class CompletionShape:
+    id_prefix = "cmpl-"
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer, requests: Sequence[TextRequest], *, echo: bool) -> None:
+        self._tokenizer = tokenizer
+        # Text that is still to come before a choice's own.
+        self._echoes = [tokenizer.decode(r.prompt_ids) if echo else "" for r in requests]
+        self._offsets = [0] * len(requests)  # characters of the choice's tokens so far
+
+    def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
+        echo, self._echoes[index] = self._echoes[index], ""
+        return {
+            "index": index,
+            "text": echo + answer.text,
+            "logprobs": self._logprobs(index, answer),
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+        }
+
+    def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
+        if delta.text or delta.logprobs or delta.finish_reason is not None:
+            yield self.choice(index, delta)
+
+    def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
+        if not delta.logprobs:
+            return None
+        tokens = [self._tokenizer.token_text(i) for i in delta.token_ids]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [lp.logprob for lp in delta.logprobs],
+            "top_logprobs": [self._top(t, lp) for t, lp in zip(tokens, delta.logprobs, strict=True)],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: str, logprobs: TokenLogprobs) -> dict[str, float]:
+        top = {self._tokenizer.token_text(i): logprob for i, logprob in reversed(logprobs.top)}
+        return {**top, token: logprobs.logprob}
+
+
+class ChatShape:
+    id_prefix = "chatcmpl-"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._started: set[int] = set()
+
+    def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        return {"index": index, "message": message, **self._rest(answer)}
+
+    def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
+        if index not in self._started:
+            self._started.add(index)
+            role = {"role": "assistant", "content": ""}
+            yield {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
+        if delta.text or delta.logprobs or delta.finish_reason is not None:
+            content = {"content": delta.text} if delta.text else {}
+            yield {"index": index, "delta": content, **self._rest(delta)}
+
+    def _rest(self, delta: TextDelta) -> dict[str, Any]:
+        return {
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+
+    def _logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
+        if not delta.logprobs:
+            return None
+        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+        content = [
+            {
+                **self._token(token_id, logprobs.logprob),
+                "top_logprobs": [self._token(i, logprob) for i, logprob in logprobs.top],
+            }
+            for token_id, logprobs in pairs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.token_text(token_id)
+        # Part of a character has no text of its own, so its bytes are not known here.
+        data = None if REPLACEMENT in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": data}
+
+
+def usage(
+    requests: Sequence[TextRequest], generated: Sequence[int], cached: Sequence[int], choices_per_prompt: int
+) -> dict[str, Any]:
+    """Tokens read and written; a prompt counts once, however many choices it has."""
+    prompt_tokens = sum(len(r.prompt_ids) for r in requests[::choices_per_prompt])
+    completion_tokens = sum(generated)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(cached[::choices_per_prompt])},
+    }

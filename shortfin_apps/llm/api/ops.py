@@ -1,0 +1,90 @@
+"""For operators, load balancers and tools: health, metrics, versions and the tokenizer."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.schema import DetokenizeBody, TokenizeBody
+from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.components.tokenizer import first_out_of_range
+from shortfin_apps.llm.errors import InvalidRequestError
+
+router = APIRouter(route_class=JsonRoute, tags=["ops"])
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the engine steps whenever it has work, 503 when it does not any more."""
+    return _state("healthy", service_of(request).healthy)
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 when requests are taken, 503 while the model loads or the server drains."""
+    return _state("ready", service_of(request).ready)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@router.get("/version")
+async def versions() -> Response:
+    libraries = ("shortfin", "iree-base-runtime", "tokenizers")
+    return JsonResponse({"version": __version__, **{name: version(name) for name in libraries}})
+
+
+@router.get("/server_info")
+async def server_info(request: Request) -> Response:
+    """The effective server configuration and the model's."""
+    service = service_of(request)
+    return JsonResponse(
+        {
+            "version": __version__,
+            "served_model_name": service.name,
+            "server": service.config,
+            "model": service.model_info,
+        }
+    )
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """Token ids of a text, or of a conversation as the chat template writes it."""
+    generator = service_of(request).model.generator
+    special = body.add_special_tokens is not False
+    text = body.prompt or ""
+    if body.messages is not None:
+        text = generator.tokenizer.apply_chat_template(
+            [message.for_template() for message in body.messages],
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
+        special = body.add_special_tokens is True
+    ids = await generator.encode(text, add_special_tokens=special)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": generator.max_seq_len, "tokens": ids}
+    names = [generator.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
+    return JsonResponse({**answer, "token_strs": names})
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    """Text of token ids, special tokens included."""
+    tokenizer = service_of(request).model.generator.tokenizer
+    if (stranger := first_out_of_range(body.tokens, tokenizer.vocab_size)) is not None:
+        raise InvalidRequestError(
+            f"`tokens`: token id {stranger} is not in [0, {tokenizer.vocab_size})", "tokens"
+        )
+    return JsonResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _state(word: str, holds: bool) -> Response:
+    return JsonResponse({"status": word if holds else f"not {word}"}, status_code=200 if holds else 503)

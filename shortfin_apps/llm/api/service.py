@@ -1,0 +1,81 @@
+"""What every route needs, hung on the application: the model once it is loaded, and its defaults."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from shortfin_apps.llm.api.sampling import SamplingDefaults
+from shortfin_apps.llm.components.metrics import ServerMetrics
+from shortfin_apps.llm.components.text_generation import TextGenerator
+from shortfin_apps.llm.errors import UnavailableError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A loaded model. `exported_top_k` is the VMFB's, None when it returns whole logits."""
+
+    generator: TextGenerator
+    native_defaults: SamplingDefaults
+    openai_defaults: SamplingDefaults
+    exported_top_k: int | None
+    info: Mapping[str, Any]  # for /server_info
+
+
+class Service:
+    """One server. `model` is set once, when loading has finished."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        metrics: ServerMetrics,
+        config: Mapping[str, Any],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = name  # as clients see it
+        self.clock = clock  # seconds since the epoch
+        self.created = int(clock())
+        self.metrics = metrics
+        self.config = config  # the effective server configuration, for /server_info
+        self._model: ServedModel | None = None
+
+    def serve(self, model: ServedModel) -> None:
+        self._model = model
+        self.metrics.watch(model.generator.engine)
+
+    @property
+    def model(self) -> ServedModel:
+        """Raises UnavailableError while it loads."""
+        if self._model is None:
+            raise UnavailableError("the model is still loading; /ready tells when it is there")
+        return self._model
+
+    @property
+    def model_info(self) -> Mapping[str, Any] | None:
+        """None while it loads."""
+        return None if self._model is None else self._model.info
+
+    @property
+    def ready(self) -> bool:
+        return self._model is not None and self._model.generator.engine.ready
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing is known to be wrong; a model that is still loading is not wrong."""
+        return self._model is None or self._model.generator.engine.healthy
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def request_id_of(request: Request) -> str:
+    """The id that the middleware gave the request, or took from `X-Request-Id`."""
+    request_id: str = request.state.request_id
+    return request_id

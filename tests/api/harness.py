@@ -1,0 +1,62 @@
+"""An application over a scripted engine, and clients that speak to it in process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.sampling import SamplingDefaults
+from shortfin_apps.llm.api.service import ServedModel, Service
+from shortfin_apps.llm.components.metrics import ServerMetrics
+from shortfin_apps.llm.components.text_generation import TextGenerator
+from tests.api.scripted_engine import Script, ScriptedEngine, saying
+from tests.components.tiny_tokenizers import byte_level_tokenizer
+
+TOKENIZER = byte_level_tokenizer()
+MAX_SEQ_LEN = 128
+MAX_REQUESTS = 8
+MODEL = "tiny"
+BASE_URL = "http://test"
+
+
+class Harness:
+    """`engine` is what the routes talk to; `client` talks to the routes."""
+
+    def __init__(self, script: Script | None = None, *, loaded: bool = True) -> None:
+        self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
+        metrics = ServerMetrics(MODEL)
+        self.service = Service(name=MODEL, metrics=metrics, config={"port": 8000}, clock=lambda: 1234.5)
+        if loaded:
+            self.load(metrics)
+        self.app: FastAPI = create_app(self.service)
+        transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url=BASE_URL)
+
+    def load(self, metrics: ServerMetrics) -> None:
+        generator = TextGenerator(
+            TOKENIZER, self.engine, max_seq_len=MAX_SEQ_LEN, max_requests=MAX_REQUESTS, metrics=metrics
+        )
+        self.service.serve(
+            ServedModel(
+                generator=generator,
+                native_defaults=SamplingDefaults(temperature=0.0),
+                openai_defaults=SamplingDefaults(temperature=1.0),
+                exported_top_k=4,
+                info={"max_seq_len": MAX_SEQ_LEN},
+            )
+        )
+
+    async def post(self, path: str, body: object) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+
+def events_of(response: httpx.Response) -> list[Any]:
+    """The JSON payloads of a stream; asserts that it ends as it should."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, end, rest = response.text.split("\n\n")
+    assert (end, rest) == ("data: [DONE]", "")
+    return [json.loads(e.removeprefix("data: ")) for e in events]

@@ -1,0 +1,131 @@
+"""An engine that says what it was told to say, and remembers what was asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.messages import (
+    Delta,
+    EngineStats,
+    FinishReason,
+    GenerateCall,
+    TokenLogprobs,
+)
+from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.errors import LlmError, OverloadedError, UnavailableError
+
+Script = Callable[[GenerateCall], Iterator[Delta]]
+
+
+class ScriptedEngine:
+    """Implements EngineClient. `gate`, while it is closed, holds every stream before its next delta."""
+
+    def __init__(self, script: Script, capacity: int = 1000) -> None:
+        self.script = script
+        self.capacity = capacity
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.calls: list[GenerateCall] = []
+        self.live: set[str] = set()
+        self.aborted: list[str] = []
+        self.waiting = asyncio.Event()  # a stream stands before the gate
+        self.freed = asyncio.Event()  # some request was aborted
+        self.draining = False
+        self.healthy = True
+        self.drained_with: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not self.draining
+
+    def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+        if self.draining:
+            raise UnavailableError("draining")
+        if len(self.live) >= self.capacity:
+            raise OverloadedError("full", retry_after_s=2.5)
+        assert call.request_id not in self.live
+        self.calls.append(call)
+        self.live.add(call.request_id)
+        return self._stream(call)
+
+    def abort(self, request_id: str) -> bool:
+        if request_id not in self.live:
+            return False
+        self.live.remove(request_id)
+        self.aborted.append(request_id)
+        self.freed.set()
+        return True
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_waiting=1,
+            num_running=2,
+            pages=CacheUsage(total=10, free=5, cached=1, leased=4),
+            steps=7,
+            plans=3,
+            prompt_tokens=11,
+            cached_tokens=5,
+            generation_tokens=13,
+            padded_tokens=17,
+            preemptions=1,
+            invocations={"decode_bs4": 6, "prefill_bs1": 1},
+            step_s=0.5,
+            device_s=0.4,
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        self.draining, self.drained_with = True, timeout_s
+        self.gate.set()
+
+    async def _stream(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+        for delta in self.script(call):
+            self.waiting.set()
+            await self.gate.wait()
+            if call.request_id not in self.live:
+                yield Delta(request_id=call.request_id, finish_reason=FinishReason.ABORT)
+                return
+            if delta.finish_reason is not None:
+                self.live.discard(call.request_id)
+            yield delta
+
+
+def saying(tokenizer: Tokenizer, text: str, *, cached: int = 0) -> Script:
+    """Says `text`, then end-of-sequence, a token a step; stops at `max_tokens`."""
+    ids = [*tokenizer.encode(text), *tokenizer.eos_token_ids]
+    return lambda call: _spell(call, ids, FinishReason.STOP, cached)
+
+
+def forever(tokenizer: Tokenizer, text: str) -> Script:
+    """Says `text` over and over until `max_tokens`."""
+    ids = tokenizer.encode(text)
+    return lambda call: _spell(call, ids * (call.params.max_tokens // len(ids) + 2), FinishReason.LENGTH, 0)
+
+
+def failing(error: LlmError, after: Sequence[int] = ()) -> Script:
+    def script(call: GenerateCall) -> Iterator[Delta]:
+        for token_id in after:
+            yield Delta(request_id=call.request_id, token_ids=(token_id,))
+        yield Delta(request_id=call.request_id, finish_reason=FinishReason.ERROR, error=error)
+
+    return script
+
+
+def _spell(call: GenerateCall, ids: list[int], last: FinishReason, cached: int) -> Iterator[Delta]:
+    count = min(len(ids), call.params.max_tokens)
+    for position, token_id in enumerate(ids[:count]):
+        ended = position + 1 == count
+        reason = (last if count == len(ids) else FinishReason.LENGTH) if ended else None
+        yield Delta(
+            request_id=call.request_id,
+            token_ids=(token_id,),
+            logprobs=() if call.params.logprobs is None else (_logprobs(token_id, call.params.logprobs),),
+            num_cached_tokens=cached,
+            finish_reason=reason,
+        )
+
+
+def _logprobs(token_id: int, count: int) -> TokenLogprobs:
+    top = tuple((token_id + i, -0.5 * (i + 1)) for i in range(count))
+    return TokenLogprobs(logprob=-0.5, top=top)

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
+from shortfin_apps.llm.errors import InvocationError
+from tests.api.harness import MAX_REQUESTS, MAX_SEQ_LEN, TOKENIZER, Harness, events_of
+from tests.api.scripted_engine import failing, forever, saying
+from tests.components.tiny_tokenizers import EOS
+
+PROMPT = "hello"
+UPSTREAM_BODY = {  # what upstream's own client sends
+    "text": PROMPT,
+    "sampling_params": {"max_completion_tokens": 50, "temperature": 0.7},
+    "rid": "0a1b",
+    "return_logprob": False,
+    "logprob_start_len": -1,
+    "top_logprobs_num": 0,
+    "return_text_in_logprobs": False,
+    "stream": False,
+}
+
+
+async def answers(harness: Harness, body: object) -> list[dict[str, Any]]:
+    response = await harness.post("/generate", body)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    responses: list[dict[str, Any]] = response.json()["responses"]
+    return responses
+
+
+async def test_upstreams_request_gets_upstreams_answer(harness: Harness) -> None:
+    [answer] = await answers(harness, UPSTREAM_BODY)
+    assert answer["prompt"] == PROMPT
+    assert [r["text"] for r in answer["responses"]] == ["the end"]
+    assert harness.engine.calls[0].params.temperature == 0.7
+
+
+async def test_put_works_like_post(harness: Harness) -> None:
+    response = await harness.client.put("/generate", json={"text": PROMPT})
+    assert response.json()["responses"][0]["responses"][0]["text"] == "the end"
+
+
+async def test_meta_info_is_sglangs(harness: Harness) -> None:
+    [answer] = await answers(harness, UPSTREAM_BODY)
+    ids = [*TOKENIZER.encode("the end"), *TOKENIZER.eos_token_ids]
+    assert answer["responses"][0]["output_ids"] == ids
+    assert answer["responses"][0]["meta_info"] == {
+        "id": "0a1b",
+        "finish_reason": {"type": "stop", "matched": ids[-1]},
+        "prompt_tokens": len(TOKENIZER.encode(PROMPT)),
+        "completion_tokens": len(ids),
+        "cached_tokens": 3,
+    }
+
+
+async def test_defaults_are_greedy_and_fifty_tokens(harness: Harness) -> None:
+    await answers(harness, {"text": PROMPT})
+    params = harness.engine.calls[0].params
+    assert (params.temperature, params.max_tokens) == (0.0, 50)
+
+
+async def test_the_default_length_is_cut_to_the_context(harness: Harness) -> None:
+    await answers(harness, {"input_ids": [1] * (MAX_SEQ_LEN - 2)})
+    assert harness.engine.calls[0].params.max_tokens == 2
+
+
+async def test_duplicate_prompts_stay_separate(harness: Harness) -> None:
+    batch = await answers(harness, {"text": [PROMPT, "other", PROMPT], "rid": ["a", "b", "c"]})
+    assert [a["prompt"] for a in batch] == [PROMPT, "other", PROMPT]
+    assert [a["responses"][0]["meta_info"]["id"] for a in batch] == ["a", "b", "c"]
+
+
+async def test_token_ids_alone_and_in_a_batch(harness: Harness) -> None:
+    [one] = await answers(harness, {"input_ids": [1, 2], "return_input_ids": True})
+    assert (one["prompt"], one["input_ids"]) == (None, [1, 2])
+    two = await answers(harness, {"input_ids": [[1, 2], [3]]})
+    assert [a["prompt"] for a in two] == [None, None]
+    assert [call.prompt_ids for call in harness.engine.calls[1:]] == [(1, 2), (3,)]
+
+
+async def test_n_gives_several_answers_with_seeds_of_their_own(harness: Harness) -> None:
+    [answer] = await answers(harness, {"text": PROMPT, "sampling_params": {"n": 3, "seed": 5}})
+    assert len(answer["responses"]) == 3
+    assert [call.params.seed for call in harness.engine.calls] == [5, 6, 7]
+
+
+async def test_sampling_params_for_each_prompt(harness: Harness) -> None:
+    params = [{"max_new_tokens": 1}, {"max_tokens": 2, "top_k": -1}]
+    batch = await answers(harness, {"text": ["a", "b"], "sampling_params": params})
+    assert [len(a["responses"][0]["output_ids"]) for a in batch] == [1, 2]
+    reason = batch[0]["responses"][0]["meta_info"]["finish_reason"]
+    assert reason == {"type": "length", "length": 1}
+
+
+async def test_sampling_params_reach_the_engine(harness: Harness) -> None:
+    sampling = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "sampling_seed": 9, "min_new_tokens": 2}
+    sampling |= {"ignore_eos": True, "stop_token_ids": [4], "temperature": 2}
+    await answers(harness, {"text": PROMPT, "sampling_params": sampling, "cache_salt": "s"})
+    [call] = harness.engine.calls
+    params = call.params
+    assert (params.top_k, params.top_p, params.min_p, params.seed, params.min_tokens) == (3, 0.5, 0.1, 9, 2)
+    assert (params.ignore_eos, params.stop_token_ids, params.temperature) == (True, {4}, 2.0)
+    assert call.cache_salt == "s"
+
+
+@pytest.mark.parametrize(("no_stop_trim", "text"), [(False, "the"), (True, "the en")])
+async def test_stop_strings_end_the_request(no_stop_trim: bool, text: str) -> None:
+    harness = Harness(forever(TOKENIZER, "the end"))
+    sampling = {"stop": [" en"], "no_stop_trim": no_stop_trim}
+    [answer] = await answers(harness, {"text": PROMPT, "sampling_params": sampling})
+    assert answer["responses"][0]["text"] == text
+    finish = answer["responses"][0]["meta_info"]["finish_reason"]
+    assert finish == {"type": "stop", "matched": " en"}
+    assert len(harness.engine.aborted) == 1
+
+
+async def test_special_tokens_show_when_asked_for() -> None:
+    harness = Harness(forever(TOKENIZER, f"a{EOS}"))
+    sampling = {"skip_special_tokens": False, "max_tokens": 2}
+    [answer] = await answers(harness, {"text": PROMPT, "sampling_params": sampling})
+    assert answer["responses"][0]["text"] == f"a{EOS}"
+
+
+async def test_logprobs_in_sglangs_shape(harness: Harness) -> None:
+    body = {"text": PROMPT, "return_logprob": True, "top_logprobs_num": 2}
+    [answer] = await answers(harness, body | {"sampling_params": {"max_tokens": 1}})
+    meta = answer["responses"][0]["meta_info"]
+    [token_id] = answer["responses"][0]["output_ids"]
+    assert meta["output_token_logprobs"] == [[-0.5, token_id, "the"]]
+    assert [pair[:2] for pair in meta["output_top_logprobs"][0]] == [[-0.5, token_id], [-1.0, token_id + 1]]
+
+
+async def test_a_stream_carries_everything_so_far(harness: Harness) -> None:
+    response = await harness.post("/generate", {"text": PROMPT, "stream": True, "rid": "r"})
+    events = events_of(response)
+    whole = (await answers(harness, {"text": PROMPT, "rid": "r"}))[0]["responses"][0]
+    assert events[-1] == {**whole, "index": 0}
+    for earlier, later in zip(events, events[1:], strict=False):
+        assert later["text"].startswith(earlier["text"])
+        assert later["output_ids"][:-1] == earlier["output_ids"]
+        assert earlier["meta_info"]["finish_reason"] is None
+
+
+async def test_a_streamed_batch_says_whose_chunk_it_is(harness: Harness) -> None:
+    body = {"text": ["a", "b"], "stream": True, "sampling_params": {"n": 2}}
+    last = {e["index"]: e for e in events_of(await harness.post("/generate", body))}
+    assert sorted(last) == [0, 1, 2, 3]
+    assert all(e["text"] == "the end" and e["meta_info"]["finish_reason"] for e in last.values())
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "text"),
+    ({"text": "a", "input_ids": [1]}, "text"),
+    ({"text": 5}, "text"),
+    ({"text": ""}, "text"),
+    ({"text": []}, "text"),
+    ({"text": ["a", ""]}, "text"),
+    ({"text": "a " * MAX_SEQ_LEN}, "text"),
+    ({"input_ids": []}, "input_ids"),
+    ({"input_ids": [[]]}, "input_ids"),
+    ({"input_ids": [1, [2]]}, "input_ids"),
+    ({"input_ids": ["1"]}, "input_ids"),
+    ({"input_ids": [True]}, "input_ids"),
+    ({"input_ids": [99999]}, "input_ids"),
+    ({"input_ids": [-3]}, "input_ids"),
+    ({"input_ids": [1] * MAX_SEQ_LEN}, "input_ids"),
+    ({"text": ["a", "b"], "rid": "r"}, "rid"),
+    ({"text": ["a", "b"], "rid": ["r"]}, "rid"),
+    ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+    ({"text": "a", "sampling_params": 3}, "sampling_params"),
+    ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+    ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
+    ({"text": "a", "image_data": "x"}, "image_data"),
+    ({"text": "a", "lora_path": "x"}, "lora_path"),
+]
+REFUSED_SAMPLING: list[tuple[dict[str, Any], str]] = [
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_new_tokens": MAX_SEQ_LEN}, "max_new_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": 3, "max_new_tokens": 4}, "max_tokens"),
+    ({"min_new_tokens": 51}, "min_new_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"seed": -1}, "seed"),
+    ({"sampling_seed": 2**63}, "sampling_seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop_token_ids": [99999]}, "stop_token_ids"),
+    ({"num_beams": 2}, "num_beams"),
+    ({"num_beams": 0}, "num_beams"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"json_schema": "{}"}, "json_schema"),
+]
+CASES = REFUSED + [({"text": "a", "sampling_params": s}, f"sampling_params.{f}") for s, f in REFUSED_SAMPLING]
+
+
+@pytest.mark.parametrize(("body", "field"), CASES, ids=[str(body)[:60] for body, _ in CASES])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_served_is_refused_by_name(
+    harness: Harness, body: dict[str, Any], field: str, stream: bool
+) -> None:
+    response = await harness.post("/generate", {**body, "stream": stream})
+    assert response.status_code == 400, response.text
+    error = response.json()
+    assert error["code"] == "INVALID_REQUEST_ARGS"
+    assert f"`{field}`" in error["error"]
+    assert not harness.engine.calls
+
+
+async def test_beams_beyond_the_exported_top_k_say_so_as_upstream_does(harness: Harness) -> None:
+    response = await harness.post("/generate", {"text": "a", "sampling_params": {"num_beams": 5}})
+    assert response.status_code == 400
+    assert (response.json()["exported_topk"], response.json()["requested_topk"]) == (4, 5)
+
+
+async def test_more_sequences_than_places_can_never_fit(harness: Harness) -> None:
+    response = await harness.post("/generate", {"text": ["a"] * (MAX_REQUESTS + 1)})
+    assert response.status_code == 400
+
+
+async def test_harmless_and_unknown_fields_are_ignored(harness: Harness) -> None:
+    body = {"text": "a", "modalities": ["x"], "is_single": True, "image_data": None, "new_field": 1}
+    await answers(harness, body | {"sampling_params": {"frequency_penalty": 0.0, "num_beams": 1}})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_queue_answers_429_before_any_header_and_keeps_nothing(stream: bool) -> None:
+    harness = Harness()
+    harness.engine.capacity = 1
+    response = await harness.post("/generate", {"text": ["a", "b"], "stream": stream})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "3"
+    assert response.json()["code"] == "QUEUE_FULL"
+    assert not harness.engine.live
+
+
+async def test_a_draining_server_answers_503(harness: Harness) -> None:
+    await harness.engine.drain(0)
+    response = await harness.post("/generate", {"text": "a"})
+    assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
+
+
+async def test_a_failed_invocation_is_told_whole_and_streamed() -> None:
+    harness = Harness(failing(InvocationError("the device failed"), after=TOKENIZER.encode("x")))
+    response = await harness.post("/generate", {"text": "a"})
+    assert response.status_code == 500
+    assert response.json() == {"error": "the device failed", "code": "INVOCATION_FAILED"}
+    *_, last = events_of(await harness.post("/generate", {"text": "a", "stream": True}))
+    assert last == {"error": "the device failed", "code": "INVOCATION_FAILED"}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+sampling_bodies = st.dictionaries(
+    st.sampled_from([*SamplingBody.model_fields, *SamplingBody.REFUSED]), json_values, max_size=4
+)
+generate_bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name: json_values for name in [*GenerateBody.model_fields, *GenerateBody.REFUSED]},
+        "text": st.text(max_size=8) | st.lists(st.text(max_size=3), max_size=3),
+        "sampling_params": sampling_bodies | st.lists(sampling_bodies, max_size=3) | json_values,
+    },
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(body=generate_bodies | json_values)
+async def test_no_body_breaks_the_server(body: object) -> None:
+    harness = Harness(saying(TOKENIZER, "x"))
+    content = json.dumps(body).encode("utf-8", "surrogatepass")
+    headers = {"content-type": "application/json"}
+    response = await harness.client.post("/generate", content=content, headers=headers)
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert response.json()["code"] == "INVALID_REQUEST_ARGS"
+    assert not harness.engine.live
+    await harness.client.aclose()
