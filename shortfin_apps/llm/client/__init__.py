@@ -1,0 +1,30 @@
+"""An asyncio client of any OpenAI-compatible server, this package's above all.
+
+async with LlmClient() as client:
+    print((await client.generate("Once upon a time", max_tokens=32)).text)
+    async for chunk in client.stream_chat([{"role": "user", "content": "Hello"}]):
+        print(chunk.text, end="", flush=True)
+"""
+
+from shortfin_apps.llm.client.answers import Chunk, Generation, Message, Prompt, Sampling, Usage
+from shortfin_apps.llm.client.client import LlmClient
+from shortfin_apps.llm.client.errors import (
+    AuthenticationError,
+    ClientError,
+    ConnectionFailedError,
+    ServerError,
+)
+
+__all__ = [
+    "AuthenticationError",
+    "Chunk",
+    "ClientError",
+    "ConnectionFailedError",
+    "Generation",
+    "LlmClient",
+    "Message",
+    "Prompt",
+    "Sampling",
+    "ServerError",
+    "Usage",
+]

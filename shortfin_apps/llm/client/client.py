@@ -1,0 +1,310 @@
+"""The asyncio client: one connection pool to one server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random as random_module
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple, Self, Unpack
+
+import httpx
+import orjson
+from httpx_sse import EventSource, SSEError
+
+from shortfin_apps.llm.client.answers import (
+    Chunk,
+    Generation,
+    Message,
+    Prompt,
+    Sampling,
+    parse_chunk,
+    parse_generation,
+)
+from shortfin_apps.llm.client.errors import ConnectionFailedError, ServerError, refusal, streamed_error
+from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_RETRIED_STATUSES = (429, 503)
+_LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
+
+
+class _Failure(NamedTuple):
+    error: LlmError
+    retriable: bool
+    retry_after_s: float | None = None
+
+
+class LlmClient:
+    """Talks to one server; `async with` it, or call `aclose`. Belongs to one event loop.
+
+    `base_url` may end in `/v1`. `timeout_s` bounds the silence between two bytes of an answer, not
+    its whole length: an answer that is not streamed is silent until it is finished. At most
+    `max_concurrency` requests are in flight, further ones wait their turn. Failure to connect and
+    the statuses 429 and 503 are retried up to `max_retries` times, honouring `Retry-After`; nothing
+    is retried once an answer has begun. `sleep`, `now` (Unix time) and `random` are for tests.
+
+    Raises InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError or one of
+    `client.errors`, all LlmError.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = 600.0,
+        connect_timeout_s: float = 10.0,
+        max_retries: int = 3,
+        max_concurrency: int = 64,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        now: Callable[[], float] = time.time,
+        random: Callable[[], float] = random_module.random,
+    ) -> None:
+        self.base_url = _normalise(base_url)
+        self.max_concurrency = max_concurrency
+        self._model = model
+        self._sleep = sleep
+        self._now = now
+        self._retry = RetryPolicy(max_retries=max_retries, random=random)
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            # Waiting for a free connection is our own doing, so `pool` has no limit.
+            timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s, pool=None),
+            limits=httpx.Limits(max_connections=max_concurrency),
+            # A proxy from the environment never leads to this machine's own loopback.
+            mounts=dict.fromkeys(_LOOPBACK),
+        )
+
+    async def aclose(self) -> None:
+        """Closes all connections; requests under way fail."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def generate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Generation:
+        """Continues a prompt (`/v1/completions`)."""
+        return await self._complete("/v1/completions", self._completion(prompt, sampling))
+
+    async def chat(self, messages: Sequence[Message], **sampling: Unpack[Sampling]) -> Generation:
+        """Answers the last message of a conversation (`/v1/chat/completions`)."""
+        return await self._complete("/v1/chat/completions", self._chat(messages, sampling))
+
+    def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncGenerator[Chunk, None]:
+        """Like `generate`, piece by piece. Leaving early disconnects, which makes the server stop.
+
+        `aclose` (or `contextlib.aclosing`) disconnects at once, `break` when the loop comes to it.
+        """
+        return self._stream("/v1/completions", self._completion(prompt, sampling))
+
+    def stream_chat(
+        self, messages: Sequence[Message], **sampling: Unpack[Sampling]
+    ) -> AsyncGenerator[Chunk, None]:
+        """Like `chat`, piece by piece; see `stream`."""
+        return self._stream("/v1/chat/completions", self._chat(messages, sampling))
+
+    async def generate_batch(
+        self, prompts: Sequence[Prompt], *, max_concurrency: int | None = None, **sampling: Unpack[Sampling]
+    ) -> list[Generation]:
+        """Continues many prompts, at most `max_concurrency` at a time; answers are in the prompts' order.
+
+        The first prompt that fails ends the batch: the others are cancelled and its error is raised.
+        """
+        answers: dict[int, Generation] = {}
+        waiting = iter(enumerate(prompts))
+
+        async def worker() -> None:
+            for index, prompt in waiting:
+                answers[index] = await self.generate(prompt, **sampling)
+
+        workers = min(max_concurrency or self.max_concurrency, len(prompts))
+        await _all_or_none([worker() for _ in range(workers)])
+        return [answers[index] for index in range(len(prompts))]
+
+    async def models(self) -> list[str]:
+        """The names of the models that the server has."""
+        body = await self._json("GET", "/v1/models")
+        try:
+            return [str(model["id"]) for model in body["data"]]
+        except (LookupError, TypeError) as error:
+            raise ServerError("the server's answer to /v1/models is not a list of models") from error
+
+    async def health(self) -> bool:
+        """Does the server run, and does its engine make progress? False too when nobody answers."""
+        return await self._probe("/health") == 200
+
+    async def ready(self) -> bool:
+        """Would the server take a request now? Servers without `/ready` are ready when healthy."""
+        status = await self._probe("/ready")
+        return await self.health() if status == 404 else status == 200
+
+    async def wait_ready(self, timeout_s: float = 600.0, interval_s: float = 0.2) -> None:
+        """Returns once the server is ready. Raises UnavailableError after `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self.ready():
+                    await self._sleep(interval_s)
+        except TimeoutError:
+            raise UnavailableError(
+                f"the server at {self.base_url} was not ready within {timeout_s:g} s; see its log"
+            ) from None
+
+    def _completion(self, prompt: Prompt, sampling: Sampling) -> dict[str, object]:
+        return self._body({"prompt": prompt if isinstance(prompt, str) else list(prompt)}, sampling)
+
+    def _chat(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
+        return self._body({"messages": [dict(message) for message in messages]}, sampling)
+
+    def _body(self, body: dict[str, object], sampling: Sampling) -> dict[str, object]:
+        model = {} if self._model is None else {"model": self._model}
+        return body | model | {name: value for name, value in sampling.items() if value is not None}
+
+    async def _complete(self, path: str, body: dict[str, object]) -> Generation:
+        return parse_generation(await self._json("POST", path, body))
+
+    async def _stream(self, path: str, body: dict[str, object]) -> AsyncGenerator[Chunk, None]:
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        whole = False
+        async with (
+            self._open("POST", path, asked) as response,
+            aclosing(EventSource(response).aiter_sse()) as events,
+        ):
+            async for event in events:
+                if event.data == "[DONE]":
+                    whole = True
+                    continue  # read to the end, so that the connection can be used again
+                chunk = _chunk(event.data)
+                whole = whole or chunk.finish_reason is not None
+                yield chunk
+        if not whole:
+            raise self._broken()
+
+    async def _json(self, method: str, path: str, body: dict[str, object] | None = None) -> Any:
+        async with self._open(method, path, body) as response:
+            content = await response.aread()
+        return _parse_json(content, f"the server's answer to {path}")
+
+    async def _probe(self, path: str) -> int | None:
+        """The status of one GET, never retried; None when nobody answers."""
+        try:
+            return (await self._http.get(path)).status_code
+        except httpx.TransportError:
+            return None
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, body: dict[str, object] | None
+    ) -> AsyncIterator[httpx.Response]:
+        """The answer's head has come and its status is 2xx; leaving early disconnects."""
+        response = await self._send_with_retries(method, path, body)
+        try:
+            with self._typed_errors():
+                yield response
+        finally:
+            await response.aclose()
+
+    async def _send_with_retries(
+        self, method: str, path: str, body: dict[str, object] | None
+    ) -> httpx.Response:
+        for attempt in itertools.count():
+            outcome = await self._send(method, path, body)
+            if isinstance(outcome, httpx.Response):
+                return outcome
+            delay_s = self._retry.delay_s(attempt, outcome.retry_after_s) if outcome.retriable else None
+            if delay_s is None:
+                raise outcome.error
+            await self._sleep(delay_s)
+        raise AssertionError("itertools.count ended")
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, object] | None
+    ) -> httpx.Response | _Failure:
+        """One attempt, up to the head of an answer whose status is 2xx."""
+        content = None if body is None else orjson.dumps(body)
+        headers = {"Content-Type": "application/json"} if content else None
+        request = self._http.build_request(method, path, content=content, headers=headers)
+        try:
+            with self._typed_errors():
+                response = await self._http.send(request, stream=True)
+                if response.is_success:
+                    return response
+                reason = await response.aread()  # to its end, which gives the connection back
+        except ConnectionFailedError as error:
+            never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+            return _Failure(error, retriable=never_sent)
+        retry_after_s = parse_retry_after(response.headers.get("Retry-After"), self._answered_at(response))
+        refused = refusal(response.status_code, reason, retry_after_s)
+        return _Failure(refused, response.status_code in _RETRIED_STATUSES, retry_after_s)
+
+    def _answered_at(self, response: httpx.Response) -> float:
+        """By the server's clock where it tells, as its `Retry-After` date is by that clock too."""
+        try:
+            return parsedate_to_datetime(response.headers["Date"]).timestamp()
+        except (KeyError, ValueError):
+            return self._now()
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SSEError as error:
+            raise ServerError("the server answered a streaming request without a stream") from error
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ConnectionFailedError(
+                f"no server answers at {self.base_url}; start one with `make serve` or "
+                "`shortfin-llm serve DIR`"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise ConnectionFailedError(
+                f"the server at {self.base_url} fell silent; see its log, or allow a longer timeout"
+            ) from error
+        except httpx.TransportError as error:
+            raise self._broken() from error
+
+    def _broken(self) -> ConnectionFailedError:
+        return ConnectionFailedError(
+            f"the connection to {self.base_url} broke before the answer was whole; see the server's log"
+        )
+
+
+def _normalise(base_url: str) -> str:
+    if not base_url.startswith(("http://", "https://")):
+        raise InvalidRequestError(
+            f"the server's address {base_url!r} must begin with http:// or https://", "base_url"
+        )
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def _chunk(data: str) -> Chunk:
+    event = _parse_json(data, "an event of the server's stream")
+    if isinstance(event, dict) and (error := event.get("error")):
+        raise streamed_error(error)
+    return parse_chunk(event)
+
+
+def _parse_json(content: str | bytes, what: str) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise ServerError(f"{what} is not JSON") from error
+
+
+async def _all_or_none(jobs: Sequence[Awaitable[None]]) -> None:
+    """Runs jobs side by side; the first failure cancels the rest and is raised as it is."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

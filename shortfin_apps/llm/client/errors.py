@@ -1,0 +1,100 @@
+"""What a client raises, beside the errors that server and client share.
+
+LlmError
+├── InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError   from the server's answer
+└── ClientError
+    ├── ConnectionFailedError      nobody answers, or the connection broke
+    ├── AuthenticationError        the API key is missing or wrong        (HTTP 401, 403)
+    └── ServerError                the server failed, or its answer makes no sense
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import orjson
+
+from shortfin_apps.llm.errors import (
+    InvalidRequestError,
+    LlmError,
+    OverloadedError,
+    RequestAbortedError,
+    UnavailableError,
+)
+
+
+class ClientError(LlmError):
+    """Base of the tree above."""
+
+
+class ConnectionFailedError(ClientError):
+    """Nobody answers at that address, or the connection broke before the answer was whole."""
+
+
+class AuthenticationError(ClientError):
+    """The server wants another API key."""
+
+
+class ServerError(ClientError):
+    """The server failed; `status` is the HTTP status it said so with."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def refusal(status: int, body: bytes, retry_after_s: float | None) -> LlmError:
+    """The error that an HTTP answer other than 2xx stands for."""
+    message, param = _message_and_param(body)
+    return error_for(status, message or _phrase(status), param, retry_after_s)
+
+
+def error_for(status: int, message: str, param: str | None, retry_after_s: float | None = None) -> LlmError:
+    """The error for an HTTP status, or for the status code within a streamed error."""
+    match status:
+        case 401 | 403:
+            return AuthenticationError(f"the server refuses this API key: {message}")
+        case 429:
+            return OverloadedError(message, 1.0 if retry_after_s is None else retry_after_s)
+        case 499:
+            return RequestAbortedError(message)
+        case 503:
+            return UnavailableError(message)
+        case _ if 400 <= status < 500:
+            return InvalidRequestError(message, param)
+        case _:
+            return ServerError(f"the server failed with status {status}: {message}", status)
+
+
+def streamed_error(error: object) -> LlmError:
+    """The error that a `data: {"error": ...}` event stands for; without a status in it, a ServerError."""
+    message, param = _describe(error)
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    return error_for(status, message or "no reason given", param)
+
+
+def _message_and_param(body: bytes) -> tuple[str | None, str | None]:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode("utf-8", "replace").strip()[:500] or None, None
+    if not isinstance(parsed, dict):
+        return str(parsed)[:500], None
+    # OpenAI's body has `error`; FastAPI's own answers have `detail`; some servers put `message` on top.
+    return _describe(parsed.get("error") or parsed.get("detail") or parsed)
+
+
+def _describe(error: object) -> tuple[str | None, str | None]:
+    if not isinstance(error, dict):
+        return (str(error)[:500], None) if error else (None, None)
+    message, param = error.get("message"), error.get("param")
+    text = message if isinstance(message, str) else orjson.dumps(error).decode()[:500]
+    return text, param if isinstance(param, str) else None
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "no reason given"

@@ -1,0 +1,53 @@
+"""When a client asks again, and how long it waits first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+
+def parse_retry_after(value: str | None, now_s: float) -> float | None:
+    """Seconds to wait, from a `Retry-After` header (RFC 9110, 10.2.3): delta-seconds or an HTTP date.
+
+    `now_s` is the Unix time of the answer. None when the header is absent or unreadable; a date that
+    has passed gives 0.
+    """
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    # A date without a zone is GMT by the same RFC, though Python calls it naive.
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Exponential backoff with jitter, never earlier than the server asked for.
+
+    `random` yields floats in [0, 1). A server that asks for more than `longest_wait_s` is not waited
+    for.
+    """
+
+    max_retries: int
+    random: Callable[[], float]
+    base_s: float = 0.25
+    cap_s: float = 8.0
+    longest_wait_s: float = 60.0
+
+    def delay_s(self, attempt: int, retry_after_s: float | None = None) -> float | None:
+        """The wait before retry number `attempt` (from 0), in seconds; None: give up."""
+        if attempt >= self.max_retries:
+            return None
+        backoff_s = min(self.cap_s, self.base_s * 2.0 ** min(attempt, 32))
+        if retry_after_s is None:
+            return backoff_s * (0.5 + 0.5 * self.random())
+        if retry_after_s > self.longest_wait_s:
+            return None
+        # Jitter on top, so that the crowd which was told the same second does not return as one.
+        return retry_after_s + backoff_s * self.random()

@@ -1,0 +1,80 @@
+"""`shortfin-llm generate`: continues a text and prints it as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+from shortfin_apps.llm.cli import Subparsers
+from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.terminal.options import (
+    add_sampling_options,
+    add_server_options,
+    open_client,
+    sampling_from,
+)
+from shortfin_apps.llm.terminal.printing import StreamedAnswer
+
+DESCRIPTION = """\
+Continues a text with a served model, as it stands and without a chat template (`shortfin-llm chat` has
+one), and prints the continuation while it is made. Only the text goes to stdout."""
+EPILOG = """\
+examples:
+  shortfin-llm generate "The capital of France is" -n 8 -t 0
+  shortfin-llm generate --file story.txt --temperature 0.8 --seed 7 --stats
+  git log -1 | shortfin-llm generate - --stop "."
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "generate",
+        help="continue a text, streaming",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("prompt", nargs="?", help="the text; `-`, or nothing in a pipe, reads stdin")
+    source.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the text from a file")
+    parser.add_argument("--stats", action="store_true", help="tokens and times on stderr afterwards")
+    add_server_options(parser)
+    add_sampling_options(parser, max_tokens=256)
+
+
+def run(args: argparse.Namespace) -> int:
+    answer = StreamedAnswer()
+    asyncio.run(_generate(read_prompt(args.prompt, args.file), args, answer))
+    if args.stats:
+        print(answer.summary(), file=sys.stderr)
+    return 0
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The text from wherever the command line says. Raises InvalidRequestError when there is none."""
+    if file is not None:
+        return _read_file(file)
+    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        prompt = sys.stdin.read()
+    if not prompt:
+        raise InvalidRequestError(
+            "there is no text to continue; give it as an argument, with --file, or on stdin", "prompt"
+        )
+    return prompt
+
+
+def _read_file(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{file} is not UTF-8 text", "file") from None
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read {file}: {error.strerror}", "file") from error
+
+
+async def _generate(prompt: str, args: argparse.Namespace, answer: StreamedAnswer) -> None:
+    async with open_client(args) as client, aclosing(client.stream(prompt, **sampling_from(args))) as chunks:
+        await answer.show(chunks)

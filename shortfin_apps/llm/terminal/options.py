@@ -1,0 +1,71 @@
+"""The options that every command which talks to a server shares."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import cast
+
+from shortfin_apps.llm.client import LlmClient, Sampling
+from shortfin_apps.llm.client.client import DEFAULT_URL
+
+API_KEY_VARIABLE = "SHORTFIN_LLM_API_KEY"
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--url", default=DEFAULT_URL, help="the server's address (default: %(default)s)")
+    group.add_argument(
+        "--api-key",
+        default=os.environ.get(API_KEY_VARIABLE),
+        help=f"sent as a bearer token (default: ${API_KEY_VARIABLE})",
+    )
+    group.add_argument("--model", help="which of the server's models, if it has several")
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="longest silence of the server in seconds (default: %(default)g)",
+    )
+
+
+def open_client(args: argparse.Namespace) -> LlmClient:
+    # A person waits for the answer or the reason there is none: only a short second try.
+    return LlmClient(args.url, args.api_key, model=args.model, timeout_s=args.timeout, max_retries=1)
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Each option's destination is the field's name in `Sampling`."""
+    group = parser.add_argument_group("sampling", "what is not given is left to the server")
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help="longest answer in tokens (default: %(default)s)",
+    )
+    group.add_argument("--min-tokens", type=int, metavar="N", help="shortest answer in tokens")
+    group.add_argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens of this mass")
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0 is off")
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest")
+    group.add_argument("--seed", type=int, help="makes the answer reproducible")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument(
+        "--stop-token-id",
+        type=int,
+        action="append",
+        dest="stop_token_ids",
+        metavar="ID",
+        help="end at this token; repeatable",
+    )
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after end-of-sequence")
+    group.add_argument("--cache-salt", metavar="SALT", help="share cached pages only under this salt")
+
+
+def sampling_from(args: argparse.Namespace) -> Sampling:
+    """Only what was given on the command line."""
+    chosen = {name: getattr(args, name, None) for name in Sampling.__annotations__}
+    return cast(Sampling, {name: value for name, value in chosen.items() if value is not None})

@@ -1,0 +1,70 @@
+"""Prints a streamed answer as it comes, and counts what it took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+
+from shortfin_apps.llm.client import Chunk, Usage
+
+
+class StreamedAnswer:
+    """An answer on its way to stdout. What has been printed stays readable when it is cut short."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._pieces: list[str] = []
+        self.finish_reason: str | None = None
+        self.usage: Usage | None = None
+        self.ttft_s: float | None = None
+        self.total_s = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    async def show(self, chunks: AsyncIterator[Chunk]) -> None:
+        """Writes the text, flushed piece by piece, and ends its last line, also when cut short."""
+        started = self._clock()
+        try:
+            async for chunk in chunks:
+                self._take(chunk, self._clock() - started)
+        finally:
+            self.total_s = self._clock() - started
+            if not self.text.endswith("\n"):
+                print(flush=True)
+
+    def _take(self, chunk: Chunk, since_start_s: float) -> None:
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.usage = chunk.usage or self.usage
+        if chunk.text:
+            if self.ttft_s is None:
+                self.ttft_s = since_start_s
+            self._pieces.append(chunk.text)
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+
+    def summary(self) -> str:
+        """One line of figures for people."""
+        parts = [f"{self.total_s:.2f} s", *self._token_counts()]
+        if self.ttft_s is not None:
+            parts.append(f"first text after {self.ttft_s * 1e3:.0f} ms")
+        if (rate := self._tokens_per_s()) is not None:
+            parts.append(f"then {rate:.1f} tokens/s")
+        if self.finish_reason is not None:
+            parts.append(f"ended by {self.finish_reason}")
+        return ", ".join(parts)
+
+    def _token_counts(self) -> list[str]:
+        if self.usage is None:
+            return []
+        cached = f" ({self.usage.cached_tokens} cached)" if self.usage.cached_tokens else ""
+        return [f"{self.usage.prompt_tokens} tokens in{cached}", f"{self.usage.completion_tokens} out"]
+
+    def _tokens_per_s(self) -> float | None:
+        if self.usage is None or self.ttft_s is None or self.usage.completion_tokens < 2:
+            return None
+        if self.total_s <= self.ttft_s:
+            return None
+        return (self.usage.completion_tokens - 1) / (self.total_s - self.ttft_s)
