@@ -3,6 +3,9 @@
 Every submission waits on the fence of the one before and signals the next point of one timeline.
 Arrays are written and read through mappings: on the CPU that is a memory copy of about a microsecond,
 and unlike the binding's own copy it does not offer the interpreter lock to another thread each time.
+
+HAL objects do not keep the device alive that they need to be freed. So whatever holds one also holds the
+device, set last: an instance's attributes are released in the order they were first set.
 """
 
 from __future__ import annotations
@@ -47,6 +50,10 @@ _ELEMENT_NAMES = {
 }
 _ELEMENTS = {MLIR_DTYPES[name]: getattr(iree.HalElementType, e) for name, e in _ELEMENT_NAMES.items()}
 _DTYPES = {int(element): dtype for dtype, element in _ELEMENTS.items()}
+# A compiled module's own integers are signless; they mean the signed ones.
+_DTYPES |= {
+    int(getattr(iree.HalElementType, f"INT_{bits}")): MLIR_DTYPES[f"i{bits}"] for bits in (8, 16, 32, 64)
+}
 
 # The flags and the driver they configure are the process's: the first device opened decides.
 _threads_lock = threading.Lock()
@@ -81,15 +88,13 @@ def _configure_driver(threads: int | None) -> None:
 
 
 class IreeBuffer:
-    """An array on the device. The view goes before the device whose allocator it came from."""
-
-    __slots__ = ("_view", "_device", "dtype", "shape")  # noqa: RUF023  released in this order
+    """An array on the device."""
 
     def __init__(self, view: Any, device: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._view = view
-        self._device = device
         self.shape = shape
         self.dtype = dtype
+        self._view = view
+        self._device = device
 
     @classmethod
     def from_view(cls, view: Any, device: Any) -> IreeBuffer:
@@ -111,10 +116,10 @@ class IreePending:
     def __init__(
         self, timeline: _Timeline, fence: _Fence, arguments: Sequence[DeviceBuffer], results: Any
     ) -> None:
-        self._timeline = timeline
-        self._fence = fence
         self._arguments = arguments
         self._results = results
+        self._fence = fence
+        self._timeline = timeline
 
     @property
     def done(self) -> bool:
@@ -184,10 +189,10 @@ class _Timeline:
     """
 
     def __init__(self, device: Any) -> None:
-        self.device = device
-        self._restart()
+        self._origin = _Fence(device.create_semaphore(0), 0)
         self.last = self._origin  # what the next submission waits for
-        self._signal = self.last
+        self._signal = self._origin
+        self.device = device
 
     def propose(self) -> _Fence:
         """The point that the next submission signals."""
@@ -214,11 +219,11 @@ class _Timeline:
 
 class IreeProgram:
     def __init__(self, device: IreeDevice, context: Any, module: Any, exports: Mapping[str, Export]) -> None:
-        self._device = device
-        self._context = context
-        self._functions = {name: module.lookup_function(e.function) for name, e in exports.items()}
         self._exports = exports
         self._entries = MappingProxyType({name: e.signature for name, e in exports.items()})
+        self._functions = {name: module.lookup_function(e.function) for name, e in exports.items()}
+        self._context = context
+        self._device = device
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
@@ -231,12 +236,12 @@ class IreeProgram:
 
 class IreeDevice:
     def __init__(self, device: Any) -> None:
-        self._device = device
-        self._allocator = device.allocator
-        self._instance = iree.VmInstance()
-        self._timeline = _Timeline(device)
         self._in_flight: deque[IreePending] = deque()
         self._lock = threading.Lock()
+        self._instance = iree.VmInstance()
+        self._timeline = _Timeline(device)
+        self._allocator = device.allocator
+        self._device = device
 
     @property
     def name(self) -> str:

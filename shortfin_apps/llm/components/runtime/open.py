@@ -59,4 +59,6 @@ def _open_gpu(runtime: Runtime, device_ids: Sequence[str]) -> Device:
 
 def _require_shortfin() -> None:
     if importlib.util.find_spec("_shortfin") is None:
-        raise ArtifactError("shortfin is not installed; `pip install 'shortfin==3.9.*'` or use `--runtime iree`")
+        raise ArtifactError(
+            "shortfin is not installed; `pip install 'shortfin==3.9.*'` or use `--runtime iree`"
+        )

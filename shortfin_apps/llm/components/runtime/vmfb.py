@@ -85,7 +85,9 @@ def load_error(path: Path, error: Exception) -> ArtifactError:
             f"{path}: compiled by another IREE release than the 3.9 that runs here ({reason}); {_REBUILD}"
         )
     if "parameter" in text:
-        return ArtifactError(f"{path}: its parameters do not fit ({reason}); give the .irpa it was built with")
+        return ArtifactError(
+            f"{path}: its parameters do not fit ({reason}); give the .irpa it was built with"
+        )
     if "no executable loader" in text or "executable format" in text or "target" in text:
         return ArtifactError(f"{path}: compiled for another device ({reason}); rebuild it with `--device`")
     return ArtifactError(f"{path}: cannot be loaded ({reason}); {_REBUILD}")
