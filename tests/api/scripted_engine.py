@@ -35,6 +35,8 @@ class ScriptedEngine:
         self.draining = False
         self.healthy = True
         self.drained_with: float | None = None
+        self.stuck = False  # requests do not end when drained
+        self.started = self.closed = False
 
     @property
     def ready(self) -> bool:
@@ -77,7 +79,14 @@ class ScriptedEngine:
 
     async def drain(self, timeout_s: float) -> None:
         self.draining, self.drained_with = True, timeout_s
-        self.gate.set()
+        if not self.stuck:
+            self.gate.set()
+
+    def start(self) -> None:
+        self.started = True
+
+    async def close(self) -> None:
+        self.closed = True
 
     async def _stream(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
         for delta in self.script(call):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -99,13 +100,19 @@ async def test_sampling_params_for_each_prompt(harness: Harness) -> None:
 
 
 async def test_sampling_params_reach_the_engine(harness: Harness) -> None:
-    sampling = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "sampling_seed": 9, "min_new_tokens": 2}
+    sampling: dict[str, Any] = {
+        "top_k": 3,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "sampling_seed": 9,
+        "min_new_tokens": 2,
+    }
     sampling |= {"ignore_eos": True, "stop_token_ids": [4], "temperature": 2}
     await answers(harness, {"text": PROMPT, "sampling_params": sampling, "cache_salt": "s"})
     [call] = harness.engine.calls
     params = call.params
     assert (params.top_k, params.top_p, params.min_p, params.seed, params.min_tokens) == (3, 0.5, 0.1, 9, 2)
-    assert (params.ignore_eos, params.stop_token_ids, params.temperature) == (True, {4}, 2.0)
+    assert (params.ignore_eos, params.stop_token_ids, params.temperature) == (True, frozenset({4}), 2.0)
     assert call.cache_salt == "s"
 
 
@@ -141,7 +148,7 @@ async def test_a_stream_carries_everything_so_far(harness: Harness) -> None:
     events = events_of(response)
     whole = (await answers(harness, {"text": PROMPT, "rid": "r"}))[0]["responses"][0]
     assert events[-1] == {**whole, "index": 0}
-    for earlier, later in zip(events, events[1:], strict=False):
+    for earlier, later in pairwise(events):
         assert later["text"].startswith(earlier["text"])
         assert later["output_ids"][:-1] == earlier["output_ids"]
         assert earlier["meta_info"]["finish_reason"] is None
@@ -272,7 +279,7 @@ sampling_bodies = st.dictionaries(
 generate_bodies = st.fixed_dictionaries(
     {},
     optional={
-        **{name: json_values for name in [*GenerateBody.model_fields, *GenerateBody.REFUSED]},
+        **dict.fromkeys([*GenerateBody.model_fields, *GenerateBody.REFUSED], json_values),
         "text": st.text(max_size=8) | st.lists(st.text(max_size=3), max_size=3),
         "sampling_params": sampling_bodies | st.lists(sampling_bodies, max_size=3) | json_values,
     },

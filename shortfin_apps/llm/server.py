@@ -1,0 +1,295 @@
+"""`shortfin-llm serve DIR`, also `python -m shortfin_apps.llm.server`.
+
+The port opens at once, and `/ready` answers 503 while the model loads behind it in a thread of its own.
+Ctrl-C or SIGTERM closes the port and lets running requests finish; a second one stops at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+import errno
+import logging
+import math
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol, TypeVar
+
+import uvicorn
+
+from shortfin_apps.llm import server_config
+from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.sampling import SamplingDefaults
+from shortfin_apps.llm.api.service import ServedModel, Service
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.components.messages import EngineClient
+from shortfin_apps.llm.components.metrics import ServerMetrics
+from shortfin_apps.llm.components.text_generation import TextGenerator
+from shortfin_apps.llm.components.tokenizer import Tokenizer, read_json_object
+from shortfin_apps.llm.errors import ArtifactError, LlmError
+from shortfin_apps.llm.server_config import ServerConfig, ServerConfigError
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
+BACKLOG = 2048
+LAST_WORDS_S = 5  # beyond the drain, for aborted answers to reach their clients
+POLL_S = 0.1
+
+T = TypeVar("T")
+
+
+class RunningEngine(EngineClient, Protocol):
+    """An engine with its thread, made outside the event loop and started inside it."""
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: ServedModel
+    engine: RunningEngine
+
+
+class Server(uvicorn.Server):
+    """uvicorn over a model that `load` brings; `load` runs in a thread and may take its time."""
+
+    def __init__(self, config: ServerConfig, service: Service, load: Callable[[], Loaded]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, root_path=config.root_path),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=config.log_level == "debug",
+                timeout_keep_alive=config.timeout_keep_alive,
+                timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + LAST_WORDS_S,
+            )
+        )
+        self.failure: Exception | None = None  # why the model could not be loaded
+        self._shutdown_timeout_s = config.shutdown_timeout
+        self._service = service
+        self._load = load
+        self._loading: asyncio.Task[None] | None = None
+        self._engine: RunningEngine | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        """The loader was left behind in its thread."""
+        return self.failure is None and self._engine is None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loading = asyncio.create_task(self._load_behind(sockets or []))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+        draining = asyncio.create_task(self._drain())
+        stopping = asyncio.create_task(super().shutdown(sockets))
+        while not stopping.done() and not self.force_exit:
+            await asyncio.wait({stopping}, timeout=POLL_S)
+        for task in (draining, stopping):
+            task.cancel()
+        await asyncio.gather(draining, stopping, return_exceptions=True)
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def _load_behind(self, sockets: Sequence[socket.socket]) -> None:
+        try:
+            loaded = await _in_daemon_thread(self._load)
+            loaded.engine.start()
+        except Exception as error:
+            self.failure, self.should_exit = error, True
+            return
+        self._engine = loaded.engine
+        self._service.serve(loaded.model)
+        print(_banner(self._service.name, sockets), flush=True)
+
+    async def _drain(self) -> None:
+        if self._engine is not None:
+            await self._engine.drain(self._shutdown_timeout_s)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand `serve`."""
+    description = "Serves a model that `shortfin-llm build` compiled, over HTTP."
+    parser = subparsers.add_parser("serve", help="serve a compiled model over HTTP", description=description)
+    server_config.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
+    config = server_config.from_arguments(args)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if config.log_level == "info":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would announce what we announce
+    artifact = open_artifact(config)
+    name = config.served_model_name or artifact.name
+    sock = bind(config.host, config.port)
+    service = Service(name=name, metrics=ServerMetrics(name), config=config.model_dump(mode="json"))
+    server = Server(config, service, lambda: load_model(artifact, config, service.metrics))
+    logger.info("listening on %s, loading %s", _url([sock]), name)
+    server.run(sockets=[sock])
+    status = _exit_status(server)
+    if server.is_loading:
+        _abandon_loader(status)
+    return status
+
+
+def open_artifact(config: ServerConfig) -> Artifact:
+    """The model directory, or the loose files of upstream's flags. Raises ArtifactError."""
+    if config.artifact is not None:
+        return Artifact.open(config.artifact)
+    assert config.vmfb is not None, "ServerConfig saw to it"
+    assert config.model_config_json is not None, "ServerConfig saw to it"
+    assert config.tokenizer_json is not None, "ServerConfig saw to it"
+    return Artifact.from_files(
+        vmfb=config.vmfb,
+        parameters=config.parameters,
+        model_config=config.model_config_json,
+        tokenizer_json=config.tokenizer_json,
+        tokenizer_config_json=config.tokenizer_config_json,
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a port in use is known before anything is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ServerConfigError(
+                f"port {port} is in use; stop what uses it or give another --port"
+            ) from None
+        raise ServerConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+
+
+def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics) -> Loaded:
+    """Everything that takes time. Raises ArtifactError."""
+    tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
+    rows = artifact.vocab_size
+    if rows is not None and tokenizer.vocab_size > rows:
+        raise ArtifactError(
+            f"{artifact.tokenizer}: has {tokenizer.vocab_size} tokens but the model only {rows};"
+            " it belongs to another model"
+        )
+    generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
+    engine = load_engine(artifact, tokenizer, config)
+    generator = TextGenerator(
+        tokenizer,
+        engine,
+        max_seq_len=artifact.config.max_seq_len,
+        max_requests=config.max_queue + max(artifact.config.decode_batch_sizes),
+        metrics=metrics,
+    )
+    model = ServedModel(
+        generator=generator,
+        native_defaults=_defaults(generation, 0.0, config),  # upstream's server is always greedy
+        openai_defaults=_defaults(generation, 1.0, config),
+        exported_top_k=artifact.config.top_k,
+        info=artifact.config.to_dict(),
+    )
+    return Loaded(model, engine)
+
+
+def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) -> RunningEngine:
+    """The engine over the artefact's VMFB on the configured device."""
+    from shortfin_apps.llm.components import loading  # imports the device libraries
+
+    chunk_tokens = None
+    if config.chunk_block_size is not None:
+        chunk_tokens = config.chunk_block_size * artifact.config.stride
+    options = loading.EngineOptions(
+        device=config.device,
+        runtime=config.runtime,
+        threads=config.threads,
+        device_ids=config.device_ids,
+        batch_mode=config.batch_mode,
+        prefix_cache=config.prefix_cache,
+        pages=config.pages,
+        chunk_tokens=chunk_tokens,
+        max_queue=config.max_queue,
+    )
+    return loading.load_engine(
+        artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options
+    )
+
+
+def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:
+    return SamplingDefaults.of_model(generation, otherwise=otherwise, override=config.default_temperature)
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Unlike an executor's, such a thread does not keep a server from stopping."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # so that nobody cancels it under the thread's feet
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="model loader", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _exit_status(server: Server) -> int:
+    if server.failure is None:
+        return EXIT_FAILED if server.force_exit else EXIT_OK
+    if isinstance(server.failure, LlmError):
+        raise server.failure
+    logger.error("the model could not be loaded", exc_info=server.failure)
+    return EXIT_FAILED
+
+
+def _abandon_loader(status: int) -> None:
+    """Leaves without running destructors under a thread that is inside a device library."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _url(sockets: Sequence[socket.socket]) -> str:
+    host, port = sockets[0].getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _banner(name: str, sockets: Sequence[socket.socket]) -> str:
+    url = _url(sockets)
+    return (
+        f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        """    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'"""
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
+    server_config.add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except LlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

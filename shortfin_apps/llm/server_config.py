@@ -1,0 +1,238 @@
+"""What a server can be told: one class that feeds flags, environment, YAML, `--help` and `/server_info`.
+
+Precedence: flags, then `SHORTFIN_LLM_*` variables, then `--config` (YAML; upstream's JSON
+`--server_config` is read the same way), then the defaults below. Every flag is spelled with dashes or
+underscores. Upstream shortfin's flags are accepted: under our names where we have them, and otherwise
+noted in the log and ignored, as they tune what is not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from shortfin_apps.llm.errors import LlmError
+
+logger = logging.getLogger(__name__)
+
+ENV_PREFIX = "SHORTFIN_LLM_"
+
+# Upstream's word: ours.
+UPSTREAM_NAMES = {
+    "model_config": "model_config_json",  # pydantic keeps `model_config` for itself
+    "prefix_sharing_algorithm": "prefix_cache",
+    "server_config": "config",
+}
+# Upstream's words for what is not here, with how many values each takes on the command line.
+UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
+    "program_isolation": "value",
+    "use_native_impls": "flag",
+    "amdgpu_async_allocations": "flag",
+    "amdgpu_async_caching": "flag",
+    "amdgpu_allow_device_reuse": "flag",
+    "amdgpu_allocators": "value",
+    "decode_config": "value",
+}
+
+
+class ServerConfigError(LlmError):
+    """The server cannot start as it was told to."""
+
+
+class ServerConfig(BaseSettings):
+    """The description of a field is its help."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    artifact: Path | None = Field(None, description="model directory that `shortfin-llm build` made")
+    tokenizer_json: Path | None = Field(None, description="tokenizer.json, instead of a model directory")
+    tokenizer_config_json: Path | None = Field(
+        None, description="its tokenizer_config.json (default: <stem>_config.json beside it)"
+    )
+    model_config_json: Path | None = Field(
+        None, description="config.json of the VMFB, instead of a model directory"
+    )
+    vmfb: Path | None = Field(None, description="compiled model, instead of a model directory")
+    parameters: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (), description="parameter files (irpa, gguf, safetensors), instead of a model directory"
+    )
+    served_model_name: str | None = Field(
+        None, min_length=1, description="the model's name in the API (default: its source's)"
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens it to the network")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    root_path: str = Field("", description="path prefix that a proxy in front strips")
+    timeout_keep_alive: int = Field(5, ge=1, description="seconds to keep an idle connection")
+    shutdown_timeout: float = Field(
+        30.0, ge=0, description="seconds that running requests get to finish after Ctrl-C or SIGTERM"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much to log")
+
+    runtime: Literal["auto", "shortfin", "iree"] = Field("auto", description="what runs the VMFB")
+    device: str = Field("cpu", description="cpu (also local-task, hostcpu), or hip (also amdgpu)")
+    device_ids: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="GPUs to use, one per pipeline stage: indices or names"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU workers (default: all CPUs)")
+
+    batch_mode: Literal["default", "extend-attention"] = Field(
+        "default", description="how requests are cut into chunks and batched"
+    )
+    chunk_block_size: int | None = Field(None, ge=1, description="length of a prefill chunk in pages")
+    prefix_cache: Literal["none", "trie"] = Field(
+        "trie", description="whether requests share the pages of a common prefix"
+    )
+    pages: int | None = Field(
+        None, ge=2, description="pages of the KV cache, in place of the config's device_block_count"
+    )
+    max_queue: int = Field(
+        256, ge=1, description="requests that may wait beside the running ones; more are answered 429"
+    )
+    default_temperature: float | None = Field(
+        None, ge=0, le=100, description="temperature of requests that name none (default: the model's)"
+    )
+    num_beams: int = Field(1, ge=1, le=1, description="upstream's; there is no beam search, so always 1")
+
+    @field_validator("parameters", "device_ids", mode="before")
+    @classmethod
+    def _split_commas(cls, value: object) -> object:
+        """Environment variables hold lists with commas."""
+        return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_model(self) -> ServerConfig:
+        pieces = {"--tokenizer_json": self.tokenizer_json, "--model_config": self.model_config_json}
+        pieces["--vmfb"] = self.vmfb
+        given = [flag for flag, path in pieces.items() if path is not None]
+        missing = [flag for flag in pieces if flag not in given]
+        if self.artifact is not None and given:
+            raise ValueError(f"give a model directory or {given[0]}, not both")
+        if self.artifact is None and not given:
+            raise ValueError("name the model directory to serve: `shortfin-llm serve DIR`")
+        if self.artifact is None and missing:
+            raise ValueError(f"without a model directory, {missing[0]} is needed too")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # `load` layers them
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for each field, in both spellings, and upstream's."""
+    parser.add_argument("artifact", nargs="?", type=Path, metavar="DIR", help=_help("artifact"))
+    parser.add_argument("--artifact", dest="artifact_flag", type=Path, help=argparse.SUPPRESS)
+    yaml_help = "file with any of these settings by name"
+    _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
+    for name, field in ServerConfig.model_fields.items():
+        if name != "artifact":
+            nargs = "*" if get_origin(field.annotation) is tuple else None
+            metavar = _metavar(field.annotation)
+            _add_flag(parser, name, name, nargs=nargs, metavar=metavar, help=_help(name))
+    for upstream, ours in UPSTREAM_NAMES.items():
+        _add_flag(parser, upstream, ours, help=argparse.SUPPRESS)
+    for name, kind in UPSTREAM_IGNORED.items():
+        action = "store_true" if kind == "flag" else "store"
+        _add_flag(parser, name, name, action=action, help=argparse.SUPPRESS)
+
+
+def from_arguments(args: argparse.Namespace) -> ServerConfig:
+    """The effective configuration. Raises ServerConfigError with the setting at fault."""
+    values = {k: v for k, v in vars(args).items() if k in ServerConfig.model_fields and v is not None}
+    if args.artifact_flag is not None:
+        values["artifact"] = args.artifact_flag
+    for name in UPSTREAM_IGNORED.keys() & vars(args).keys():
+        _note_ignored(name)
+    return load(values, read_yaml(Path(args.config)) if "config" in args else {})
+
+
+def load(flags: Mapping[str, Any], yaml_values: Mapping[str, Any]) -> ServerConfig:
+    """Flags over environment over YAML over defaults. Raises ServerConfigError."""
+
+    environment = EnvSettingsSource(ServerConfig)()
+    try:
+        return ServerConfig(**{**yaml_values, **environment, **flags})
+    except ValidationError as error:
+        raise ServerConfigError(_first_problem(error)) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings in a file, under our names. Raises ServerConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ServerConfigError(f"{path}: not readable as YAML ({error})") from error
+    if not isinstance(raw, dict):
+        raise ServerConfigError(f"{path}: must hold settings by name")
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = str(key).replace("-", "_")
+        if name in UPSTREAM_IGNORED:
+            _note_ignored(name)
+        else:
+            values[UPSTREAM_NAMES.get(name, name)] = value
+    return values
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        return f"there is no setting `{name}`; `--help` lists them"
+    return f"`--{name.replace('_', '-')}`: {message}, not {problem['input']!r}"
+
+
+def _note_ignored(name: str) -> None:
+    logger.info("upstream's setting `%s` is ignored: it has no meaning here", name)
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: Any) -> None:
+    """The spelling with dashes is shown in the help, the one with underscores works too."""
+    dashed, plain = f"--{name.replace('_', '-')}", f"--{name}"
+    parser.add_argument(dashed, dest=dest, default=argparse.SUPPRESS, **options)
+    if plain != dashed:
+        hidden = {**options, "help": argparse.SUPPRESS}
+        parser.add_argument(plain, dest=dest, default=argparse.SUPPRESS, **hidden)
+
+
+def _help(name: str) -> str:
+    field = ServerConfig.model_fields[name]
+    shown = "" if field.default in (None, (), "") else f" (default: {field.default})"
+    return f"{field.description}{shown}".replace("%", "%%")
+
+
+def _metavar(annotation: object) -> str:
+    """What stands for the value in `--help`."""
+    options = [a for a in get_args(annotation) if a is not types.NoneType]
+    if get_origin(annotation) is Literal:
+        return "{" + ",".join(map(str, options)) + "}"
+    if get_origin(annotation) in (Union, types.UnionType):
+        return _metavar(options[0])
+    if get_origin(annotation) is tuple:
+        return _metavar(options[0])
+    return {Path: "PATH", int: "N", float: "X"}.get(annotation, "NAME")  # type: ignore[call-overload,no-any-return]
