@@ -1,0 +1,1 @@
+"""`shortfin-llm bench`: throughput and latency of any OpenAI-compatible server."""

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random as random_module
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, Self, Unpack
@@ -29,8 +29,11 @@ from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_NOTHING = Chunk("")
 _RETRIED_STATUSES = (429, 503)
-_LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
+LOOPBACK_WITHOUT_PROXY: Mapping[str, None] = dict.fromkeys(
+    ("all://127.0.0.1", "all://localhost", "all://[::1]")
+)
 
 
 class _Failure(NamedTuple):
@@ -79,7 +82,7 @@ class LlmClient:
             timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s, pool=None),
             limits=httpx.Limits(max_connections=max_concurrency),
             # A proxy from the environment never leads to this machine's own loopback.
-            mounts=dict.fromkeys(_LOOPBACK),
+            mounts=LOOPBACK_WITHOUT_PROXY,
         )
 
     async def aclose(self) -> None:
@@ -185,7 +188,8 @@ class LlmClient:
                     continue  # read to the end, so that the connection can be used again
                 chunk = _chunk(event.data)
                 whole = whole or chunk.finish_reason is not None
-                yield chunk
+                if chunk != _NOTHING:  # such as the assistant's role, ahead of its first word
+                    yield chunk
         if not whole:
             raise self._broken()
 

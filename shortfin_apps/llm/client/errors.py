@@ -22,6 +22,13 @@ from shortfin_apps.llm.errors import (
     UnavailableError,
 )
 
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "rate_limit_error": 429,
+    "request_aborted": 499,
+    "service_unavailable_error": 503,
+}
+
 
 class ClientError(LlmError):
     """Base of the tree above."""
@@ -67,11 +74,17 @@ def error_for(status: int, message: str, param: str | None, retry_after_s: float
 
 
 def streamed_error(error: object) -> LlmError:
-    """The error that a `data: {"error": ...}` event stands for; without a status in it, a ServerError."""
+    """The error that a `data: {"error": ...}` event stands for; ServerError where it does not tell."""
     message, param = _describe(error)
-    code = error.get("code") if isinstance(error, dict) else None
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    return error_for(status, message or "no reason given", param)
+    return error_for(_streamed_status(error), message or "no reason given", param)
+
+
+def _streamed_status(error: object) -> int:
+    # vLLM puts the HTTP status into `code`; OpenAI and this package's server have only `type` to go by.
+    if not isinstance(error, dict):
+        return 500
+    code, kind = error.get("code"), error.get("type")
+    return code if isinstance(code, int) and 400 <= code < 600 else _STATUS_OF_TYPE.get(str(kind), 500)
 
 
 def _message_and_param(body: bytes) -> tuple[str | None, str | None]:

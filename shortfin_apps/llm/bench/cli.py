@@ -1,0 +1,213 @@
+"""`shortfin-llm bench`: measures servers and prints what it found."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shortfin_apps.llm.bench.campaign import run_campaign
+from shortfin_apps.llm.bench.report import compare, document, print_report, ratio_table, read_document
+from shortfin_apps.llm.bench.target import TargetOptions, open_target, parse_urls
+from shortfin_apps.llm.bench.workload import PRESETS, Workload, chosen_presets, custom_workloads
+from shortfin_apps.llm.cli import Subparsers
+from shortfin_apps.llm.client.client import DEFAULT_URL
+from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE
+
+EXIT_REQUESTS_FAILED = 1
+TABLE_WIDTH = 160  # columns, where no terminal says otherwise
+
+DESCRIPTION = """\
+Measures any server that has OpenAI's /v1/completions: streams answers of fixed lengths to prompts of
+fixed lengths, and prints requests/s, tokens/s, and the 50th and 99th percentile of TTFT (time to first
+token), ITL (time between chunks), TPOT (time per token after the first) and latency. Several servers
+are measured in turns; trust the ratios of one run more than the figures of two."""
+EPILOG = (
+    "presets:\n"
+    + "\n".join(f"  {w.name}  {w.about}" for w in PRESETS.values())
+    + """
+
+examples:
+  shortfin-llm bench                                          # all presets, the server of `make serve`
+  shortfin-llm bench --preset W2,W3 --repeat 3 --json out.json
+  shortfin-llm bench --url ours=http://127.0.0.1:8000 --url vllm=http://127.0.0.1:8001 --repeat 3
+  shortfin-llm bench --preset W2 --compare out.json           # against an earlier run
+  shortfin-llm bench --prompt-tokens 256 --output-tokens 64 --concurrency 1,2,4,8,16,32,64
+
+The exit status is 1 when a request failed.
+"""
+)
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure any OpenAI-compatible server",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_workload_options(parser)
+    _add_server_options(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, no tables")
+    output.add_argument("--compare", type=Path, metavar="FILE", help="print ratios to an earlier run's JSON")
+
+
+def _add_workload_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workload")
+    group.add_argument("--preset", metavar="W1,..", help="presets, or all (default: all)")
+    group.add_argument("--repeat", type=_positive, default=1, metavar="N", help="times (default: 1)")
+    group.add_argument("--seed", help="derive the prompts from this; a server may have cached them then")
+    custom = parser.add_argument_group("custom workload, instead of a preset")
+    custom.add_argument("--prompt-tokens", type=_positive, metavar="N", help="tokens in (default: 128)")
+    custom.add_argument("--output-tokens", type=_positive, metavar="N", help="tokens out (default: 128)")
+    custom.add_argument(
+        "--concurrency", type=_positives, metavar="N,..", help="clients; several values: several runs"
+    )
+    custom.add_argument(
+        "--requests", type=_positive, metavar="N", help="requests in all (default: 2 for each client)"
+    )
+    custom.add_argument(
+        "--shared-prefix-tokens", type=_positive, metavar="N", help="tokens that all prompts begin with"
+    )
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--url",
+        action="append",
+        metavar="[LABEL=]URL",
+        help=f"the server's address; repeat to measure several (default: {DEFAULT_URL})",
+    )
+    group.add_argument("--model", help="the model's name (default: the first that the server lists)")
+    group.add_argument(
+        "--api-key", default=os.environ.get(API_KEY_VARIABLE), help=f"(default: ${API_KEY_VARIABLE})"
+    )
+    group.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, if the server has no /tokenize"
+    )
+    group.add_argument(
+        "--text-prompts", action="store_true", help="for servers that take no token ids; lengths vary then"
+    )
+    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="longest silence (seconds)")
+
+
+def run(args: argparse.Namespace) -> int:
+    workloads = chosen_workloads(args)
+    earlier = None if args.compare is None else read_document(args.compare)  # before minutes of measuring
+    doc = asyncio.run(_measure(args, workloads))
+    # With JSON on stdout, the tables would be noise in it.
+    if args.json != "-":
+        print_tables(doc, earlier)
+    if args.json is not None:
+        write_json(doc, args.json)
+    return EXIT_REQUESTS_FAILED if any(run["errors"] for run in doc["runs"]) else 0
+
+
+def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
+    """Presets or a custom workload. Raises InvalidRequestError when asked for both."""
+    names = ("prompt_tokens", "output_tokens", "concurrency", "requests", "shared_prefix_tokens")
+    given = [name for name in names if getattr(args, name) is not None]
+    if not given:
+        return chosen_presets(args.preset or "all")
+    if args.preset is not None:
+        option = "--" + given[0].replace("_", "-")
+        raise InvalidRequestError(f"{option} changes a preset; give either --preset or a custom workload")
+    return custom_workloads(
+        args.prompt_tokens or 128,
+        args.output_tokens or 128,
+        args.concurrency or [1],
+        args.requests,
+        args.shared_prefix_tokens or 0,
+    )
+
+
+async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> dict[str, Any]:
+    started = datetime.now(UTC)
+    # A fresh seed makes prompts that no server has cached.
+    seed = secrets.token_hex(4) if args.seed is None else args.seed
+    options = TargetOptions(
+        model=args.model,
+        api_key=args.api_key,
+        tokenizer=args.tokenizer,
+        text_prompts=args.text_prompts,
+        timeout_s=args.timeout,
+    )
+    async with AsyncExitStack() as stack:
+        urls = parse_urls(args.url or [DEFAULT_URL])
+        targets = [await stack.enter_async_context(open_target(*url, options)) for url in urls]
+        requests = sum(len(w.prompt_tokens) * len(w.passes) for w in workloads)
+        with _progress() as progress:
+            task = progress.add_task("", total=requests * len(targets) * args.repeat)
+            results = [
+                result
+                async for result in run_campaign(
+                    targets,
+                    workloads,
+                    args.repeat,
+                    seed,
+                    lambda about: progress.update(task, description=about),
+                    lambda _: progress.advance(task),
+                )
+            ]
+    return document(targets, workloads, results, seed, started)
+
+
+def _progress() -> Progress:
+    # Two frames a second: drawing takes time from the server on the same machine.
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        refresh_per_second=2,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def print_tables(doc: dict[str, Any], earlier: dict[str, Any] | None) -> None:
+    """The report on stdout, wide enough for its columns where stdout is not a terminal."""
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    print_report(console, doc)
+    if earlier is not None:
+        title = f"ratios to the run of {earlier['started']} (another time: mind the machine's drift)"
+        console.print(ratio_table(compare(doc, earlier), title))
+
+
+def write_json(doc: dict[str, Any], destination: str) -> None:
+    """To a file, or to stdout for `-`. Raises InvalidRequestError when the file cannot be written."""
+    text = json.dumps(doc, indent=2)
+    if destination == "-":
+        print(text)
+        return
+    try:
+        Path(destination).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {destination}: {error.strerror}", "json") from error
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _positives(text: str) -> list[int]:
+    return list(dict.fromkeys(_positive(part.strip()) for part in text.split(",")))

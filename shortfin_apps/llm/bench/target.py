@@ -1,0 +1,164 @@
+"""A server to be measured, and the prompts it is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from shortfin_apps.llm.bench.prose import Tokenize, token_prompt, word_prompt
+from shortfin_apps.llm.client import ConnectionFailedError, LlmClient, ServerError
+from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+
+
+class PromptSource(Protocol):
+    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str | list[int]:
+        """A prompt of `prefix_tokens + tokens` tokens whose beginning `prefix_seed` alone decides."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompts:
+    """Prompts as token ids: their lengths are exact."""
+
+    tokenize: Tokenize
+
+    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> list[int]:
+        prefix = await token_prompt(prefix_seed, prefix_tokens, self.tokenize) if prefix_tokens else []
+        return prefix + await token_prompt(seed, tokens, self.tokenize)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompts:
+    """Prompts as text, for servers that take no token ids: their lengths are approximate."""
+
+    async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str:
+        prefix = f"{word_prompt(prefix_seed, prefix_tokens)} " if prefix_tokens else ""
+        return prefix + word_prompt(seed, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server under measurement; `http` is connected to `url`, without any `/v1`."""
+
+    label: str
+    url: str
+    model: str | None
+    http: httpx.AsyncClient
+    prompts: PromptSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """How to talk to servers. `model` None asks the server; `tokenizer` None uses its `/tokenize`."""
+
+    model: str | None = None
+    api_key: str | None = None
+    tokenizer: Path | None = None
+    text_prompts: bool = False
+    timeout_s: float = 600.0
+
+
+def parse_urls(urls: Sequence[str]) -> list[tuple[str, str]]:
+    """Labels and addresses from `URL` or `LABEL=URL`; an address without a label is its own.
+
+    Raises InvalidRequestError when two have the same label.
+    """
+    pairs = [_parse_url(url) for url in urls]
+    if len({label for label, _ in pairs}) < len(pairs):
+        raise InvalidRequestError("two servers have the same label; name them as LABEL=URL", "url")
+    return pairs
+
+
+def _parse_url(url: str) -> tuple[str, str]:
+    labelled = re.fullmatch(r"([\w.+-]+)=(https?://.*)", url)
+    if labelled:
+        return labelled[1], labelled[2]
+    return url.removeprefix("http://").removeprefix("https://").rstrip("/"), url
+
+
+@asynccontextmanager
+async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIterator[Target]:
+    """Connects, and finds out the model's name. Raises LlmError when the server cannot be measured."""
+    async with LlmClient(url, options.api_key, timeout_s=30.0, max_retries=1) as client:
+        base_url = client.base_url
+        model = options.model or await _first_model(client)
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else None
+    timeout = httpx.Timeout(options.timeout_s, pool=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        base_url=base_url, headers=headers, timeout=timeout, limits=limits, mounts=LOOPBACK_WITHOUT_PROXY
+    ) as http:
+        yield Target(label, base_url, model, http, _prompts(http, model, options))
+
+
+async def _first_model(client: LlmClient) -> str | None:
+    try:
+        return next(iter(await client.models()), None)
+    except (InvalidRequestError, ServerError):
+        return None  # a server without the route may still complete without a name
+
+
+def _prompts(http: httpx.AsyncClient, model: str | None, options: TargetOptions) -> PromptSource:
+    if options.text_prompts:
+        return TextPrompts()
+    if options.tokenizer is not None:
+        return TokenPrompts(file_tokenizer(options.tokenizer))
+    return TokenPrompts(server_tokenizer(http, model))
+
+
+def file_tokenizer(file: Path) -> Tokenize:
+    """Tokenises with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
+    from tokenizers import Tokenizer  # only for those who ask for it
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise InvalidRequestError(
+            f"{file} is not a readable tokenizer.json ({error})", "tokenizer"
+        ) from error
+
+    async def tokenize(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return tokenize
+
+
+def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
+    """Tokenises by the server's `POST /tokenize`, in vLLM's shape or llama.cpp's."""
+    named = {} if model is None else {"model": model}
+
+    async def tokenize(text: str) -> list[int]:
+        vllm = await _tokens(http, {"prompt": text, "add_special_tokens": False, **named})
+        # llama.cpp knows no `prompt` and answers with no tokens.
+        tokens = vllm or await _tokens(http, {"content": text, "add_special": False})
+        if not tokens:
+            raise _no_tokenizer(http)
+        return tokens
+
+    return tokenize
+
+
+async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]:
+    try:
+        response = await http.post("/tokenize", json=body)
+    except httpx.TransportError as error:
+        raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error
+    if not response.is_success:
+        return []
+    answer: Any = response.json()
+    return [int(token) for token in answer.get("tokens") or ()]
+
+
+def _no_tokenizer(http: httpx.AsyncClient) -> LlmError:
+    return InvalidRequestError(
+        f"the server at {http.base_url} has no usable /tokenize; "
+        "give its tokenizer.json with --tokenizer, or measure with --text-prompts",
+        "tokenizer",
+    )

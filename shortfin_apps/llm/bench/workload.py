@@ -1,0 +1,110 @@
+"""What is asked of a server: the presets and custom runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shortfin_apps.llm.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A set of requests sent by `concurrency` clients, each sending its next one when the last is answered.
+
+    `prompt_tokens` has one length per request, without the shared prefix. With `shared_prefix_tokens`
+    every prompt begins with the same tokens, and there are two passes, named with a `c` and a `w`
+    behind the name: cold, where no request has brought the prefix yet, and warm, with the same prefix
+    and new tokens after it.
+    """
+
+    name: str
+    about: str
+    prompt_tokens: tuple[int, ...]
+    output_tokens: int
+    concurrency: int
+    shared_prefix_tokens: int = 0
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The names that the results go by, in the order of running."""
+        if self.shared_prefix_tokens:
+            return (f"{self.name}c", f"{self.name}w")
+        return (self.name,)
+
+
+PRESETS = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            name="W1",
+            about="one client, 3 requests one after another, 128 in, 128 out",
+            prompt_tokens=(128,) * 3,
+            output_tokens=128,
+            concurrency=1,
+        ),
+        Workload(
+            name="W2",
+            about="8 clients at once, 128 in, 128 out",
+            prompt_tokens=(128,) * 8,
+            output_tokens=128,
+            concurrency=8,
+        ),
+        Workload(
+            name="W3",
+            about="32 clients at once, 16, 32, ... 512 in, 64 out",
+            prompt_tokens=tuple(range(16, 513, 16)),
+            output_tokens=64,
+            concurrency=32,
+        ),
+        Workload(
+            name="W4",
+            about="16 clients at once, 512 shared + 32 own in, 32 out; cold (W4c), then warm (W4w)",
+            prompt_tokens=(32,) * 16,
+            output_tokens=32,
+            concurrency=16,
+            shared_prefix_tokens=512,
+        ),
+        Workload(
+            name="W5",
+            about="one request, 1,024 in, 1 out",
+            prompt_tokens=(1024,),
+            output_tokens=1,
+            concurrency=1,
+        ),
+    )
+}
+
+
+def chosen_presets(names: str) -> list[Workload]:
+    """Presets from a comma-separated list, or `all`. Raises InvalidRequestError for a strange name."""
+    if names.strip().lower() == "all":
+        return list(PRESETS.values())
+    chosen = [name.strip().upper() for name in names.split(",")]
+    for name in chosen:
+        if name not in PRESETS:
+            raise InvalidRequestError(
+                f"there is no preset {name!r}; choose from {', '.join(PRESETS)} or all", "preset"
+            )
+    return [PRESETS[name] for name in dict.fromkeys(chosen)]
+
+
+def custom_workloads(
+    prompt_tokens: int,
+    output_tokens: int,
+    concurrencies: Sequence[int],
+    requests: int | None,
+    shared_prefix_tokens: int = 0,
+) -> list[Workload]:
+    """One workload per concurrency; by default every client sends two requests."""
+    return [
+        Workload(
+            name=f"C{concurrency}",
+            about=f"{concurrency} clients, {prompt_tokens} in, {output_tokens} out",
+            prompt_tokens=(prompt_tokens,) * (requests or 2 * concurrency),
+            output_tokens=output_tokens,
+            concurrency=concurrency,
+            shared_prefix_tokens=shared_prefix_tokens,
+        )
+        for concurrency in concurrencies
+    ]
