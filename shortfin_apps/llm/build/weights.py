@@ -77,9 +77,9 @@ def write_weights(
     parameters = plan_parameters(source.spec, weights)
     entries = [ArchiveEntry(parameter.name, parameter.num_bytes) for parameter in parameters]
 
-    def contents() -> Iterator[memoryview]:
+    def contents() -> Iterator[bytes | memoryview]:
         for parameter in parameters:
-            yield memoryview(parameter.load(source).view(np.uint8).reshape(-1))
+            yield parameter.load(source).view(np.uint8).reshape(-1).data
             on_progress(parameter.num_bytes)
 
     write_archive(path, entries, contents())

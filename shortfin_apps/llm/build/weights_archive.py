@@ -30,14 +30,16 @@ class ArchiveEntry:
     num_bytes: int
 
 
-def write_archive(path: Path, entries: Sequence[ArchiveEntry], contents: Iterable[memoryview]) -> None:
+def write_archive(
+    path: Path, entries: Sequence[ArchiveEntry], contents: Iterable[bytes | memoryview]
+) -> None:
     """Writes `entries`; `contents` yields the bytes of each, in the same order."""
     offsets, storage_length = _place(entries)
     head = _head(entries, offsets, storage_length)
     with path.open("wb") as file:
         file.write(head)
         for entry, offset, content in zip(entries, offsets, contents, strict=True):
-            assert content.nbytes == entry.num_bytes, entry.name
+            assert len(content) == entry.num_bytes, entry.name
             file.write(bytes(len(head) + offset - file.tell()))
             file.write(content)
 

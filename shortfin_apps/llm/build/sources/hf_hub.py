@@ -40,4 +40,4 @@ def fetch_repository(name: str, progress: BuildProgress, fetch: Fetch | None = N
 def _snapshot_download(repo_id: str, **options: Any) -> str:
     from huggingface_hub import snapshot_download  # slow to import, so only when needed
 
-    return snapshot_download(repo_id, **options)
+    return str(snapshot_download(repo_id, **options))

@@ -1,0 +1,200 @@
+"""What a build leaves behind, and how a server reads it.
+
+DIR/model.vmfb              the program
+DIR/model.irpa              its parameters
+DIR/config.json             how to invoke it (`ModelConfig`)
+DIR/tokenizer.json          with tokenizer_config.json and generation_config.json beside it
+DIR/manifest.json           how it came about (`Manifest`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from shortfin_apps.llm.build.host_cpu import missing_features
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
+
+FORMAT_VERSION = 1
+
+VMFB = "model.vmfb"
+PARAMETERS = "model.irpa"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+MANIFEST = "manifest.json"
+FILES = (VMFB, PARAMETERS, CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRecord:
+    """What the program was compiled for; `features` are LLVM's names, empty for a GPU."""
+
+    device: str
+    architecture: str
+    cpu: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    """`uri` as it was given to `build`; `sha256` of everything that was read from it."""
+
+    uri: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """How an artefact came about. `identity` is equal for artefacts that are equal."""
+
+    format_version: int
+    identity: str
+    product_version: str
+    versions: dict[str, str]  # of the libraries that made it
+    source: SourceRecord
+    spec: LlamaSpec
+    options: BuildOptions
+    target: TargetRecord
+    compile_flags: tuple[str, ...]
+    entries: tuple[str, ...]
+    vocab_size: int
+    files: dict[str, FileRecord]
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """Reads a `manifest.json`. Raises ArtifactError."""
+        try:
+            text = path.read_bytes()
+            version = _FORMAT.validate_json(text).get("format_version")
+            if isinstance(version, int) and version > FORMAT_VERSION:
+                raise ArtifactError(
+                    f"{path}: format {version} is newer than this version of shortfin-llm reads "
+                    f"({FORMAT_VERSION}); upgrade it or rebuild the artefact"
+                )
+            return _MANIFEST.validate_json(text)
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = ".".join(str(part) for part in problem["loc"]) or "the whole"
+            raise ArtifactError(
+                f"{path}: `{name}`: {problem['msg']}; rebuild with `shortfin-llm build`"
+            ) from None
+
+    def to_json(self) -> bytes:
+        return _MANIFEST.dump_json(self, indent=2) + b"\n"
+
+
+_FORMAT = TypeAdapter(dict[str, object])
+_MANIFEST = TypeAdapter(Manifest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """Everything a server needs; all paths exist. `manifest` is None for loose files."""
+
+    vmfb: Path
+    parameters: tuple[Path, ...]
+    config: ModelConfig
+    tokenizer: Path
+    tokenizer_config: Path | None
+    manifest: Manifest | None
+
+    @classmethod
+    def open(cls, directory: Path) -> Artifact:
+        """Opens what `shortfin-llm build` wrote.
+
+        Raises ArtifactError when something is missing, damaged, newer than this program, or compiled
+        for a CPU that can do more than this one.
+        """
+        if not directory.is_dir():
+            raise ArtifactError(f"{directory}: no such directory; `shortfin-llm build` makes one")
+        if not (directory / MANIFEST).exists():
+            raise ArtifactError(f"{directory}: not an artefact, {MANIFEST} is missing")
+        manifest = Manifest.load(directory / MANIFEST)
+        for name in FILES:
+            _require(directory / name)
+        for name in (VMFB, PARAMETERS):
+            _check_size(directory / name, manifest)
+        check_host(directory, manifest.target)
+        return cls(
+            vmfb=directory / VMFB,
+            parameters=(directory / PARAMETERS,),
+            config=ModelConfig.load(directory / CONFIG),
+            tokenizer=directory / TOKENIZER,
+            tokenizer_config=directory / TOKENIZER_CONFIG,
+            manifest=manifest,
+        )
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        vmfb: Path,
+        parameters: tuple[Path, ...],
+        model_config: Path,
+        tokenizer_json: Path,
+        tokenizer_config_json: Path | None = None,
+    ) -> Artifact:
+        """Loose files, as upstream's flags name them.
+
+        `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists.
+        Raises ArtifactError.
+        """
+        if not parameters:
+            raise ArtifactError("no parameters were given; name at least one .irpa file")
+        for path in (vmfb, *parameters, model_config, tokenizer_json):
+            _require(path)
+        if tokenizer_config_json is not None:
+            _require(tokenizer_config_json)
+        beside = tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
+        return cls(
+            vmfb=vmfb,
+            parameters=parameters,
+            config=ModelConfig.load(model_config),
+            tokenizer=tokenizer_json,
+            tokenizer_config=tokenizer_config_json or (beside if beside.is_file() else None),
+            manifest=None,
+        )
+
+    @property
+    def name(self) -> str:
+        """The model's name as its source has it; for loose files, the VMFB's."""
+        return self.manifest.spec.name if self.manifest else self.vmfb.stem
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Rows of the model's embedding; None for loose files, which do not tell."""
+        return self.manifest.vocab_size if self.manifest else None
+
+
+def check_host(directory: Path, target: TargetRecord) -> None:
+    """Raises ArtifactError when this host's CPU lacks what the program was compiled for."""
+    if missing := missing_features(target.features):
+        raise ArtifactError(
+            f"{directory}: compiled for a CPU ({target.cpu}) with {', '.join(missing)}, "
+            "which this one lacks; rebuild it here with `shortfin-llm build`"
+        )
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one")
+
+
+def _check_size(path: Path, manifest: Manifest) -> None:
+    record = manifest.files.get(path.name)
+    if record is None or path.stat().st_size != record.size_bytes:
+        raise ArtifactError(f"{path}: not the size that {MANIFEST} says; rebuild with `shortfin-llm build`")

@@ -1,0 +1,282 @@
+"""From a source to an artefact: fetch, weights, compile, write.
+
+The two slow steps are cached by what they depend on: weights by the source's content and the weight
+type, the program by the model's shape, the options, the target, the compiler and the graph's code.
+
+    PARENT/.NAME.partial/       the artefact being put together, and with it whatever is not cached
+    PARENT/.NAME.previous/      the artefact it replaces, while the two are being exchanged
+    PARENT/NAME/                the artefact
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock
+from pydantic import TypeAdapter
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.build import artifact as layout
+from shortfin_apps.llm.build.artifact import Artifact, Manifest, SourceRecord, TargetRecord
+from shortfin_apps.llm.build.cache import (
+    BuildCache,
+    CacheEntry,
+    content_key,
+    record,
+    user_cache,
+)
+from shortfin_apps.llm.build.compile import compile_model
+from shortfin_apps.llm.build.graph_target import Target, resolve_target
+from shortfin_apps.llm.build.model_config import model_config
+from shortfin_apps.llm.build.progress import BuildProgress, default_progress
+from shortfin_apps.llm.build.sources.base import ModelSource, TokenizerFiles
+from shortfin_apps.llm.build.sources.catalogue import open_source
+from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.build.weights import plan_parameters, write_weights
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError, BuildError
+
+COMPILE_RECORD = "compile.json"
+LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy", "ml_dtypes")
+
+_CODE = Path(__file__).parent
+_CODE_SUFFIXES = (".py", ".j2", ".mlir")
+# What turns a source's tensors into parameters; every other file but those of `_BORDER` makes the program.
+_WEIGHTS_CODE = ("sources/", "weights.py", "weights_archive.py")
+_BORDER = ("artifact.py", "builder.py", "cache.py", "cli.py", "host_cpu.py", "model_config.py", "progress.py",
+           "tokenizer_gguf.py")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRecord:
+    """What is kept beside a compiled program in the cache."""
+
+    flags: tuple[str, ...]
+    entries: tuple[str, ...]
+    target: TargetRecord
+
+
+_COMPILE_RECORD = TypeAdapter(CompileRecord)
+
+
+def build(
+    source: str,
+    out: Path,
+    options: BuildOptions,
+    progress: BuildProgress | None = None,
+    *,
+    use_cache: bool = True,
+) -> Artifact:
+    """Builds `source` into the folder `out` and opens it; quick when that is there already.
+
+    All or nothing: `out` is the artefact as it was, or the new one. Raises BuildError, and
+    ArtifactError when the host cannot run what it compiled.
+    """
+    progress = progress or default_progress()
+    out = out.expanduser().absolute()
+    try:
+        with _exclusive(out):
+            return _build(source, out, options, progress, use_cache)
+    except OSError as error:
+        raise _file_error(error, out) from error
+
+
+def _build(
+    source: str, out: Path, options: BuildOptions, progress: BuildProgress, use_cache: bool
+) -> Artifact:
+    _recover(out)
+    _refuse_foreign(out)
+    model = open_source(source, user_cache() / "downloads", progress)
+    config = model_config(model.spec, options)
+    plan = _Plan(source, model, options, config, resolve_target(options.device))
+    if current := _up_to_date(out, plan.identity):
+        progress.note(f"{out} is up to date")
+        return current
+    staging = _partial(out)
+    try:
+        staging.mkdir(parents=True)
+        cache = BuildCache(user_cache() / "build" if use_cache else staging / "cache")
+        cache.sweep()
+        made = staging / "artefact"
+        made.mkdir()
+        _assemble(plan, made, cache, progress)
+        _exchange(made, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Artifact.open(out)
+
+
+class _Plan:
+    """What is to be built, and the keys of its parts."""
+
+    def __init__(
+        self, uri: str, model: ModelSource, options: BuildOptions, config: ModelConfig, target: Target
+    ) -> None:
+        self.uri = uri
+        self.model = model
+        self.options = options
+        self.config = config
+        self.target = target
+        code = _code_hashes()
+        weights_code = {k: v for k, v in code.items() if k.startswith(_WEIGHTS_CODE)}
+        graph_code = {k: v for k, v in code.items() if k not in weights_code and k not in _BORDER}
+        self.weights_key = content_key(model.sha256, options.weights, weights_code)
+        # Neither the model's name nor the number of pages is in the program: the slab's size is dynamic.
+        self.program_key = content_key(
+            replace(model.spec, name=""),
+            replace(options, device_block_count=None),
+            (target.architecture, target.cpu, sorted(target.features)),
+            version("iree-base-compiler"),
+            graph_code,
+        )
+        self.identity = content_key(
+            self.weights_key, self.program_key, model.spec, options, config, __version__, code
+        )
+
+
+def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgress) -> None:
+    """Fills `folder` with the artefact's files."""
+    tokenizer = plan.model.tokenizer_files()
+    weights = _cached_weights(plan, cache, progress)
+    program = _cached_program(plan, cache, progress)
+    with progress.stage("write"):
+        weights.place(layout.PARAMETERS, folder / layout.PARAMETERS)
+        program.place(layout.VMFB, folder / layout.VMFB)
+        _write_texts(plan, tokenizer, folder)
+        compiled = _COMPILE_RECORD.validate_json((program.directory / COMPILE_RECORD).read_bytes())
+        files = {
+            name: weights.files.get(name) or program.files.get(name) or record(folder / name)
+            for name in layout.FILES
+        }
+        manifest = Manifest(
+            format_version=layout.FORMAT_VERSION,
+            identity=plan.identity,
+            product_version=__version__,
+            versions={name: version(name) for name in LIBRARIES},
+            source=SourceRecord(uri=plan.uri, sha256=plan.model.sha256),
+            spec=plan.model.spec,
+            options=plan.options,
+            target=compiled.target,
+            compile_flags=compiled.flags,
+            entries=compiled.entries,
+            vocab_size=plan.model.spec.vocab_size,
+            files=files,
+        )
+        (folder / layout.MANIFEST).write_bytes(manifest.to_json())
+
+
+def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
+    def make(folder: Path) -> None:
+        total = sum(p.num_bytes for p in plan_parameters(plan.model.spec, plan.options.weights))
+        with progress.stage("weights", total) as stage:
+            stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}")
+            write_weights(plan.model, plan.options.weights, folder / layout.PARAMETERS, stage.advance)
+
+    return cache.get_or_make("weights", plan.weights_key, make)
+
+
+def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
+    def make(folder: Path) -> None:
+        with progress.stage("compile") as stage:
+            result = compile_model(plan.model.spec, plan.options, folder / layout.VMFB, stage.say)
+        target = result.target
+        made = CompileRecord(
+            flags=result.flags,
+            entries=result.entries,
+            target=TargetRecord(
+                device=target.device,
+                architecture=target.architecture,
+                cpu=target.cpu,
+                features=tuple(sorted(target.features)),
+            ),
+        )
+        (folder / COMPILE_RECORD).write_bytes(_COMPILE_RECORD.dump_json(made))
+
+    return cache.get_or_make("program", plan.program_key, make)
+
+
+def _write_texts(plan: _Plan, tokenizer: TokenizerFiles, folder: Path) -> None:
+    _write_json(folder / layout.CONFIG, plan.config.to_dict())
+    (folder / layout.TOKENIZER).write_text(tokenizer.tokenizer, encoding="utf-8")
+    _write_json(folder / layout.TOKENIZER_CONFIG, tokenizer.config)
+    _write_json(folder / layout.GENERATION_CONFIG, tokenizer.generation)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _code_hashes() -> dict[str, str]:
+    """The hash of each of the builder's own files, by its name under this folder."""
+    files = sorted(path for path in _CODE.rglob("*") if path.suffix in _CODE_SUFFIXES)
+    return {
+        path.relative_to(_CODE).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
+
+
+def _up_to_date(out: Path, identity: str) -> Artifact | None:
+    try:
+        current = Artifact.open(out)
+    except ArtifactError:
+        return None
+    return current if current.manifest and current.manifest.identity == identity else None
+
+
+@contextmanager
+def _exclusive(out: Path) -> Iterator[None]:
+    """Keeps two builds from writing one folder; what an interrupted one left is then nobody's."""
+    locks = user_cache() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / f"{content_key(str(out))}.lock"):
+        yield
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial")
+
+
+def _previous(out: Path) -> Path:
+    return out.with_name(f".{out.name}.previous")
+
+
+def _recover(out: Path) -> None:
+    """Clears up after a build that was killed, finishing or undoing its exchange."""
+    if _previous(out).exists():
+        if out.exists():
+            shutil.rmtree(_previous(out))
+        else:
+            _previous(out).rename(out)
+    if _partial(out).exists():
+        shutil.rmtree(_partial(out))
+
+
+def _refuse_foreign(out: Path) -> None:
+    if out.exists() and not (out / layout.MANIFEST).is_file() and not _is_empty(out):
+        raise BuildError(f"{out}: exists and is not an artefact; choose another folder or remove it")
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _exchange(made: Path, out: Path) -> None:
+    """Puts `made` in the place of `out`."""
+    if out.exists():
+        out.rename(_previous(out))
+    made.rename(out)
+    shutil.rmtree(_previous(out), ignore_errors=True)
+
+
+def _file_error(error: OSError, out: Path) -> BuildError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BuildError(f"no space left while building {out}; free some and run it again")
+    where = error.filename or out
+    return BuildError(f"{where}: {error.strerror or error}")

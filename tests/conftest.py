@@ -1,0 +1,41 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.build.spec import BuildOptions
+
+TINY_OPTIONS = BuildOptions()
+
+BuildTiny = Callable[[BuildOptions], Artifact]
+
+
+@pytest.fixture(scope="session")
+def build_tiny(tmp_path_factory: pytest.TempPathFactory) -> BuildTiny:
+    """Builds `random:tiny` with the given options, once a session each.
+
+    Weights and programs come from the user's build cache when they are there.
+    """
+    from shortfin_apps.llm.build.builder import build
+    from shortfin_apps.llm.build.progress import QuietProgress
+
+    made: dict[BuildOptions, Artifact] = {}
+
+    def get(options: BuildOptions) -> Artifact:
+        if options not in made:
+            folder: Path = tmp_path_factory.mktemp("random-tiny") / "artefact"
+            made[options] = build("random:tiny", folder, options, QuietProgress())
+        return made[options]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(build_tiny: BuildTiny) -> Artifact:
+    """`random:tiny` for this CPU, bf16, with the default buckets. Read only."""
+    return build_tiny(TINY_OPTIONS)
