@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,30 @@ def test_generated_tokens_are_published(cache: TrieCache) -> None:
         cache.publish(lease, tokens)
     cache.release(lease)
     assert cache.match_length([*tokens, 0]) == 3 * STRIDE
+
+
+class Recorder(list[int]):
+    """Tokens that note which slices of them were read."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__(tokens)
+        self.read: list[slice] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+def test_publishing_reads_only_the_tokens_of_new_pages(cache: TrieCache) -> None:
+    """`publish` is called for every running request in every step, so it must not walk the sequence."""
+    tokens = Recorder(prompt(4))
+    lease = start(cache, tokens)
+    read = []
+    for num_computed in range(1, len(tokens) + 1):
+        tokens.read.clear()
+        cache.publish(lease, tokens, num_computed)
+        read.append(list(tokens.read))
+    assert read == [[slice(n - STRIDE, n)] if n % STRIDE == 0 else [] for n in range(1, len(tokens) + 1)]
 
 
 def test_match_length_changes_nothing(cache: TrieCache) -> None:
