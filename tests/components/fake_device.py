@@ -173,7 +173,7 @@ class FakeDevice:
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> FakeProgram:
         return self.program
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FakeBuffer:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> FakeBuffer:
         return FakeBuffer(np.zeros(shape, dtype))
 
     def upload(self, array: Array) -> FakeBuffer:

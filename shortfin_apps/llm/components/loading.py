@@ -1,0 +1,102 @@
+"""Puts an engine together: device, program, page table, cache, batching mode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shortfin_apps.llm.components.async_engine import AsyncEngine
+from shortfin_apps.llm.components.batching import BatchOptions, make_mode
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.invocation import BatchRunner
+from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
+from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How to serve a model; None leaves a choice to the artefact or the machine.
+
+    `pages` overrides the page table's size, `max_running` is the most requests in progress at once
+    (default: the largest decode bucket), `max_queue` the most that wait beside them.
+    """
+
+    device: str = "cpu"
+    device_ids: tuple[str, ...] = ()
+    runtime: Runtime = "auto"
+    threads: int | None = None
+    batch_mode: str = "default"
+    prefix_cache: PrefixCache = "trie"
+    chunk_tokens: int | None = None
+    prefills_per_decode: int = 1
+    pages: int | None = None
+    max_running: int | None = None
+    max_queue: int = 256
+
+
+def load_engine(
+    config: ModelConfig,
+    vmfb: Path,
+    parameters: Sequence[Path],
+    eos_token_ids: frozenset[int],
+    options: EngineOptions,
+) -> AsyncEngine:
+    """Loads, checks and warms up; the engine is ready for `start`. Takes seconds. Raises ArtifactError."""
+    device = open_device(
+        options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
+    )
+    try:
+        return _assemble(device, config, vmfb, parameters, eos_token_ids, options)
+    except BaseException:
+        device.close()
+        raise
+
+
+def _assemble(
+    device: Device,
+    config: ModelConfig,
+    vmfb: Path,
+    parameters: Sequence[Path],
+    eos_token_ids: frozenset[int],
+    options: EngineOptions,
+) -> AsyncEngine:
+    num_pages = options.pages or config.paged_kv_cache.device_block_count
+    if num_pages < 2:
+        raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
+    batch_options = BatchOptions(
+        chunk_tokens=options.chunk_tokens, prefills_per_decode=options.prefills_per_decode
+    )
+    mode = make_mode(options.batch_mode, config, batch_options)
+    cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
+    program = device.load_program(vmfb, parameters, config.module_name)
+    check_program(program, config)
+    page_table = [
+        device.allocate((num_pages, elements), config.paged_kv_cache.dtype, stage)
+        for stage, elements in enumerate(config.page_elements)
+    ]
+    runner = BatchRunner(device, program, config, page_table=page_table)
+    runner.warm_up()
+    max_running = options.max_running or max(config.decode_batch_sizes)
+    engine = Engine(
+        scheduler=Scheduler(cache, mode, max_running),
+        cache=cache,
+        runner=runner,
+        limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
+    )
+    return AsyncEngine(engine, max_requests=max_running + options.max_queue, on_close=device.close)
+
+
+def _prefix_cache(config: ModelConfig, options: EngineOptions) -> PrefixCache:
+    if options.prefix_cache != "none" and not config.has_prefill_position:
+        logger.warning("the model has no prefill position, so prefixes cannot be shared: cache is `none`")
+        return "none"
+    return options.prefix_cache
