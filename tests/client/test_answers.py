@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.client import Chunk, Generation, ServerError, Usage
+from shortfin_apps.llm.client.answers import parse_chunk, parse_generation
+from tests.scripted_server import usage
+
+
+def test_a_completion_is_read() -> None:
+    choice = {"text": " Paris", "finish_reason": "stop", "token_ids": [5, 6]}
+    body = {"choices": [choice], "usage": usage(4, 2, 3)}
+    assert parse_generation(body) == Generation(" Paris", "stop", Usage(4, 2, 3), (5, 6))
+
+
+def test_a_chat_answer_is_read() -> None:
+    body = {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
+    assert parse_generation(body) == Generation("", "length", None)
+
+
+@pytest.mark.parametrize(
+    ("event", "chunk"),
+    [
+        ({"choices": [{"text": "a", "finish_reason": None}]}, Chunk("a")),
+        ({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, Chunk("")),
+        ({"choices": [{"delta": {}, "finish_reason": "stop"}]}, Chunk("", "stop")),
+        ({"choices": [], "usage": usage(4, 2)}, Chunk("", usage=Usage(4, 2))),
+        ({"choices": [{"text": "a", "token_ids": [1]}]}, Chunk("a", token_ids=(1,))),
+        ({"choices": [], "usage": {"prompt_tokens": 4}}, Chunk("", usage=Usage(4, 0))),
+    ],
+)
+def test_chunks_of_either_route_are_read(event: Any, chunk: Chunk) -> None:
+    assert parse_chunk(event) == chunk
+
+
+@pytest.mark.parametrize("body", [None, [], {}, {"choices": [{}]}, {"choices": [None]}, {"choices": "x"}, 3])
+def test_anything_else_is_the_servers_fault(body: Any) -> None:
+    with pytest.raises(ServerError):
+        parse_generation(body)
+    with pytest.raises(ServerError):
+        parse_chunk(body)

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from shortfin_apps.llm.client import (
+    AuthenticationError,
+    Chunk,
+    ConnectionFailedError,
+    LlmClient,
+    ServerError,
+    Usage,
+)
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError, OverloadedError, UnavailableError
+from tests.scripted_server import (
+    DONE,
+    TIMEOUT_S,
+    ScriptedServer,
+    completes,
+    completion_event,
+    event,
+    says,
+    streams,
+    usage,
+    usage_event,
+)
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PARIS = {"choices": [{"text": " Paris", "finish_reason": "stop"}], "usage": usage(5, 1)}
+FULL = {"error": {"message": "full", "param": None}}
+QUESTION = [{"role": "user", "content": "Hello"}]
+
+
+class Sleeper:
+    """Remembers what it was asked to sleep, and does not."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def sleeper() -> Sleeper:
+    return Sleeper()
+
+
+@pytest_asyncio.fixture
+async def client(server: ScriptedServer, sleeper: Sleeper) -> AsyncIterator[LlmClient]:
+    made = LlmClient(server.url, timeout_s=TIMEOUT_S, sleep=sleeper, now=lambda: 0.0, random=lambda: 0.0)
+    async with made:
+        yield made
+
+
+@pytest.fixture
+def nobodys_url() -> Iterator[str]:
+    with socket.socket() as reserved:  # bound but not listening: connections are refused
+        reserved.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{reserved.getsockname()[1]}"
+
+
+async def test_generate_sends_openais_body_and_reads_its_answer(
+    client: LlmClient, server: ScriptedServer
+) -> None:
+    server.on(COMPLETIONS, says(PARIS))
+    answer = await client.generate(
+        "The capital", max_tokens=3, temperature=0, top_k=4, min_p=0.1, stop=["\n"], ignore_eos=True
+    )
+    assert (answer.text, answer.finish_reason, answer.usage) == (" Paris", "stop", Usage(5, 1))
+    assert server.bodies() == [
+        {
+            "prompt": "The capital",
+            "max_tokens": 3,
+            "temperature": 0,
+            "top_k": 4,
+            "min_p": 0.1,
+            "stop": ["\n"],
+            "ignore_eos": True,
+        }
+    ]
+
+
+async def test_token_ids_are_a_prompt_too(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, says(PARIS))
+    await client.generate(range(3))
+    assert server.bodies()[0]["prompt"] == [0, 1, 2]
+
+
+async def test_chat_sends_the_messages(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(CHAT, says({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}))
+    assert (await client.chat(QUESTION, seed=7)).text == "Hi"
+    assert server.bodies(CHAT) == [{"messages": QUESTION, "seed": 7}]
+
+
+async def test_key_and_model_go_with_every_request(server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, says(PARIS))
+    async with LlmClient(server.url + "/v1/", "secret", model="tiny") as client:
+        await client.generate("x")
+    assert server.seen[0].headers["authorization"] == "Bearer secret"
+    assert server.seen[0].body["model"] == "tiny"
+
+
+async def test_a_stream_yields_text_then_reason_then_usage(client: LlmClient, server: ScriptedServer) -> None:
+    pieces = completion_event("The ") + completion_event("end"), b": ping\n\n", completion_event("", "stop")
+    server.on(COMPLETIONS, streams(*pieces, usage_event(5, 2, 4), DONE))
+    chunks = [chunk async for chunk in client.stream("x")]
+    assert chunks == [Chunk("The "), Chunk("end"), Chunk("", "stop"), Chunk("", usage=Usage(5, 2, 4))]
+    assert server.bodies()[0]["stream_options"] == {"include_usage": True}
+
+
+async def test_an_event_cut_anywhere_is_one_event(client: LlmClient, server: ScriptedServer) -> None:
+    whole = completion_event("über", "stop") + DONE
+    server.on(COMPLETIONS, streams(*(whole[i : i + 1] for i in range(len(whole)))))
+    assert [chunk async for chunk in client.stream("x")] == [Chunk("über", "stop")]
+
+
+async def test_a_chat_stream_skips_what_says_nothing(client: LlmClient, server: ScriptedServer) -> None:
+    deltas = [{"role": "assistant", "content": ""}, {"content": "Hi"}, {}]
+    events = [event({"choices": [{"delta": d, "finish_reason": None if d else "stop"}]}) for d in deltas]
+    server.on(CHAT, streams(*events, DONE))
+    assert [chunk async for chunk in client.stream_chat(QUESTION)] == [Chunk("Hi"), Chunk("", "stop")]
+
+
+async def test_closing_a_stream_disconnects_at_once(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, server.endless(completion_event("a")))
+    async with aclosing(client.stream("x")) as chunks:
+        assert await anext(chunks) == Chunk("a")
+        assert not server.disconnected.is_set()
+    assert await asyncio.to_thread(server.disconnected.wait, TIMEOUT_S)
+
+
+async def test_leaving_a_loop_disconnects(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, server.endless(completion_event("a")))
+    async for _ in client.stream("x"):
+        break
+    assert await asyncio.to_thread(server.disconnected.wait, TIMEOUT_S)
+
+
+async def test_cancelling_a_reader_disconnects(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, server.endless(completion_event("a")))
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in client.stream("x"):
+            begun.set()
+
+    reader = asyncio.create_task(read())
+    await begun.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert await asyncio.to_thread(server.disconnected.wait, TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "words"),
+    [
+        ([completion_event("a")], ConnectionFailedError, "broke"),
+        ([completion_event("a"), event({"error": {"message": "device lost"}})], ServerError, "device lost"),
+        ([b"data: {\n\n"], ServerError, "not JSON"),
+        ([b"data: 3\n\n"], ServerError, "no completion chunk"),
+    ],
+)
+async def test_a_stream_that_goes_wrong_raises_and_is_not_retried(
+    client: LlmClient, server: ScriptedServer, pieces: list[bytes], kind: type[LlmError], words: str
+) -> None:
+    server.on(COMPLETIONS, streams(*pieces))
+    with pytest.raises(kind, match=words):
+        _ = [chunk async for chunk in client.stream("x")]
+    assert len(server.seen) == 1
+
+
+async def test_an_answer_without_a_stream_is_told(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, says(PARIS))
+    with pytest.raises(ServerError, match="without a stream"):
+        _ = [chunk async for chunk in client.stream("x")]
+
+
+async def test_a_full_server_is_asked_again_when_it_says(
+    client: LlmClient, server: ScriptedServer, sleeper: Sleeper
+) -> None:
+    server.on(
+        COMPLETIONS,
+        says(FULL, 429, Retry_After="7"),
+        says(FULL, 503, Retry_After="Thu, 01 Jan 1970 00:00:09 GMT", Date="Thu, 01 Jan 1970 00:00:05 GMT"),
+        says(FULL, 429),
+        says(PARIS),
+    )
+    assert (await client.generate("x")).text == " Paris"
+    assert sleeper.slept == [7.0, 4.0, 0.5]  # the last one is the third step of the backoff
+
+
+async def test_a_stream_is_retried_before_it_has_begun(
+    client: LlmClient, server: ScriptedServer, sleeper: Sleeper
+) -> None:
+    server.on(COMPLETIONS, says(FULL, 429), completes(["a", "b"]))
+    assert "".join([chunk.text async for chunk in client.stream("x")]) == "ab"
+    assert len(sleeper.slept) == 1
+
+
+async def test_retries_end(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, says(FULL, 429, Retry_After="2"))
+    with pytest.raises(OverloadedError, match="full") as caught:
+        await client.generate("x")
+    assert caught.value.retry_after_s == 2
+    assert len(server.seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, InvalidRequestError), (401, AuthenticationError), (404, InvalidRequestError), (500, ServerError)],
+)
+async def test_other_refusals_are_final(
+    client: LlmClient, server: ScriptedServer, status: int, kind: type[LlmError]
+) -> None:
+    server.on(COMPLETIONS, says({"error": {"message": "no", "param": "stop"}}, status))
+    with pytest.raises(kind, match="no"):
+        await client.generate("x")
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("content", [{"choices": []}, [], "text"])
+async def test_an_answer_that_is_none_is_the_servers_fault(
+    client: LlmClient, server: ScriptedServer, content: Any
+) -> None:
+    server.on(COMPLETIONS, says(content))
+    with pytest.raises(ServerError):
+        await client.generate("x")
+
+
+async def test_where_nobody_answers_the_error_says_what_to_do(nobodys_url: str) -> None:
+    sleeper = Sleeper()
+    async with LlmClient(nobodys_url, max_retries=2, sleep=sleeper) as client:
+        with pytest.raises(ConnectionFailedError, match="shortfin-llm serve DIR"):
+            await client.generate("x")
+        assert len(sleeper.slept) == 2
+        assert not await client.health()
+        assert not await client.ready()
+
+
+async def test_a_silent_server_is_told(server: ScriptedServer, sleeper: Sleeper) -> None:
+    server.on(COMPLETIONS, server.endless(b""))
+    async with LlmClient(server.url, timeout_s=0.02, sleep=sleeper) as client:
+        with pytest.raises(ConnectionFailedError, match="fell silent"):
+            _ = [chunk async for chunk in client.stream("x")]
+    assert sleeper.slept == []
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="must begin with http") as caught:
+        LlmClient("127.0.0.1:8000")
+    assert caught.value.param == "base_url"
+
+
+async def test_a_batch_keeps_its_order_and_its_bound(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, lambda _, body: says({"choices": [{"text": body["prompt"]}]})(_, body))
+    prompts = [str(number) for number in range(20)]
+    answers = await client.generate_batch(prompts, max_concurrency=3, max_tokens=1)
+    assert [answer.text for answer in answers] == prompts
+    assert server.peak <= 3
+
+
+async def test_a_batch_fails_as_its_first_failure(client: LlmClient, server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, says(PARIS), says({"error": {"message": "too long"}}, 400))
+    with pytest.raises(InvalidRequestError, match="too long"):
+        await client.generate_batch(["a"] * 50, max_concurrency=2)
+    assert len(server.seen) < 50
+
+
+async def test_an_empty_batch_is_answered(client: LlmClient) -> None:
+    assert await client.generate_batch([]) == []
+
+
+async def test_a_client_has_a_bound_of_its_own(server: ScriptedServer) -> None:
+    server.on(COMPLETIONS, says(PARIS))
+    async with LlmClient(server.url, max_concurrency=1) as client:
+        await asyncio.gather(*(client.generate("x") for _ in range(5)))
+    assert server.peak == 1
+
+
+async def test_models_are_listed(client: LlmClient, server: ScriptedServer) -> None:
+    server.on("/v1/models", says({"data": [{"id": "tiny"}, {"id": "large"}]}), says({"nothing": 1}))
+    assert await client.models() == ["tiny", "large"]
+    with pytest.raises(ServerError, match="list of models"):
+        await client.models()
+
+
+async def test_health_and_readiness(client: LlmClient, server: ScriptedServer) -> None:
+    server.on("/health", says({}))
+    server.on("/ready", says({}, 503))
+    assert await client.health()
+    assert not await client.ready()
+
+
+async def test_a_server_without_a_ready_route_is_ready_when_healthy(
+    client: LlmClient, server: ScriptedServer
+) -> None:
+    server.on("/health", says({}))
+    assert await client.ready()
+
+
+async def test_waiting_for_a_server_that_loads(
+    client: LlmClient, server: ScriptedServer, sleeper: Sleeper
+) -> None:
+    server.on("/ready", says({}, 503), says({}, 503), says({}))
+    await client.wait_ready(TIMEOUT_S, interval_s=0.5)
+    assert sleeper.slept == [0.5, 0.5]
+
+
+async def test_waiting_ends(client: LlmClient, server: ScriptedServer) -> None:
+    server.on("/ready", says({}, 503))
+    with pytest.raises(UnavailableError, match=r"not ready within 0\.01 s"):
+        await client.wait_ready(0.01)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shortfin_apps.llm.client import AuthenticationError, ServerError
+from shortfin_apps.llm.client.errors import refusal, streamed_error
+from shortfin_apps.llm.errors import (
+    InvalidRequestError,
+    LlmError,
+    OverloadedError,
+    RequestAbortedError,
+    UnavailableError,
+)
+
+BODY = json.dumps({"error": {"message": "too hot", "param": "temperature", "code": 1}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, InvalidRequestError),
+        (401, AuthenticationError),
+        (403, AuthenticationError),
+        (404, InvalidRequestError),
+        (413, InvalidRequestError),
+        (422, InvalidRequestError),
+        (429, OverloadedError),
+        (499, RequestAbortedError),
+        (500, ServerError),
+        (503, UnavailableError),
+    ],
+)
+def test_each_status_has_its_error(status: int, kind: type[LlmError]) -> None:
+    error = refusal(status, BODY, 2.0)
+    assert type(error) is kind
+    assert "too hot" in str(error)
+
+
+def test_an_invalid_request_names_its_parameter() -> None:
+    error = refusal(400, BODY, None)
+    assert isinstance(error, InvalidRequestError)
+    assert error.param == "temperature"
+
+
+def test_an_overloaded_server_says_when_to_return() -> None:
+    error = refusal(429, BODY, 2.5)
+    assert isinstance(error, OverloadedError)
+    assert error.retry_after_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": "plain"}', "plain"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"detail": [{"loc": ["x"]}]}', "[{'loc': ['x']}]"),
+        (b'{"message": "old", "object": "error"}', "old"),
+        (b'{"error": {"reason": 1}}', '{"reason":1}'),
+        (b"<html>Bad Request</html>", "<html>Bad Request</html>"),
+        (b"[1]", "[1]"),
+        (b"", "Bad Request"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+    ],
+)
+def test_every_kind_of_body_gives_a_message(body: bytes, message: str) -> None:
+    assert str(refusal(400, body, None)) == message
+
+
+def test_a_status_without_a_name_still_gives_a_message() -> None:
+    assert "599" in str(refusal(599, b"", None))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "m", "code": 400}, InvalidRequestError),
+        ({"message": "m", "code": "QUEUE_FULL", "type": "rate_limit_error"}, OverloadedError),
+        ({"message": "m", "type": "request_aborted"}, RequestAbortedError),
+        ({"message": "m", "type": "server_error"}, ServerError),
+        ("just text", ServerError),
+    ],
+)
+def test_errors_inside_a_stream_are_told_apart(error: object, kind: type[LlmError]) -> None:
+    assert type(streamed_error(error)) is kind

@@ -1,0 +1,152 @@
+"""A real HTTP server on a loopback port that answers what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+TIMEOUT_S = 10.0  # for what takes milliseconds
+Answer = Callable[[Request, Any], Response]
+"""Makes the response to a request with this JSON body."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request that has come."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+class ScriptedServer:
+    """Runs in a thread, for clients with an event loop of their own and without one.
+
+    `answers` maps a path to what it answers in turn; the last answer stays. `disconnected` is set
+    when a client leaves an `endless` stream.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[Answer]] = {}
+        self.seen: list[Seen] = []
+        self.disconnected = threading.Event()
+        self.url = ""
+        self.peak = self._open = 0
+
+    def reset(self) -> None:
+        self.answers.clear()
+        self.seen.clear()
+        self.disconnected.clear()
+        self.peak = 0
+
+    def on(self, path: str, *answers: Answer) -> None:
+        self.answers[path] = list(answers)
+
+    def bodies(self, path: str = "/v1/completions") -> list[Any]:
+        return [seen.body for seen in self.seen if seen.path == path]
+
+    async def _handle(self, request: Request) -> Response:
+        raw = await request.body()
+        body = json.loads(raw) if raw else None
+        path = request.url.path
+        self.seen.append(Seen(request.method, path, dict(request.headers), body))
+        answers = self.answers.get(path)
+        if not answers:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        self._open += 1
+        self.peak = max(self.peak, self._open)
+        try:
+            await asyncio.sleep(0.002)  # long enough for requests that came together to overlap
+            return answer(request, body)
+        finally:
+            self._open -= 1
+
+    @contextmanager
+    def running(self) -> Iterator[ScriptedServer]:
+        app = Starlette(routes=[Route("/{path:path}", self._handle, methods=["GET", "POST"])])
+        config = uvicorn.Config(app, port=0, ws="none", lifespan="off", log_config=None, date_header=False)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            thread.join(0.005)
+        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.should_exit = True
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+
+    def endless(self, first: bytes) -> Answer:
+        """A stream that says `first` and then nothing, until the client leaves."""
+
+        async def pieces(request: Request) -> AsyncIterator[bytes]:
+            try:
+                yield first
+                while not await request.is_disconnected():
+                    await asyncio.sleep(0.002)
+            finally:
+                self.disconnected.set()
+
+        return lambda request, _: StreamingResponse(pieces(request), media_type="text/event-stream")
+
+
+def says(body: Any, status: int = 200, **headers: str) -> Answer:
+    """A JSON answer; `Retry_After` in `headers` stands for `Retry-After`."""
+    fixed = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda _, __: JSONResponse(body, status, fixed)
+
+
+def streams(*pieces: bytes) -> Answer:
+    """A stream of these pieces, each sent on its own."""
+
+    async def sent() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+            await asyncio.sleep(0)
+
+    return lambda _, __: StreamingResponse(sent(), media_type="text/event-stream")
+
+
+def event(payload: Any) -> bytes:
+    return f"data: {json.dumps(payload)}\n\n".encode()
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def completion_event(text: str, finish_reason: str | None = None) -> bytes:
+    return event({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}], "usage": None})
+
+
+def usage_event(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> bytes:
+    return event({"choices": [], "usage": usage(prompt_tokens, completion_tokens, cached_tokens)})
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def completes(words: Sequence[str]) -> Answer:
+    """A whole streamed completion, a word a chunk."""
+    chunks = [completion_event(word) for word in words[:-1]] + [completion_event(words[-1], "length")]
+    return streams(*chunks, usage_event(3, len(words)), DONE)
