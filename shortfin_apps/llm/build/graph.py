@@ -1,0 +1,123 @@
+"""The model: a Llama-family decoder over a paged cache, as MLIR text.
+
+`LlamaGraph.module()` is the whole module; `_forward` is the model as a paper would draw it. What depends on
+the target stands behind `Form`; what an entry looks like from outside is in graph_entry.py.
+"""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.build.graph_cpu import CpuForm
+from shortfin_apps.llm.build.graph_entry import Entry, entries_of, page_elements, write_entry
+from shortfin_apps.llm.build.graph_form import Batch, Form
+from shortfin_apps.llm.build.graph_rotary import Rotary
+from shortfin_apps.llm.build.graph_target import Target
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.errors import BuildError
+
+
+class LlamaGraph:
+    """Builds the module of one model for one target."""
+
+    def __init__(
+        self, spec: LlamaSpec, options: BuildOptions, target: Target, form: Form | None = None
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._weights = WeightTypes(spec, options)
+        self._rotary = Rotary(spec, context_length(spec, options))
+        self._form = form or choose_form(spec, options, target, self._weights)
+
+    def module(self) -> str:
+        """The MLIR text of all entries, in a module named `module`."""
+        functions = [self._function(entry) for entry in entries_of(self._options)]
+        declarations = [
+            *self._weights.declarations(),
+            *self._rotary.declarations(),
+            *self._form.declarations(),
+        ]
+        return "\n".join(["module @module {", *declarations, *functions, "}\n"])
+
+    def _function(self, entry: Entry) -> str:
+        elements = page_elements(self._spec, self._options)
+
+        def body(e: Emitter, tokens: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            batch.rotary = self._rotary.emit(e, batch.starts, batch.chunk, batch.tokens)
+            logits = self._forward(e, tokens, batch)
+            values, indices = self._form.top_k(e, logits)
+            return values, indices, logits
+
+        return write_entry(entry, self._spec, self._options, elements, body)
+
+    def _forward(self, e: Emitter, tokens: Tensor, batch: Batch) -> Tensor:
+        """Token ids [tokens] i64 -> logits [rows, vocab] f32 of each row's last valid token."""
+        x = self._embed(e, tokens)
+        for layer in range(self._spec.num_hidden_layers):
+            x = self._attention_block(e, x, layer, batch)
+            x = self._feed_forward_block(e, x, layer)
+        x = self._last_tokens(e, x, batch)
+        x = self._form.rms_norm(e, x, "output_norm.weight")
+        head = "token_embd.weight" if self._spec.tie_word_embeddings else "output.weight"
+        return self._form.linear(e, x, head)
+
+    def _attention_block(self, e: Emitter, x: Tensor, layer: int, batch: Batch) -> Tensor:
+        h = self._form.rms_norm(e, x, f"blk.{layer}.attn_norm.weight")
+        qkv = self._form.linear(e, h, f"blk.{layer}.attn_qkv.weight")
+        q = self._form.rope_store(e, qkv, layer, batch)
+        h = self._form.attention(e, q, layer, batch)
+        return self._form.linear(e, h, f"blk.{layer}.attn_output.weight", residual=x)
+
+    def _feed_forward_block(self, e: Emitter, x: Tensor, layer: int) -> Tensor:
+        h = self._form.rms_norm(e, x, f"blk.{layer}.ffn_norm.weight")
+        h = self._form.gated_linear(e, h, f"blk.{layer}.ffn_gate_up.weight")
+        return self._form.linear(e, h, f"blk.{layer}.ffn_down.weight", residual=x)
+
+    def _embed(self, e: Emitter, tokens: Tensor) -> Tensor:
+        """Rows of the embedding table; ids out of range read the table's last row rather than past it."""
+        table = self._weights.load(e, "token_embd.weight")
+        last = e.constant(self._spec.vocab_size - 1)
+        widen = "" if table.dtype == "f32" else f"  %wide = arith.extf %w : {table.dtype} to f32\n"
+        body = f"""\
+  %d = linalg.index 1 : index
+  %id = arith.index_cast %a : i64 to index
+  %row = arith.minui %id, {last} : index
+  %w = tensor.extract {table.name}[%row, %d] : {table.type}
+{widen}  linalg.yield {"%wide" if widen else "%w"} : f32"""
+        shape = (tokens.shape[0], self._spec.hidden_size)
+        return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
+
+    def _last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
+        """[tokens, hidden] -> [rows, hidden]: token seq_len - start - 1 of each row, at least token 0."""
+        if batch.is_decode:
+            return x
+        chunk, c1 = e.index(batch.chunk), e.constant(1)
+        last = e.value(f"arith.subi {chunk}, {c1} : index")
+        body = f"""\
+  %row = linalg.index 0 : index
+  %d = linalg.index 1 : index
+  %one = arith.constant 1 : i64
+  %zero = arith.constant 0 : i64
+  %length = arith.subi %a, %b : i64
+  %index = arith.subi %length, %one : i64
+  %clamped = arith.maxsi %index, %zero : i64
+  %wanted = arith.index_cast %clamped : i64 to index
+  %offset = arith.minui %wanted, {last} : index
+  %first = arith.muli %row, {chunk} : index
+  %token = arith.addi %first, %offset : index
+  %value = tensor.extract {x.name}[%token, %d] : {x.type}
+  linalg.yield %value : f32"""
+        shape = (batch.rows, self._spec.hidden_size)
+        return e.elementwise("nd", ("nd", shape, "f32"), [(batch.seq_lens, "n"), (batch.starts, "n")], body)
+
+
+def context_length(spec: LlamaSpec, options: BuildOptions) -> int:
+    """The most tokens a sequence may hold, in tokens."""
+    return options.context_length or min(spec.max_position_embeddings, 8192)
+
+
+def choose_form(spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes) -> Form:
+    """The one place where the target decides how the graph is written."""
+    if target.is_cpu:
+        return CpuForm(spec, options, target, weights)
+    raise BuildError(f"no form of the graph for {target.device!r} yet")

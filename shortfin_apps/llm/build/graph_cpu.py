@@ -1,0 +1,196 @@
+"""The graph's operations as hand-written vector kernels, for CPUs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shortfin_apps.llm.build.graph_form import Batch
+from shortfin_apps.llm.build.graph_target import Target
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.kernels import render
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+
+LANES = 16  # f32 of one panel and of one vector; narrower registers take a vector in parts
+
+
+class CpuForm:
+    """Implements Form. Weights are packed into panels once, when the module is loaded."""
+
+    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes) -> None:
+        self._spec = spec
+        self._options = options
+        self._target = target
+        self._weights = weights
+        self._kernels: dict[str, str] = {}
+        self._packed: dict[str, str] = {}
+
+    def declarations(self) -> list[str]:
+        return [*self._packed.values(), *self._kernels.values()]
+
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        kernel = self._kernel(
+            "rms_norm",
+            "rms_norm",
+            size=self._spec.hidden_size,
+            eps=self._spec.rms_norm_eps,
+            dtype=self._options.weights,
+            lanes=math.gcd(self._spec.hidden_size, LANES),
+            row_block=4,
+        )
+        rows = x.shape[0]
+        result = (x.shape, self._options.weights)
+        return e.dispatch(kernel, [rows], [rows], [x, self._weights.load(e, weight)], [result])[0]
+
+    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
+        out_features = self._weights.shape(weight)[0]
+        padded = -(-out_features // LANES) * LANES
+        reads = [x, self._pack(e, weight)] + ([residual] if residual else [])
+        kernel = self._matmul(weight, "residual" if residual else "store")
+        rows = x.shape[0]
+        out = e.dispatch(kernel, [rows], [rows], reads, [((rows, padded), "f32")])[0]
+        if padded == out_features:
+            return out
+        return e.tensor(
+            f"tensor.extract_slice {out.name}[0, 0] [{rows}, {out_features}] [1, 1] : {out.type} to "
+            f"{tensor_type((rows, out_features), 'f32')}",
+            (rows, out_features),
+            "f32",
+        )
+
+    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        rows = x.shape[0]
+        result = ((rows, self._spec.intermediate_size), self._options.weights)
+        kernel = self._matmul(weight, "silu")
+        return e.dispatch(kernel, [rows], [rows], [x, self._pack(e, weight)], [result])[0]
+
+    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        kernel = self._kernel("rope_store", "rope_store", **self._attention_shape(batch))
+        block = 1 if batch.is_decode else self._options.block_seq_stride
+        groups = batch.tokens if block == 1 else self._quotient(e, batch.tokens, block)
+        q_features = self._spec.num_attention_heads * self._spec.head_dim
+        q, batch.cache = e.dispatch(
+            kernel,
+            [groups],
+            [batch.tokens, batch.rows, batch.chunk, block, batch.width, batch.pages, layer],
+            [qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks],
+            [((batch.tokens, q_features), "f32"), batch.cache],
+        )
+        return q
+
+    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+        tile_tokens = 1 if batch.is_decode else self._prefill_tile()
+        kernel = self._kernel(
+            "paged_attention",
+            f"paged_attention_{tile_tokens}",
+            tile_tokens=tile_tokens,
+            dtype=self._options.weights,
+            dim_tile=math.gcd(self._spec.head_dim, 2 * LANES),
+            **self._attention_shape(batch),
+        )
+        return e.dispatch(
+            kernel,
+            [batch.rows, batch.chunk],
+            [batch.tokens, batch.rows, batch.chunk, batch.width, batch.pages, layer],
+            [q, batch.starts, batch.seq_lens, batch.blocks, batch.cache],
+            [(q.shape, self._options.weights)],
+        )[0]
+
+    def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows, vocab = logits.shape
+        assert isinstance(vocab, int)
+        k = self._options.top_k
+        kernel = self._kernel(
+            "top_k",
+            "top_k",
+            size=vocab,
+            padded=vocab,
+            k=k,
+            lanes=math.gcd(vocab, LANES),
+            tile=max(1, round(math.sqrt(vocab) / LANES)) * LANES,
+        )
+        values, indices = e.dispatch(
+            kernel, [rows], [rows], [logits], [((rows, k), "f32"), ((rows, k), "i64")]
+        )
+        return values, indices
+
+    def _prefill_tile(self) -> int:
+        """Query tokens of one tile: about 12 queries share a K/V load, and a tile never crosses a page."""
+        group = self._spec.num_attention_heads // self._spec.num_key_value_heads
+        wanted = max(1, (12 if self._target.has_wide_vectors else 4) // group)
+        return math.gcd(self._options.block_seq_stride, 1 << (wanted.bit_length() - 1))
+
+    def _attention_shape(self, batch: Batch) -> dict[str, Any]:
+        return {
+            "q_heads": self._spec.num_attention_heads,
+            "kv_heads": self._spec.num_key_value_heads,
+            "head_dim": self._spec.head_dim,
+            "stride": self._options.block_seq_stride,
+            "page_elements": batch.cache.shape[1],
+            "kv_dtype": self._options.kv,
+        }
+
+    def _matmul(self, weight: str, epilogue: str) -> str:
+        out_features, in_features = self._weights.shape(weight)
+        pairs = -(-out_features // (2 * LANES))
+        tile_rows = 8 if self._target.has_wide_vectors else 2
+        return self._kernel(
+            "matmul",
+            f"matmul_{out_features}x{in_features}_{epilogue}",
+            n=out_features,
+            k_size=in_features,
+            epilogue=epilogue,
+            dtype=self._options.weights,
+            dot2=self._dot2,
+            lanes=LANES,
+            pairs_per_group=max(1, pairs // 32),
+            row_block=128,
+            tile_rows=tile_rows,
+            tail_sizes=[size for size in (4, 2, 1) if size < tile_rows],
+        )
+
+    @property
+    def _dot2(self) -> bool:
+        return self._options.weights == "bf16" and self._target.has_bf16_dot
+
+    def _pack(self, e: Emitter, weight: str) -> Tensor:
+        """The packed form of `weight`; one global for all entries, made by an initializer of its own."""
+        out_features, in_features = self._weights.shape(weight)
+        panels = -(-out_features // LANES)
+        dtype = self._options.weights
+        shape = (panels, in_features // 2, LANES, 2) if self._dot2 else (panels, in_features, LANES)
+        tiles = (
+            f"inner_dims_pos = [0, 1] inner_tiles = [{LANES}, 2]"
+            if self._dot2
+            else (f"inner_dims_pos = [0] inner_tiles = [{LANES}]")
+        )
+        name = f"packed.{weight}"
+        if name not in self._packed:
+            init = Emitter()
+            source = self._weights.load(init, weight)
+            zero = init.value(f"arith.constant 0.0 : {dtype}")
+            padding = f"padding_value({zero} : {dtype}) " if out_features % LANES else ""
+            out = init.empty(shape, dtype)
+            packed = init.tensor(
+                f"linalg.pack {source.name} {padding}{tiles} into {out.name} : {source.type} -> {out.type}",
+                shape,
+                dtype,
+            )
+            init.line(f'util.global.store {packed.name}, @"{name}" : {packed.type}')
+            body = "\n".join(init.lines)
+            self._packed[name] = (
+                f'util.global private @"{name}" : {packed.type}\nutil.initializer {{\n{body}\nutil.return\n}}'
+            )
+        return e.load(name, shape, dtype)
+
+    def _kernel(self, template: str, name: str, **parameters: Any) -> str:
+        if name not in self._kernels:
+            self._kernels[name] = render(template, name, **parameters)
+        return name
+
+    @staticmethod
+    def _quotient(e: Emitter, dividend: int | str, divisor: int) -> int | str:
+        if isinstance(dividend, int):
+            return dividend // divisor
+        return e.value(f"arith.divui {dividend}, {e.constant(divisor)} : index")

@@ -1,0 +1,69 @@
+"""What differs between targets: the operations of the graph that have a hand-written and a generic form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one invocation works on. Its tokens are `[rows, chunk]`, end to end.
+
+    `cache` is replaced by every operation that writes to it: always use the newest.
+    """
+
+    rows: int
+    chunk: Dim
+    tokens: Dim  # rows * chunk
+    is_decode: bool  # chunk is 1, and a start position need not be a multiple of the stride
+    starts: Tensor  # [rows] i64
+    seq_lens: Tensor  # [rows] i64
+    blocks: Tensor  # [rows, width] i64
+    cache: Tensor  # [pages, page elements] kv
+    rotary: Tensor  # [tokens, 2, head_dim / 2] f32: cosines, sines
+
+    @property
+    def width(self) -> Dim:
+        return self.blocks.shape[1]
+
+    @property
+    def pages(self) -> Dim:
+        return self.cache.shape[0]
+
+
+class Form(Protocol):
+    """Activations are `[tokens, features]`; `act` below is the weights' type, which matmuls read.
+
+    A weight is named as in LlamaSpec. Every operation may be called in several functions of the module.
+    """
+
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        """[tokens, hidden] f32 -> act."""
+        ...
+
+    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
+        """[tokens, in] act -> [tokens, out] f32, plus `residual`."""
+        ...
+
+    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        """[tokens, in] act -> [tokens, out / 2] act: silu(gate) * up."""
+        ...
+
+    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """[tokens, qkv features] f32 -> rotated q [tokens, heads * head_dim] f32; k and v go to the cache."""
+        ...
+
+    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+        """[tokens, heads * head_dim] f32 -> act, over the batch's cache."""
+        ...
+
+    def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, vocab] f32 -> values [rows, k] f32, indices [rows, k] i64; ties by lower index."""
+        ...
+
+    def declarations(self) -> list[str]:
+        """What the module must hold for the operations emitted so far."""
+        ...

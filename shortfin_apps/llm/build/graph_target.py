@@ -1,0 +1,89 @@
+"""What the graph is compiled for, and which of its two forms that target takes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+from iree.compiler.tools.binaries import find_tool
+
+from shortfin_apps.llm.errors import BuildError
+
+_PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
+_TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}>', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device the compiler was asked for.
+
+    `architecture`, `cpu` and `features` (LLVM's names, `+` ones only) say what a CPU target resolved to;
+    for a GPU they are the chip's name and nothing.
+    """
+
+    device: str
+    flags: tuple[str, ...]
+    architecture: str
+    cpu: str
+    features: frozenset[str]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the hand-written vector kernels can run there."""
+        return self.device.split(":")[0] == "cpu"
+
+    @property
+    def tuning(self) -> tuple[str, ...]:
+        """Compiler flags that the form of the graph for this target wants."""
+        return ()
+
+    @property
+    def has_bf16_dot(self) -> bool:
+        return self.is_cpu and {"avx512bf16", "avx512f"} <= self.features
+
+    @property
+    def has_wide_vectors(self) -> bool:
+        """Whether the register file holds 32 vectors of 16 f32."""
+        return "avx512f" in self.features
+
+
+def resolve_target(device: str) -> Target:
+    """The target named by `--device`. Raises BuildError when the compiler does not know it."""
+    kind, _, chip = device.partition(":")
+    match kind, chip:
+        case "cpu", _:
+            return _cpu_target(device, chip or "host")
+        case "hip", str(chip) if chip:
+            flags = ("--iree-hal-target-device=hip", f"--iree-hip-target={chip}")
+            return Target(device, flags, "amdgpu", chip, frozenset())
+    raise BuildError(f"device {device!r} is none of cpu, cpu:<llvm cpu name>, hip:<chip> (as in hip:gfx942)")
+
+
+@cache
+def _cpu_target(device: str, cpu: str) -> Target:
+    flags = (
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=llvm-cpu",
+        f"--iree-llvmcpu-target-cpu={cpu}",
+    )
+    probe = subprocess.run(
+        [find_tool("iree-compile"), "-", "--compile-to=flow", *flags],
+        input=_PROBE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = _TARGET.search(probe.stdout)
+    if probe.returncode or not found:
+        raise BuildError(f"the compiler does not know the CPU {cpu!r} ({_first_line(probe.stderr)})")
+    attributes = dict(re.findall(r'(\w+) = "([^"]*)"', found[2]))
+    enabled = (f[1:] for f in attributes.get("cpu_features", "").split(",") if f.startswith("+"))
+    return Target(
+        device, flags, found[1].removeprefix("embedded-elf-"), attributes.get("cpu", ""), frozenset(enabled)
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,179 @@
+"""Writes MLIR text: tensors by name and type, fresh SSA names, and the few operations the graph needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Dim = int | str  # a str is the SSA name of an index value
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An SSA value of tensor type."""
+
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: str  # MLIR's: f32, bf16, i64, ...
+
+    @property
+    def type(self) -> str:
+        return tensor_type(self.shape, self.dtype)
+
+    @property
+    def sizes(self) -> str:
+        """The dynamic sizes as flow and hal operations take them: `{%a, %b}`, or nothing."""
+        names = [dim for dim in self.shape if isinstance(dim, str)]
+        return "{" + ", ".join(names) + "}" if names else ""
+
+    @property
+    def sized_type(self) -> str:
+        return self.type + self.sizes
+
+
+def tensor_type(shape: Sequence[Dim], dtype: str) -> str:
+    dims = [str(dim) if isinstance(dim, int) else "?" for dim in shape]
+    return f"tensor<{'x'.join([*dims, dtype])}>"
+
+
+def dense(array: npt.NDArray[np.float32]) -> str:
+    """A constant attribute holding `array` bit for bit."""
+    return f'dense<"0x{array.astype("<f4").tobytes().hex().upper()}"> : {tensor_type(array.shape, "f32")}'
+
+
+class Emitter:
+    """The body of one function, in the making."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._names = 0
+        self._constants: dict[int, str] = {}
+        self._loads: dict[str, Tensor] = {}
+
+    def fresh(self) -> str:
+        self._names += 1
+        return f"%v{self._names}"
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def value(self, operation: str) -> str:
+        """Emits an operation with one result and returns the result's name."""
+        name = self.fresh()
+        self.line(f"{name} = {operation}")
+        return name
+
+    def tensor(self, operation: str, shape: Sequence[Dim], dtype: str) -> Tensor:
+        return Tensor(self.value(operation), tuple(shape), dtype)
+
+    def constant(self, number: int) -> str:
+        """An index constant; one per function and number."""
+        if number not in self._constants:
+            self._constants[number] = self.value(f"arith.constant {number} : index")
+        return self._constants[number]
+
+    def index(self, dim: Dim) -> str:
+        return self.constant(dim) if isinstance(dim, int) else dim
+
+    def i32(self, dim: Dim) -> str:
+        """`dim` as a dispatch's constant operand."""
+        return self.value(f"arith.index_cast {self.index(dim)} : index to i32")
+
+    def times(self, a: Dim, b: Dim) -> Dim:
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        return self.value(f"arith.muli {self.index(a)}, {self.index(b)} : index")
+
+    def load(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
+        """The value of a global; read once per function."""
+        if name not in self._loads:
+            kind = tensor_type(shape, dtype)
+            self._loads[name] = self.tensor(f'util.global.load @"{name}" : {kind}', shape, dtype)
+        return self._loads[name]
+
+    def reshape(self, source: Tensor, shape: Sequence[Dim]) -> Tensor:
+        result = Tensor(self.fresh(), tuple(shape), source.dtype)
+        self.line(
+            f"{result.name} = flow.tensor.reshape {source.name} : {source.sized_type} -> {result.sized_type}"
+        )
+        return result
+
+    def empty(self, shape: Sequence[Dim], dtype: str) -> Tensor:
+        sizes = ", ".join(dim for dim in shape if isinstance(dim, str))
+        return self.tensor(f"tensor.empty({sizes}) : {tensor_type(shape, dtype)}", shape, dtype)
+
+    def fill(self, number: str, shape: Sequence[Dim], dtype: str) -> Tensor:
+        scalar = self.value(f"arith.constant {number} : {dtype}")
+        out = self.empty(shape, dtype)
+        return self.tensor(
+            f"linalg.fill ins({scalar} : {dtype}) outs({out.name} : {out.type}) -> {out.type}", shape, dtype
+        )
+
+    def elementwise(
+        self,
+        loops: str,
+        out: tuple[str, Sequence[Dim], str],
+        ins: Sequence[tuple[Tensor, str]],
+        body: str,
+        initial: Tensor | None = None,
+    ) -> Tensor:
+        """A `linalg.generic`. Each letter of `loops` is a loop, and a tensor's access is a string of them.
+
+        `out` is (access, shape, dtype); loops it lacks are reductions, over `initial`. `body` names the
+        inputs' elements %a, %b, ... and the output's %out, loop indices by `linalg.index`, and yields.
+        """
+        access, shape, dtype = out
+        target = initial or self.empty(shape, dtype)
+        maps = ", ".join(affine_map(loops, at) for at in [*(at for _, at in ins), access])
+        kinds = ", ".join('"parallel"' if loop in access else '"reduction"' for loop in loops)
+        operands = ", ".join(t.name for t, _ in ins)
+        types = ", ".join(t.type for t, _ in ins)
+        arguments = [f"%{chr(ord('a') + i)}: {t.dtype}" for i, (t, _) in enumerate(ins)]
+        inputs = f"ins({operands} : {types}) " if ins else ""
+        return self.tensor(
+            f"linalg.generic {{indexing_maps = [{maps}], iterator_types = [{kinds}]}} {inputs}"
+            f"outs({target.name} : {target.type}) {{\n"
+            f"^bb0({', '.join([*arguments, f'%out: {dtype}'])}):\n{body}\n}} -> {target.type}",
+            shape,
+            dtype,
+        )
+
+    def dispatch(
+        self,
+        kernel: str,
+        workload: Sequence[Dim],
+        constants: Sequence[Dim],
+        reads: Sequence[Tensor],
+        results: Sequence[Tensor | tuple[Sequence[Dim], str]],
+    ) -> list[Tensor]:
+        """Dispatches `@kernel::@kernel`. A result is (shape, dtype), or a tensor to be written in place."""
+        numbers = [self.i32(c) for c in constants]
+        tied = [r for r in results if isinstance(r, Tensor)]
+        operands = [*reads, *tied]
+        made = [
+            Tensor(self.fresh(), r.shape if isinstance(r, Tensor) else tuple(r[0]), _dtype_of(r))
+            for r in results
+        ]
+        types = [
+            f"{r.name}{r.sizes}" if isinstance(r, Tensor) else new.sized_type
+            for r, new in zip(results, made, strict=True)
+        ]
+        self.line(
+            f"{', '.join(t.name for t in made)} = flow.dispatch @{kernel}::@{kernel}"
+            f"[{', '.join(self.index(w) for w in workload)}]"
+            f"({', '.join([*numbers, *(t.name for t in operands)])}) : "
+            f"({', '.join(['i32'] * len(numbers) + [t.sized_type for t in operands])}) -> "
+            f"({', '.join(types)})"
+        )
+        return made
+
+
+def _dtype_of(result: Tensor | tuple[Sequence[Dim], str]) -> str:
+    return result.dtype if isinstance(result, Tensor) else result[1]
+
+
+def affine_map(loops: str, access: str) -> str:
+    return f"affine_map<({', '.join(loops)}) -> ({', '.join(access)})>"
