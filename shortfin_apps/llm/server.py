@@ -100,6 +100,7 @@ class Server(uvicorn.Server):
             self._loading.cancel()
         draining = asyncio.create_task(self._drain())
         stopping = asyncio.create_task(super().shutdown(sockets))
+        await asyncio.sleep(0)  # the port closes even when there is no time for anything else
         while not stopping.done() and not self.force_exit:
             await asyncio.wait({stopping}, timeout=POLL_S)
         for task in (draining, stopping):

@@ -1,0 +1,67 @@
+"""The real server on a loopback port, in this event loop, over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from shortfin_apps.llm import server_config
+from shortfin_apps.llm.server import Loaded, Server, bind
+from tests.api.harness import Harness
+from tests.api.scripted_engine import Script, ScriptedEngine
+
+TIMEOUT_S = 10.0  # for what takes milliseconds
+
+
+@dataclass(frozen=True)
+class Loopback:
+    server: Server
+    engine: ScriptedEngine
+    client: httpx.AsyncClient
+    port: int
+    serving: asyncio.Task[None]
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await self.client.get("/ready")).status_code != 200:
+                await asyncio.sleep(0)
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.serving
+
+    async def send_raw(self, path: str, body: bytes) -> asyncio.StreamWriter:
+        """Posts a request on a connection of its own and leaves the answer unread."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        return writer
+
+
+@asynccontextmanager
+async def loopback(
+    script: Script | None = None, load: Callable[[Loaded], Loaded] = lambda loaded: loaded
+) -> AsyncIterator[Loopback]:
+    """A server whose loader, in its thread, calls `load` with what it is to return."""
+    harness = Harness(script)
+    loaded = Loaded(harness.service.model, harness.engine)
+    harness.service._model = None
+    config = server_config.load({"artifact": "model", "shutdown_timeout": 5}, {})
+    sock = bind("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    server = Server(config, harness.service, lambda: load(loaded))
+    harness.service.metrics.watch = lambda engine: None  # type: ignore[method-assign]  # watched already
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+        loop = Loopback(server, harness.engine, client, port, serving)
+        try:
+            yield loop
+        finally:
+            server.should_exit = True
+            await loop.ended()
+            await harness.client.aclose()

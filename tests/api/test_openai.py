@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from shortfin_apps.llm.errors import InvocationError
+from tests.api.harness import BASE_URL, MAX_SEQ_LEN, MODEL, TOKENIZER, Harness, events_of
+from tests.api.scripted_engine import failing, forever, saying
+from tests.components.tiny_tokenizers import BOS
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+NUM_TOKENS = len(TOKENIZER.encode("the end")) + 1  # and end-of-sequence
+PROMPT_TOKENS = len(TOKENIZER.encode(f"{BOS}[user]hi\n[assistant]"))
+
+
+def client_of(harness: Harness) -> openai.AsyncOpenAI:
+    http_client: Any = harness.client  # it takes either generation of httpx, its annotation only one
+    return openai.AsyncOpenAI(api_key="-", base_url=f"{BASE_URL}/v1", http_client=http_client, max_retries=0)
+
+
+@pytest_asyncio.fixture
+async def client(harness: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
+    yield client_of(harness)
+
+
+async def test_chat_through_openais_client(harness: Harness, client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "the end")
+    assert (choice.finish_reason, answer.object, answer.created) == ("stop", "chat.completion", 1234)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == PROMPT_TOKENS
+    assert answer.usage.completion_tokens == NUM_TOKENS
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    [call] = harness.engine.calls
+    assert TOKENIZER.decode(call.prompt_ids, skip_special_tokens=False) == f"{BOS}[user]hi\n[assistant]"
+    assert call.params.max_tokens == MAX_SEQ_LEN - PROMPT_TOKENS  # the rest of the context
+    assert call.params.temperature == 1.0
+
+
+async def test_streamed_chat_through_openais_client(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, stream=True, n=2, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    *pieces, last = chunks
+    for index in (0, 1):
+        mine = [c for chunk in pieces for c in chunk.choices if c.index == index]
+        assert mine[0].delta.role == "assistant"
+        assert "".join(c.delta.content or "" for c in mine) == "the end"
+        assert [c.finish_reason for c in mine][-1] == "stop"
+    assert all(chunk.usage is None for chunk in pieces)
+    assert last.usage is not None
+    assert last.choices == []
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (PROMPT_TOKENS, 2 * NUM_TOKENS)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_completions_through_openais_client(harness: Harness, client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model=MODEL, prompt="hi", echo=True, max_tokens=1)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("hithe", "length")
+    await client.completions.create(model=MODEL, prompt="hi")
+    assert harness.engine.calls[1].params.max_tokens == 16
+
+
+async def test_streamed_completions_through_openais_client(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(model=MODEL, prompt="hi", stream=True, echo=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "hithe end"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompt_ids"),
+    [
+        ("a", [TOKENIZER.encode("a")]),
+        (["a", "b"], [TOKENIZER.encode("a"), TOKENIZER.encode("b")]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ],
+)
+async def test_every_form_of_prompt(harness: Harness, prompt: object, prompt_ids: list[list[int]]) -> None:
+    response = await harness.post(COMPLETIONS, {"prompt": prompt, "n": 2})
+    assert [c["index"] for c in response.json()["choices"]] == list(range(2 * len(prompt_ids)))
+    assert [list(c.prompt_ids) for c in harness.engine.calls] == [p for p in prompt_ids for _ in range(2)]
+    assert response.json()["usage"]["prompt_tokens"] == sum(map(len, prompt_ids))
+
+
+async def test_text_parts_are_joined(harness: Harness) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    await harness.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
+    assert "[user]a\nb\n" in TOKENIZER.decode(harness.engine.calls[0].prompt_ids)
+
+
+async def test_extra_fields_reach_the_engine(harness: Harness) -> None:
+    body = {"top_k": 7, "min_p": 0.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [4]}
+    await harness.post(CHAT, {"messages": MESSAGES, "cache_salt": "s", "seed": 3, "max_tokens": 5, **body})
+    [call] = harness.engine.calls
+    params = call.params
+    assert (params.top_k, params.min_p, params.ignore_eos, params.min_tokens) == (7, 0.1, True, 2)
+    assert (params.seed, params.max_tokens, call.cache_salt) == (3, 5, "s")
+
+
+async def test_stop_strings_are_left_out_unless_asked_for() -> None:
+    harness = Harness(forever(TOKENIZER, "the end "))
+    for include, text in ((False, "the "), (True, "the end")):
+        body = {"prompt": "a", "stop": ["x", "end"], "include_stop_str_in_output": include}
+        [choice] = (await harness.post(COMPLETIONS, body)).json()["choices"]
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", "end")
+
+
+async def test_completion_logprobs(harness: Harness) -> None:
+    body = {"prompt": "a", "logprobs": 2, "max_tokens": 2}
+    whole = (await harness.post(COMPLETIONS, body)).json()["choices"][0]["logprobs"]
+    assert whole["tokens"] == ["the", " "]
+    assert whole["token_logprobs"] == [-0.5, -0.5]
+    assert whole["text_offset"] == [0, 3]
+    assert whole["top_logprobs"][0]["the"] == -0.5
+    chunks = events_of(await harness.post(COMPLETIONS, body | {"stream": True}))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [offset for part in parts for offset in part["text_offset"]] == [0, 3]
+
+
+async def test_chat_logprobs(harness: Harness) -> None:
+    body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "max_tokens": 1}
+    [choice] = (await harness.post(CHAT, body)).json()["choices"]
+    [token] = choice["logprobs"]["content"]
+    assert (token["token"], token["logprob"], token["bytes"]) == ("the", -0.5, [116, 104, 101])
+    assert [t["logprob"] for t in token["top_logprobs"]] == [-0.5, -1.0]
+
+
+async def test_part_of_a_character_has_no_bytes() -> None:
+    harness = Harness(saying(TOKENIZER, "€"))
+    body = {"messages": MESSAGES, "logprobs": True, "max_tokens": 1}
+    [choice] = (await harness.post(CHAT, body)).json()["choices"]
+    assert choice["logprobs"]["content"][0]["bytes"] is None
+
+
+async def test_request_ids_are_honoured_and_returned(harness: Harness) -> None:
+    response = await harness.client.post(
+        COMPLETIONS, json={"prompt": "a"}, headers={"X-Request-Id": "my-own"}
+    )
+    assert response.headers["x-request-id"] == "my-own"
+    assert response.json()["id"] == "cmpl-my-own"
+    for bad in ("", "two words", "x" * 129):
+        response = await harness.client.get("/v1/models", headers={"X-Request-Id": bad})
+        assert len(response.headers["x-request-id"]) == 32
+
+
+async def test_models(harness: Harness, client: openai.AsyncOpenAI) -> None:
+    [card] = [m async for m in client.models.list()]
+    assert (card.id, card.created) == (MODEL, 1234)
+    assert (await client.models.retrieve(MODEL)).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other")
+    with pytest.raises(openai.NotFoundError, match="other"):
+        await client.chat.completions.create(model="other", messages=MESSAGES)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, "prompt"),
+    (COMPLETIONS, {"prompt": {"a": 1}}, "prompt"),
+    (COMPLETIONS, {"prompt": [99999]}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", [1]]}, "prompt"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": MAX_SEQ_LEN}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "a", "suffix": "x"}, "suffix"),
+    (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
+    (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
+    (COMPLETIONS, {"prompt": "a", "temperature": "warm"}, "temperature"),
+    (COMPLETIONS, {"prompt": "a", "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [{"content": "a"}]}, "messages.role"),
+    (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages"),
+    (CHAT, {"messages": MESSAGES, "max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"messages": MESSAGES, "frequency_penalty": 1}, "frequency_penalty"),
+    (CHAT, {"messages": MESSAGES, "logit_bias": {"1": 1}}, "logit_bias"),
+    (CHAT, {"messages": MESSAGES, "top_p": 0}, "top_p"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), REFUSED, ids=[str(r[1])[:60] for r in REFUSED])
+async def test_what_cannot_be_served_is_refused_by_name(
+    harness: Harness, path: str, body: dict[str, Any], field: str
+) -> None:
+    response = await harness.post(path, body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", field)
+    assert not harness.engine.calls
+
+
+async def test_parts_that_are_not_text_are_refused(harness: Harness) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    response = await harness.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("messages.content")
+
+
+async def test_values_that_change_nothing_are_accepted(harness: Harness) -> None:
+    harmless = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "user": "u"}
+    harmless |= {"response_format": {"type": "text"}, "tool_choice": "none", "best_of": 1, "store": False}
+    response = await harness.post(CHAT, {"messages": MESSAGES, **harmless})
+    assert response.status_code == 200, response.text
+
+
+async def test_overload_is_a_rate_limit_error_that_says_when() -> None:
+    harness = Harness()
+    harness.engine.capacity = 0
+    with pytest.raises(openai.RateLimitError) as caught:
+        await client_of(harness).chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    assert caught.value.response.headers["retry-after"] == "3"
+
+
+async def test_a_failure_in_mid_stream_reaches_openais_client() -> None:
+    harness = Harness(failing(InvocationError("the device failed"), after=TOKENIZER.encode("x")))
+    client = client_of(harness)
+    stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    with pytest.raises(openai.APIError, match="the device failed"):
+        _ = [chunk async for chunk in stream]
+    with pytest.raises(openai.InternalServerError, match="the device failed"):
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES)

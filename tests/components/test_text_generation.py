@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.metrics import ServerMetrics
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.components.text_generation import (
+    LONG_TEXT,
+    TextDelta,
+    TextGenerator,
+    TextRequest,
+    gather,
+    merge,
+    with_seed,
+)
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, OverloadedError
+from tests.api.scripted_engine import Script, ScriptedEngine, failing, forever, saying
+from tests.components.tiny_tokenizers import EOS, byte_level_tokenizer
+
+TOKENIZER = byte_level_tokenizer()
+[EOS_ID] = TOKENIZER.eos_token_ids
+MAX_SEQ_LEN = 64
+
+
+def setup(script: Script) -> tuple[TextGenerator, ScriptedEngine]:
+    engine = ScriptedEngine(script)
+    metrics = ServerMetrics("m")
+    generator = TextGenerator(TOKENIZER, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=metrics)
+    return generator, engine
+
+
+def request(
+    *, max_tokens: int = 50, min_tokens: int = 0, stop: tuple[str, ...] = (), include_stop: bool = False
+) -> TextRequest:
+    params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
+    return TextRequest(request_id="r", prompt_ids=(1,), params=params, stop=stop, include_stop=include_stop)
+
+
+async def whole(script: Script, request: TextRequest) -> TextDelta:
+    generator, engine = setup(script)
+    [answer] = await gather(await generator.submit([request]))
+    assert not engine.live
+    return answer
+
+
+def in_steps(ids: list[int], sizes: list[int]) -> Script:
+    """Hands `ids` out, several to a step, and ends with the last one as LENGTH."""
+
+    def script(call: GenerateCall) -> Iterator[Delta]:
+        rest = ids
+        for size in [*sizes, len(ids)]:
+            now, rest = rest[:size], rest[size:]
+            done = None if rest else FinishReason.LENGTH
+            yield Delta(request_id=call.request_id, token_ids=tuple(now), finish_reason=done)
+            if done:
+                return
+
+    return script
+
+
+def script_of(text: str, sizes: list[int]) -> Script:
+    return in_steps(TOKENIZER.encode(text), sizes)
+
+
+@given(
+    text=st.text("ab€the ", min_size=1, max_size=30),
+    stops=st.lists(st.text("ab€t", min_size=1, max_size=3), max_size=3),
+    sizes=st.lists(st.integers(1, 4), max_size=30),
+)
+async def test_text_never_goes_past_a_stop_string(text: str, stops: list[str], sizes: list[int]) -> None:
+    answer = await whole(script_of(text, sizes), request(stop=tuple(stops)))
+    ends = [text.find(s) + len(s) for s in stops if s in text]
+    if ends:
+        assert answer.finish_reason is FinishReason.STOP
+        assert isinstance(answer.stop_reason, str)
+        assert text[: min(ends)] == answer.text + answer.stop_reason
+    else:
+        assert (answer.text, answer.finish_reason) == (text, FinishReason.LENGTH)
+    assert TOKENIZER.decode(answer.token_ids).startswith(answer.text)
+
+
+async def test_tokens_after_a_stop_string_are_not_reported() -> None:
+    ids = TOKENIZER.encode("axb")
+    answer = await whole(in_steps(ids, [3]), request(stop=("x",)))
+    assert answer.token_ids == tuple(ids[:2])
+
+
+async def test_min_tokens_hold_for_stop_strings_too() -> None:
+    answer = await whole(script_of("xaxb", []), request(stop=("x",), min_tokens=3))
+    assert (answer.text, answer.stop_reason) == ("xa", "x")
+
+
+async def test_the_terminator_is_text_only_when_asked_for() -> None:
+    def script(call: GenerateCall) -> Iterator[Delta]:
+        ids = tuple(TOKENIZER.encode("ab"))
+        reason = FinishReason.STOP
+        yield Delta(request_id=call.request_id, token_ids=ids, finish_reason=reason, stop_token_id=ids[-1])
+
+    answer = await whole(script, request())
+    assert (answer.text, answer.stop_reason) == ("a", TOKENIZER.encode("b")[0])
+    assert len(answer.token_ids) == 2
+    assert (await whole(script, request(include_stop=True))).text == "ab"
+
+
+async def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
+    answer = await whole(saying(TOKENIZER, "a"), request())
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("a", FinishReason.STOP, None)
+    assert answer.token_ids[-1] == EOS_ID
+    assert TOKENIZER.decode(answer.token_ids, skip_special_tokens=False) == f"a{EOS}"
+
+
+async def test_held_text_comes_when_the_request_ends() -> None:
+    answer = await whole(script_of("aEN", []), request(stop=("END",)))
+    assert answer.text == "aEN"
+
+
+async def test_closing_a_stream_that_was_never_read_aborts_it() -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    [stream] = await generator.submit([request()])
+    await stream.aclose()
+    await stream.aclose()
+    assert len(engine.aborted) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_leaving_a_merge_early_aborts_all(count: int) -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    deltas = merge(await generator.submit([request()] * count))
+    await anext(deltas)
+    await deltas.aclose()
+    assert not engine.live
+    assert len(engine.aborted) == count
+
+
+async def test_a_merge_gives_every_stream_in_order() -> None:
+    generator, _ = setup(saying(TOKENIZER, "the end"))
+    texts = ["", "", ""]
+    async for index, delta in merge(await generator.submit([request()] * 3)):
+        texts[index] += delta.text
+    assert texts == ["the end"] * 3
+
+
+async def test_cancelling_a_gather_aborts_all() -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    engine.gate.clear()
+    task = asyncio.create_task(gather(await generator.submit([request()] * 2)))
+    await engine.waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not engine.live
+
+
+async def test_one_failure_ends_the_whole_gather() -> None:
+    failed = failing(InvocationError("broken"))
+    running = forever(TOKENIZER, "a")
+    generator, engine = setup(lambda call: (failed if len(engine.calls) == 2 else running)(call))
+    streams = await generator.submit([request()] * 2)
+    with pytest.raises(InvocationError, match="broken"):
+        await gather(streams)
+
+
+async def test_a_stream_that_ends_without_a_reason_is_an_error() -> None:
+    with pytest.raises(InvocationError, match="without a reason"):
+        await whole(lambda call: iter(()), request())
+
+
+async def test_admission_is_all_or_nothing() -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    engine.capacity = 2
+    with pytest.raises(OverloadedError):
+        await generator.submit([request()] * 3)
+    assert not engine.live
+    with pytest.raises(InvalidRequestError, match="never fit"):
+        await generator.submit([request()] * 5)
+
+
+async def test_requests_with_one_id_are_told_apart() -> None:
+    generator, engine = setup(saying(TOKENIZER, "a"))
+    await gather(await generator.submit([request()] * 2))
+    assert len({call.request_id for call in engine.calls}) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "default", "fitted"),
+    [(10, None, None, 54), (10, None, 16, 16), (60, None, 16, 4), (10, 54, 16, 54), (63, 1, None, 1)],
+)
+def test_how_many_tokens_fit(
+    prompt_len: int, max_tokens: int | None, default: int | None, fitted: int
+) -> None:
+    generator, _ = setup(saying(TOKENIZER, "a"))
+    assert generator.fit([1] * prompt_len, max_tokens, default=default, param="prompt") == fitted
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "param"),
+    [
+        ([], None, "prompt"),
+        ([-1], None, "prompt"),
+        ([10**9], 1, "prompt"),
+        ([1] * 64, None, "prompt"),
+        ([1] * 60, 5, "max_tokens"),
+    ],
+)
+def test_what_cannot_fit_is_refused(prompt: list[int], max_tokens: int | None, param: str) -> None:
+    generator, _ = setup(saying(TOKENIZER, "a"))
+    with pytest.raises(InvalidRequestError) as caught:
+        generator.fit(prompt, max_tokens, default=None, param="prompt")
+    assert caught.value.param == param
+
+
+async def test_long_texts_are_tokenised_the_same() -> None:
+    generator, _ = setup(saying(TOKENIZER, "a"))
+    text = "the €" * LONG_TEXT
+    assert await generator.encode(text) == tuple(TOKENIZER.encode(text))
+
+
+def test_the_first_choice_keeps_the_seed() -> None:
+    params = SamplingParams(max_tokens=1, seed=2**63 - 1)
+    assert with_seed(params, 0) == params
+    assert with_seed(params, 1).seed == 0
+    assert with_seed(SamplingParams(max_tokens=1), 1).seed is None

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.server_config import ServerConfig, ServerConfigError, add_arguments, from_arguments
+
+UPSTREAM = [
+    "--tokenizer_json=t.json", "--tokenizer_config_json=c.json", "--model_config=m.json", "--vmfb=m.vmfb",
+    "--parameters", "a.irpa", "b.irpa", "--device=local-task", "--device_ids", "0", "1",
+    "--chunk_block_size=2", "--prefix_sharing_algorithm=none", "--program_isolation=per_call",
+    "--use_native_impls", "--amdgpu_async_allocations", "--amdgpu_allocators=caching", "--num_beams=1",
+]  # fmt: skip
+
+
+def parse(*argv: str) -> ServerConfig:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return from_arguments(parser.parse_args(argv))
+
+
+def test_a_directory_is_all_it_takes() -> None:
+    config = parse("DIR")
+    assert config == parse("--artifact", "DIR")
+    assert (config.artifact, config.host, config.port) == (Path("DIR"), "127.0.0.1", 8000)
+    assert config.prefix_cache == "trie"
+
+
+def test_upstreams_command_line_works(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        config = parse(*UPSTREAM)
+    assert config.parameters == (Path("a.irpa"), Path("b.irpa"))
+    assert config.model_config_json == Path("m.json")
+    assert (config.device, config.device_ids) == ("local-task", ("0", "1"))
+    assert (config.chunk_block_size, config.prefix_cache) == (2, "none")
+    ignored = {record.getMessage().split("`")[1] for record in caplog.records}
+    assert ignored == {
+        "program_isolation",
+        "use_native_impls",
+        "amdgpu_async_allocations",
+        "amdgpu_allocators",
+    }
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert parse("DIR", "--shutdown-timeout", "3") == parse("DIR", "--shutdown_timeout", "3")
+
+
+def test_flags_over_environment_over_yaml_over_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("port: 1\npages: 2\nthreads: 3\nmax-queue: 4\nprefix_sharing_algorithm: none\n")
+    monkeypatch.setenv("SHORTFIN_LLM_PORT", "11")
+    monkeypatch.setenv("SHORTFIN_LLM_PAGES", "12")
+    monkeypatch.setenv("SHORTFIN_LLM_DEVICE_IDS", "0,1")
+    config = parse("DIR", "--config", str(path), "--port", "21")
+    assert (config.port, config.pages, config.threads, config.max_queue) == (21, 12, 3, 4)
+    assert (config.prefix_cache, config.device_ids) == ("none", ("0", "1"))
+
+
+def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "server_config.json"
+    path.write_text('{"prefix_sharing_algorithm": "none", "decode_config": {"num_beams": 1}}')
+    assert parse("DIR", "--server_config", str(path)).prefix_cache == "none"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "name the model directory"),
+        (["DIR", "--vmfb", "v"], "not both"),
+        (["--vmfb", "v"], "--tokenizer_json is needed"),
+        (["DIR", "--port", "x"], "`--port`"),
+        (["DIR", "--port", "65536"], "`--port`"),
+        (["DIR", "--prefix-cache", "radix"], "`--prefix-cache`"),
+        (["DIR", "--num_beams", "2"], "`--num-beams`"),
+        (["DIR", "--default-temperature", "nan"], "`--default-temperature`"),
+        (["DIR", "--config", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_what_is_wrong_is_named(argv: list[str], message: str) -> None:
+    with pytest.raises(ServerConfigError, match=message):
+        parse(*argv)
+
+
+@pytest.mark.parametrize("content", ["- a", "prot: 1", "{", "port: [1]"])
+def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(content)
+    with pytest.raises(ServerConfigError, match=r"server\.yaml|`prot`|`--port`"):
+        parse("DIR", "--config", str(path))
+
+
+def test_every_setting_has_a_flag_with_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    text = parser.format_help()
+    for name, field in ServerConfig.model_fields.items():
+        assert field.description
+        assert name == "artifact" or f"--{name.replace('_', '-')}" in text
