@@ -4,12 +4,13 @@ Every submission waits on the fence of the one before and signals the next point
 Arrays are written and read through mappings: on the CPU that is a memory copy of about a microsecond,
 and unlike the binding's own copy it does not offer the interpreter lock to another thread each time.
 
-HAL objects do not keep the device alive that they need to be freed. So whatever holds one also holds the
-device, set last: an instance's attributes are released in the order they were first set.
+HAL objects do not keep the device alive that they need in order to be freed, and in a garbage cycle or at
+the interpreter's end nobody chooses the order. So a process has one HAL device, and never releases it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections import deque
@@ -21,6 +22,7 @@ from typing import Any, cast
 
 import iree.runtime as iree
 import numpy as np
+from iree.runtime._binding import disable_leak_checker
 
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
@@ -55,9 +57,10 @@ _DTYPES |= {
     int(getattr(iree.HalElementType, f"INT_{bits}")): MLIR_DTYPES[f"i{bits}"] for bits in (8, 16, 32, 64)
 }
 
-# The flags and the driver they configure are the process's: the first device opened decides.
-_threads_lock = threading.Lock()
-_threads: int | None = None
+# The first device opened decides for the process: the driver reads its flags once.
+_driver_lock = threading.Lock()
+_threads = 0
+_hal_device: Any = None
 
 
 def open_local_task(threads: int | None = None) -> IreeDevice:
@@ -65,49 +68,49 @@ def open_local_task(threads: int | None = None) -> IreeDevice:
 
     Raises ArtifactError when this process already runs the driver with another number.
     """
-    _configure_driver(threads)
-    device = iree.get_driver("local-task").create_device_by_uri("local-task", allocators=["caching"])
-    return IreeDevice(device)
+    with _driver_lock:
+        if _hal_device is None:
+            _create_hal_device(threads or len(os.sched_getaffinity(0)))
+    if threads not in (None, _threads):
+        raise ArtifactError(
+            f"this process already runs the CPU driver with {_threads} threads, not {threads}; "
+            "the number cannot change until it restarts"
+        )
+    return IreeDevice(_hal_device)
 
 
-def _configure_driver(threads: int | None) -> None:
-    global _threads
-    with _threads_lock:
-        if _threads is None:
-            _threads = threads or len(os.sched_getaffinity(0))
-            iree.flags.parse_flags(
-                # Without a count the driver takes one worker per physical core it recognises.
-                f"--task_topology_group_count={_threads}",
-                f"--task_worker_spin_us={_WORKER_SPIN_US}",
-            )
-        elif threads not in (None, _threads):
-            raise ArtifactError(
-                f"this process already runs the CPU driver with {_threads} threads, not {threads}; "
-                "the number cannot change until it restarts"
-            )
+def _create_hal_device(threads: int) -> None:
+    global _hal_device, _threads
+    iree.flags.parse_flags(
+        # Without a count the driver takes one worker per physical core it recognises.
+        f"--task_topology_group_count={threads}",
+        f"--task_worker_spin_us={_WORKER_SPIN_US}",
+    )
+    driver = iree.get_driver("local-task")
+    _hal_device = driver.create_device_by_uri("local-task", allocators=["caching"])
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_hal_device))
+    disable_leak_checker()  # the reference above is what it would report at exit
+    _threads = threads
 
 
 class IreeBuffer:
     """An array on the device."""
 
-    def __init__(self, view: Any, device: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    __slots__ = ("dtype", "shape", "view")
+
+    def __init__(self, view: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.view = view
         self.shape = shape
         self.dtype = dtype
-        self._view = view
-        self._device = device
 
     @classmethod
-    def from_view(cls, view: Any, device: Any) -> IreeBuffer:
-        return cls(view, device, tuple(view.shape), _DTYPES[int(view.element_type)])
-
-    @property
-    def view(self) -> Any:
-        return self._view
+    def from_view(cls, view: Any) -> IreeBuffer:
+        return cls(view, tuple(view.shape), _DTYPES[int(view.element_type)])
 
     def map_bytes(self) -> Array:
         """The contents, writable, as `uint8[bytes]`; valid while this buffer lives."""
         size = prod(self.shape) * self.dtype.itemsize
-        return cast(Array, self._view.map().asarray((size,), _BYTE))
+        return cast(Array, self.view.map().asarray((size,), _BYTE))
 
 
 class IreePending:
@@ -116,10 +119,10 @@ class IreePending:
     def __init__(
         self, timeline: _Timeline, fence: _Fence, arguments: Sequence[DeviceBuffer], results: Any
     ) -> None:
+        self._timeline = timeline
+        self._fence = fence
         self._arguments = arguments
         self._results = results
-        self._fence = fence
-        self._timeline = timeline
 
     @property
     def done(self) -> bool:
@@ -128,12 +131,12 @@ class IreePending:
     def wait(self) -> Sequence[DeviceBuffer]:
         try:
             self._fence.wait()
-        except RuntimeError as error:
+        except Exception as error:
             self._timeline.abandon(self._fence)
             raise InvocationError(f"the device failed under this invocation ({error})") from None
         self._arguments = ()
         views = (self._results.get_as_object(i, iree.HalBufferView) for i in range(len(self._results)))
-        return [IreeBuffer.from_view(view, self._timeline.device) for view in views]
+        return [IreeBuffer.from_view(view) for view in views]
 
 
 class FailedPending:
@@ -163,12 +166,17 @@ class _Fence:
         return self._fence
 
     @property
+    def failed(self) -> bool:
+        try:
+            self._semaphore.query()
+        except Exception:
+            return True
+        return False
+
+    @property
     def done(self) -> bool:
         """Reached or failed."""
-        try:
-            return bool(self._semaphore.query() >= self._value)
-        except RuntimeError:
-            return True
+        return self.failed or bool(self._semaphore.query() >= self._value)
 
     def wait(self) -> None:
         """Raises RuntimeError when the point will never be reached."""
@@ -185,14 +193,15 @@ class _Timeline:
     """The order of a device's submissions.
 
     A semaphore that failed, or whose next value somebody may or may not signal, is useless from then on:
-    either way the timeline goes on with a fresh one.
+    either way the timeline goes on with a fresh one. (Should the driver's own queue break, every later
+    invocation fails too, and only a restart helps.)
     """
 
     def __init__(self, device: Any) -> None:
-        self._origin = _Fence(device.create_semaphore(0), 0)
+        self._device = device
+        self._restart()
         self.last = self._origin  # what the next submission waits for
         self._signal = self._origin
-        self.device = device
 
     def propose(self) -> _Fence:
         """The point that the next submission signals."""
@@ -202,10 +211,12 @@ class _Timeline:
         self.last = self._signal = fence
 
     def reject(self) -> None:
-        """The proposed point was given out but the submission failed: `last` stays, its successors
-        are drawn from a fresh semaphore."""
+        """The proposed point was given out but the submission failed: the next ones come from a fresh
+        semaphore, and wait for `last` as before unless that is what failed."""
         self._restart()
         self._signal = self._origin
+        if self.last.failed:
+            self.last = self._origin
 
     def abandon(self, fence: _Fence) -> None:
         """`fence` failed, and with it all that follows it on the same semaphore."""
@@ -214,16 +225,16 @@ class _Timeline:
             self.last = self._signal = self._origin
 
     def _restart(self) -> None:
-        self._origin = _Fence(self.device.create_semaphore(0), 0)
+        self._origin = _Fence(self._device.create_semaphore(0), 0)
 
 
 class IreeProgram:
     def __init__(self, device: IreeDevice, context: Any, module: Any, exports: Mapping[str, Export]) -> None:
-        self._exports = exports
-        self._entries = MappingProxyType({name: e.signature for name, e in exports.items()})
-        self._functions = {name: module.lookup_function(e.function) for name, e in exports.items()}
-        self._context = context
         self._device = device
+        self._context = context
+        self._exports = exports
+        self._functions = {name: module.lookup_function(e.function) for name, e in exports.items()}
+        self._entries = MappingProxyType({name: e.signature for name, e in exports.items()})
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
@@ -236,12 +247,12 @@ class IreeProgram:
 
 class IreeDevice:
     def __init__(self, device: Any) -> None:
-        self._in_flight: deque[IreePending] = deque()
-        self._lock = threading.Lock()
+        self._device = device
+        self._allocator = device.allocator
         self._instance = iree.VmInstance()
         self._timeline = _Timeline(device)
-        self._allocator = device.allocator
-        self._device = device
+        self._in_flight: deque[IreePending] = deque()
+        self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -258,7 +269,7 @@ class IreeDevice:
                 module,
             ]
             context = iree.VmContext(self._instance, modules=modules)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             raise load_error(vmfb, error) from None
         return IreeProgram(self, context, module, exports)
 
@@ -283,6 +294,7 @@ class IreeDevice:
             except InvocationError:
                 continue  # its owner has been told, or has gone
         self._in_flight.clear()
+        self._allocator.trim()
 
     def submit(
         self, context: Any, function: Any, is_async: bool, arguments: Sequence[DeviceBuffer]
@@ -296,7 +308,7 @@ class IreeDevice:
             start = self._start_async if is_async else self._start_sync
             try:
                 fence = start(context, function, values, results)
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:
                 return FailedPending(InvocationError(f"the entry refused this invocation ({error})"))
             pending = IreePending(self._timeline, fence, arguments, results)
             self._in_flight.append(pending)
@@ -308,7 +320,7 @@ class IreeDevice:
         values.push_ref(fence.hal)
         try:
             context.invoke(function, values, results)
-        except (RuntimeError, ValueError):
+        except Exception:
             self._timeline.reject()
             raise
         self._timeline.accept(fence)
@@ -319,7 +331,7 @@ class IreeDevice:
         fence = self._timeline.last
         try:
             fence.wait()
-        except RuntimeError:
+        except Exception:
             self._timeline.abandon(fence)
             fence = self._timeline.last
         context.invoke(function, values, results)
@@ -332,4 +344,4 @@ class IreeDevice:
     def _new_buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, IreeBuffer]:
         buffer = self._allocator.allocate_buffer(_MEMORY, _USAGE, prod(shape) * dtype.itemsize)
         view = iree.HalBufferView(buffer, shape, _ELEMENTS[dtype])
-        return buffer, IreeBuffer(view, self._device, shape, dtype)
+        return buffer, IreeBuffer(view, shape, dtype)

@@ -27,7 +27,7 @@ def open_parameters(paths: Sequence[Path]) -> Any:
             index.load(str(path))
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             reason = str(error).splitlines()[0]
             raise ArtifactError(f"{path}: not a usable parameter file ({reason})") from None
         _check_extents(path, size, [index[i] for i in range(first, len(index))])

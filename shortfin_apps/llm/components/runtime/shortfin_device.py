@@ -8,7 +8,8 @@ calls from a queue; the caller gets a `concurrent.futures.Future`. What shaped t
   work is not flushed yet. So arrays reach the device inside `submit`, after the last invocation was
   flushed, and on the CPU after it ended.
 - An invocation that fails leaves its point of the fiber's timeline unsignalled, so that fiber never
-  completes anything again: the next invocation runs on a fresh one.
+  completes anything again: the next invocation runs on a fresh one. An array remembers at most eight
+  other fibers, so a page table survives eight such failures; then the server must be restarted.
 - Freeing an array records on its fiber's timeline, which only the worker may touch: buffers leave their
   array to the worker.
 
@@ -17,7 +18,6 @@ memory; it follows shortfin's interface and upstream's use of it, and has not ru
 """
 
 from __future__ import annotations
-
 
 import atexit
 import ctypes
@@ -74,7 +74,7 @@ def open_amdgpu(device_ids: Sequence[str] = ()) -> ShortfinDevice:
     builder = sf.amdgpu.SystemBuilder(amdgpu_async_allocations=True, amdgpu_async_caching=True)
     try:
         available = list(builder.available_devices)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         if "libamdhip64" in str(error):
             raise ArtifactError(
                 "the HIP runtime (libamdhip64.so) was not found; install ROCm, point IREE_HIP_DYLIB_PATH "
@@ -84,7 +84,7 @@ def open_amdgpu(device_ids: Sequence[str] = ()) -> ShortfinDevice:
     builder.visible_devices = [_select(device_id, available) for device_id in device_ids or ("0",)]
     try:
         system = builder.create_system()
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         raise ArtifactError(f"the AMD GPU cannot be opened ({error})") from None
     return ShortfinDevice(system, unified=False)
 
@@ -125,7 +125,9 @@ class ShortfinPending:
     def wait(self) -> Sequence[DeviceBuffer]:
         try:
             return self._future.result()
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
+            if "unique semaphore capacity" in str(error):
+                raise InvocationError("the device failed too often to go on; restart the server") from None
             raise InvocationError(f"the device failed under this invocation ({error})") from None
 
 
@@ -221,7 +223,7 @@ class ShortfinDevice:
             # One context for all fibers: whoever starts invocations is the process above, alone.
             loaded = sf.Program(modules, devices=self._fiber.raw_devices, isolation=sf.ProgramIsolation.NONE)
             functions = {name: loaded[f"{module_name}.{name}"] for name in exports}
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             raise load_error(vmfb, error) from None
         program = ShortfinProgram(self, functions, exports)
         self._programs.append(program)

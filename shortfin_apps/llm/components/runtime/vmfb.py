@@ -25,7 +25,10 @@ _REBUILD = "rebuild it with `shortfin-llm build`"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An entry and the function that runs it: `<entry>$async` when there is one, else `<entry>`."""
+    """An entry and the function that runs it: `<entry>$async` when there is one, else `<entry>`.
+
+    `is_async` functions take a wait and a signal fence behind their arguments.
+    """
 
     function: str
     is_async: bool
@@ -35,34 +38,34 @@ class Export:
 def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
     """The entries of a VMFB by name. Raises ArtifactError when it is damaged, of another IREE release,
     or not called `module_name`."""
+    import iree.runtime as iree
+
     check_file(path)
-    module = _load_module(path)
-    if module.name != module_name:
+    try:
+        module = iree.VmModule.mmap(iree.VmInstance(), str(path))
+        found_name = module.name
+        functions = sorted(module.function_names)  # `f` comes before `f$async`, which replaces it
+        exports = [_export(module, function) for function in functions if not function.startswith("__")]
+    except Exception as error:  # the binding maps IREE's statuses to a dozen builtin exceptions
+        raise load_error(path, error) from None
+    if found_name != module_name:
         raise ArtifactError(
-            f"{path}: the module is called {module.name!r} where `module_name` in config.json says "
+            f"{path}: the module is called {found_name!r} where `module_name` in config.json says "
             f"{module_name!r}; correct that field"
         )
-    exports: dict[str, Export] = {}
-    for function in sorted(module.function_names):  # `f` sorts before `f$async`, which replaces it
-        if not function.startswith("__"):
-            export = _export(module, function)
-            exports[export.signature.name] = export
-    return MappingProxyType(exports)
+    return MappingProxyType({export.signature.name: export for export in exports})
 
 
 def check_file(path: Path) -> None:
-    """Refuses what is no whole VMFB: the loader trusts its input and may crash the process on less.
+    """Refuses what is no whole VMFB: the loader trusts its input, and damage may crash the process.
 
-    A VMFB is also a ZIP archive with checksums (unless compiled with
-    `--iree-vm-emit-polyglot-zip=false`: then only its identifier is looked at).
+    So only the usual form of the file is taken, which is a ZIP archive too and carries checksums.
     """
     try:
         with path.open("rb") as file:
             head = file.read(12)
         if not head.startswith(_ZIP_MAGIC):
-            if head[_FLATBUFFER_IDENTIFIER] != b"IREE":
-                raise ArtifactError(f"{path}: not a VMFB; give the file that iree-compile made")
-            return
+            raise ArtifactError(f"{path}: {_describe(head)}")
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
             names = archive.namelist()
@@ -74,6 +77,12 @@ def check_file(path: Path) -> None:
         raise ArtifactError(f"{path}: the VMFB is damaged (checksum of {damaged} is wrong); {_REBUILD}")
     if "module.fb" not in names:
         raise ArtifactError(f"{path}: a ZIP archive but not a VMFB; give the file that iree-compile made")
+
+
+def _describe(head: bytes) -> str:
+    if head[_FLATBUFFER_IDENTIFIER] == b"IREE":
+        return "a VMFB without checksums; compile it again without `--iree-vm-emit-polyglot-zip=false`"
+    return "not a VMFB; give the file that iree-compile made"
 
 
 def load_error(path: Path, error: Exception) -> ArtifactError:
@@ -93,17 +102,9 @@ def load_error(path: Path, error: Exception) -> ArtifactError:
     return ArtifactError(f"{path}: cannot be loaded ({reason}); {_REBUILD}")
 
 
-def _load_module(path: Path) -> Any:
-    import iree.runtime as iree
-
-    try:
-        return iree.VmModule.mmap(iree.VmInstance(), str(path))
-    except (RuntimeError, ValueError) as error:
-        raise load_error(path, error) from None
-
-
 def _export(module: Any, function: str) -> Export:
     name = function.removesuffix(ASYNC_SUFFIX)
-    declaration = module.lookup_function(function).reflection.get("iree.abi.declaration", "")
-    arguments, results = parse_declaration(declaration) or (None, None)
-    return Export(function, function != name, EntrySignature(name, arguments, results))
+    reflection = module.lookup_function(function).reflection
+    arguments, results = parse_declaration(reflection.get("iree.abi.declaration", "")) or (None, None)
+    is_async = function != name or reflection.get("iree.abi.model") == "coarse-fences"
+    return Export(function, is_async, EntrySignature(name, arguments, results))

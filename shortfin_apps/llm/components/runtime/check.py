@@ -1,0 +1,126 @@
+"""Does a VMFB hold what its `config.json` says? Asked once, before anything is served.
+
+The ABI is upstream's (`module_abi_version` 1), for N in the batch sizes, one cache slab per pipeline stage:
+
+    prefill_bsN(tokens [N,S], [start_positions [N],] seq_lens [N], seq_block_ids [N,B], slabs...)
+    decode_bsN(tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs...)
+
+all i64, with slabs `[pages, elements]` of `kv_cache_dtype`; one result (logits) without `top_k`, else at
+least two (values, indices). Entries without reflection data are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import numpy as np
+
+from shortfin_apps.llm.components.runtime.declaration import format_type
+from shortfin_apps.llm.components.runtime.device import EntrySignature, Program, TensorType
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
+
+_I64 = np.dtype(np.int64)
+
+
+def check_program(program: Program, config: ModelConfig) -> None:
+    """Raises ArtifactError naming the entry, what was found, what was expected and what to do."""
+    for name, arguments in _expected_entries(config):
+        signature = program.entries.get(name)
+        if signature is None:
+            _fail_missing(name, program)
+        _check_arguments(signature, arguments, config)
+        _check_results(signature, config)
+
+
+def _expected_entries(config: ModelConfig) -> Iterator[tuple[str, dict[str, TensorType]]]:
+    for size in config.prefill_batch_sizes:
+        yield f"prefill_bs{size}", _prefill_arguments(size, config) | _slabs(config)
+    for size in config.decode_batch_sizes:
+        yield f"decode_bs{size}", _decode_arguments(size) | _slabs(config)
+
+
+def _prefill_arguments(size: int, config: ModelConfig) -> dict[str, TensorType]:
+    start = {"start_positions": TensorType((size,), _I64)} if config.has_prefill_position else {}
+    return {
+        "tokens": TensorType((size, None), _I64),
+        **start,
+        "seq_lens": TensorType((size,), _I64),
+        "seq_block_ids": TensorType((size, None), _I64),
+    }
+
+
+def _decode_arguments(size: int) -> dict[str, TensorType]:
+    return {
+        "tokens": TensorType((size, 1), _I64),
+        "seq_lens": TensorType((size,), _I64),
+        "start_positions": TensorType((size,), _I64),
+        "seq_block_ids": TensorType((size, None), _I64),
+    }
+
+
+def _slabs(config: ModelConfig) -> dict[str, TensorType]:
+    dtype = config.paged_kv_cache.dtype
+    return {f"cache slab {i}": TensorType((None, n), dtype) for i, n in enumerate(config.page_elements)}
+
+
+def _check_arguments(signature: EntrySignature, expected: dict[str, TensorType], config: ModelConfig) -> None:
+    found = signature.arguments
+    if found is None:
+        return
+    if len(found) != len(expected):
+        raise ArtifactError(
+            f"`{signature.name}` takes {len(found)} arguments where config.json "
+            f"(has_prefill_position={str(config.has_prefill_position).lower()}, "
+            f"{len(config.page_elements)} cache slab(s)) means {len(expected)}; correct "
+            "`has_prefill_position` or `paged_kv_block_size_elements_per_device` there, or rebuild with "
+            "`shortfin-llm build`"
+        )
+    for actual, (name, wanted) in zip(found, expected.items(), strict=True):
+        if not _fits(actual, wanted):
+            field = _field(name, actual, wanted)
+            raise ArtifactError(
+                f"`{signature.name}` takes {format_type(actual)} as {name} where config.json means "
+                f"{format_type(wanted)}; correct {field} there, or rebuild with `shortfin-llm build`"
+            )
+
+
+def _check_results(signature: EntrySignature, config: ModelConfig) -> None:
+    found = signature.results
+    if found is None:
+        return
+    fits = len(found) == 1 if config.top_k is None else len(found) >= 2
+    if not fits:
+        wanted = "1 (logits)" if config.top_k is None else "at least 2 (values and indices)"
+        raise ArtifactError(
+            f"`{signature.name}` returns {len(found)} results where `top_k`={config.top_k} in config.json "
+            f"means {wanted}; correct `top_k` there, or rebuild with `shortfin-llm build`"
+        )
+
+
+def _fits(actual: TensorType, wanted: TensorType) -> bool:
+    """A dimension that either side leaves open fits any."""
+    return (
+        actual.dtype == wanted.dtype
+        and len(actual.shape) == len(wanted.shape)
+        and all(a == w or None in (a, w) for a, w in zip(actual.shape, wanted.shape, strict=True))
+    )
+
+
+def _field(argument: str, actual: TensorType, wanted: TensorType) -> str:
+    """The config field that a mismatch of `argument` points at."""
+    if not argument.startswith("cache slab"):
+        return "the batch sizes or `has_prefill_position`"
+    if actual.dtype != wanted.dtype:
+        return "`kv_cache_dtype`"
+    return "the page geometry (`paged_kv_cache`)"
+
+
+def _fail_missing(name: str, program: Program) -> NoReturn:
+    field = "prefill_batch_sizes" if name.startswith("prefill") else "decode_batch_sizes"
+    present = ", ".join(sorted(program.entries)) or "nothing"
+    raise ArtifactError(
+        f"the VMFB has no entry `{name}` (it has {present}) though config.json lists that size; correct "
+        f"`{field}` there, or rebuild with `shortfin-llm build`"
+    )

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, TensorType
+from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.errors import ArtifactError
+
+I64 = np.dtype(np.int64)
+F16 = np.dtype(np.float16)
+
+CONFIG = ModelConfig(
+    max_seq_len=128,
+    transformer_block_count=2,
+    attn_head_dim=4,
+    prefill_batch_sizes=(1,),
+    decode_batch_sizes=(2, 4),
+    has_prefill_position=True,
+    top_k=8,
+    paged_kv_cache=PagedKVCacheConfig(
+        attention_head_count_kv=1, block_seq_stride=16, device_block_count=8, kv_cache_dtype="float16"
+    ),
+)
+CACHE = TensorType((None, 256), F16)
+PREFILL = tuple(TensorType(shape, I64) for shape in ((1, None), (1,), (1,), (1, None)))
+LOGITS = TensorType((None, 1, 64), F16)
+
+
+class Listed:
+    """A program of which only the entries are looked at."""
+
+    def __init__(self, *entries: EntrySignature) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+
+    @property
+    def entries(self) -> Mapping[str, EntrySignature]:
+        return self._entries
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
+        raise NotImplementedError
+
+
+def decode(size: int, *caches: TensorType) -> EntrySignature:
+    arguments = tuple(TensorType(shape, I64) for shape in ((size, 1), (size,), (size,), (size, None)))
+    return EntrySignature(f"decode_bs{size}", arguments + (caches or (CACHE,)), (LOGITS, LOGITS))
+
+
+PREFILL_ENTRY = EntrySignature("prefill_bs1", (*PREFILL, CACHE), (LOGITS, LOGITS))
+WHOLE = (PREFILL_ENTRY, decode(2), decode(4))
+
+
+def test_a_program_that_fits() -> None:
+    check_program(Listed(*WHOLE, EntrySignature("prefill_bs1_s128", None, None)), CONFIG)
+
+
+def test_results_may_include_the_logits_as_a_third() -> None:
+    three = dataclasses.replace(PREFILL_ENTRY, results=(LOGITS,) * 3)
+    check_program(Listed(three, *WHOLE[1:]), CONFIG)
+
+
+def test_entries_without_reflection_are_taken_as_they_are() -> None:
+    names = ("prefill_bs1", "decode_bs2", "decode_bs4")
+    check_program(Listed(*(EntrySignature(name, None, None) for name in names)), CONFIG)
+
+
+def test_a_static_dimension_where_the_config_leaves_it_open_fits() -> None:
+    arguments = (TensorType((1, 32), I64), *PREFILL[1:], TensorType((8, 256), F16))
+    check_program(Listed(dataclasses.replace(PREFILL_ENTRY, arguments=arguments), *WHOLE[1:]), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("entries", "changes", "says"),
+    [
+        (WHOLE[:2], {}, r"no entry `decode_bs4` \(it has decode_bs2, prefill_bs1\).*`decode_batch_sizes`"),
+        ((), {}, r"no entry `prefill_bs1` \(it has nothing\).*`prefill_batch_sizes`"),
+        (WHOLE, {"has_prefill_position": False}, "`prefill_bs1` takes 5 .*means 4; correct `has_prefill"),
+        (WHOLE, {"top_k": None}, r"`prefill_bs1` returns 2 results .*`top_k`=None.* 1 \(logits\)"),
+        (
+            (dataclasses.replace(PREFILL_ENTRY, results=(LOGITS,)), *WHOLE[1:]),
+            {},
+            "`prefill_bs1` returns 1 results .*`top_k`=8.*at least 2",
+        ),
+        (
+            (PREFILL_ENTRY, decode(2), dataclasses.replace(decode(8), name="decode_bs4")),
+            {},
+            r"`decode_bs4` takes tensor<8x1xi64> as tokens .*means tensor<4x1xi64>",
+        ),
+        (
+            (PREFILL_ENTRY, decode(2), decode(4, TensorType((None, 512), F16))),
+            {},
+            r"`decode_bs4` takes tensor<\?x512xf16> as cache slab 0 .*tensor<\?x256xf16>.*page geometry",
+        ),
+        (
+            (PREFILL_ENTRY, decode(2), decode(4, TensorType((None, 256), np.dtype(np.float32)))),
+            {},
+            r"`decode_bs4` takes tensor<\?x256xf32> .*`kv_cache_dtype`",
+        ),
+        (
+            (PREFILL_ENTRY, decode(2), decode(4, CACHE, CACHE)),
+            {},
+            "`decode_bs4` takes 6 arguments .*1 cache slab.*means 5",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    entries: tuple[EntrySignature, ...], changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ArtifactError, match=says):
+        check_program(Listed(*entries), dataclasses.replace(CONFIG, **changes))
+
+
+def test_one_slab_per_pipeline_stage() -> None:
+    cache = dataclasses.replace(CONFIG.paged_kv_cache, paged_kv_block_size_elements_per_device=(192, 64))
+    config = dataclasses.replace(CONFIG, paged_kv_cache=cache)
+    slabs = (TensorType((None, 192), F16), TensorType((None, 64), F16))
+    staged = [
+        dataclasses.replace(PREFILL_ENTRY, arguments=(*PREFILL, *slabs)),
+        decode(2, *slabs),
+        decode(4, *slabs),
+    ]
+    check_program(Listed(*staged), config)
+    with pytest.raises(ArtifactError, match=r"takes 5 .*2 cache slab.*means 6"):
+        check_program(Listed(*WHOLE), config)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.runtime.declaration import (
+    format_declaration,
+    format_type,
+    parse_declaration,
+)
+from shortfin_apps.llm.components.runtime.device import TensorType
+from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+
+DIMS = st.lists(st.none() | st.integers(0, 10**6), max_size=4).map(tuple)
+TYPES = st.builds(TensorType, DIMS, st.sampled_from(list(MLIR_DTYPES.values())))
+
+
+@given(
+    st.lists(TYPES, max_size=5), st.lists(TYPES, max_size=3), st.from_regex(r"[a-z_]\w{0,20}", fullmatch=True)
+)
+def test_what_is_written_is_read_back(
+    arguments: list[TensorType], results: list[TensorType], name: str
+) -> None:
+    text = format_declaration(name, arguments, results)
+    assert parse_declaration(text) == (tuple(arguments), tuple(results))
+
+
+@given(st.text())
+def test_any_other_text_is_no_declaration(text: str) -> None:
+    assert parse_declaration(text) is None
+
+
+def test_iree_own_form_with_names_and_attributes() -> None:
+    text = (
+        "sync func @main(%tokens: tensor<8x?xi64> {iree.abi.encoding = tensor<8x?xi32>, a = (i32) -> i64}, "
+        "%x.1: tensor<bf16>) -> (%output0: tensor<?xf8E4M3FNUZ>)"
+    )
+    parsed = parse_declaration(text)
+    assert parsed is not None
+    assert [format_type(t) for t in parsed[0]] == ["tensor<8x?xi64>", "tensor<bf16>"]
+    assert [format_type(t) for t in parsed[1]] == ["tensor<?xf8E4M3FNUZ>"]
+    assert parsed[0][0] == TensorType((8, None), np.dtype(np.int64))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "some.python.thing(types_are_overrated)",
+        "sync func @f(%x: !hal.buffer_view) -> (%y: tensor<f32>)",
+        "sync func @f(%x: tensor<4xcomplex<f32>>) -> ()",
+        "sync func @f(%x: tensor<4xi3>) -> ()",
+        "sync func @f(%x: tensor<-4xi32>) -> ()",
+        "sync func @f(%x: tensor<f32>,) -> ()",
+    ],
+)
+def test_what_is_not_about_tensors_is_left_alone(text: str) -> None:
+    assert parse_declaration(text) is None
+
+
+def test_no_arguments_and_no_results() -> None:
+    assert parse_declaration("async func @f() -> ()") == ((), ())

@@ -1,0 +1,62 @@
+"""What only iree.runtime lets a test provoke: a failure on the device, after the submission."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import iree.runtime as iree
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.runtime.iree_device import IreeDevice, IreeProgram, open_local_task
+from shortfin_apps.llm.errors import InvocationError
+
+
+@pytest.fixture
+def device() -> Iterator[IreeDevice]:
+    """Over a HAL device of its own, as the tests break it; immortal like the real one."""
+    open_local_task()
+    hal = iree.get_driver("local-task").create_device_by_uri("local-task", allocators=["caching"])
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(hal))
+    device = IreeDevice(hal)
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def program(device: IreeDevice, artefacts: Path) -> IreeProgram:
+    return device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")
+
+
+def check_works(device: IreeDevice, program: IreeProgram) -> None:
+    (result,) = program.submit("double_i64", [device.upload(np.ones((1, 2), np.int64))]).wait()
+    np.testing.assert_array_equal(device.download(result), [[2, 2]])
+
+
+def test_an_invocation_that_fails_under_way(device: IreeDevice, program: IreeProgram) -> None:
+    pending = program.submit("slow", [device.upload(np.ones((1024, 1024), np.float32))])
+    device._timeline.last._semaphore.fail("the card fell out")
+    for _ in range(2):
+        with pytest.raises(InvocationError, match="the card fell out"):
+            pending.wait()
+
+
+def test_a_failure_seen_by_the_next_submission_first(device: IreeDevice, program: IreeProgram) -> None:
+    check_works(device, program)
+    device._timeline.last._semaphore.fail("the card fell out")
+    pending = program.submit("double_i64", [device.upload(np.ones((1, 2), np.int64))])
+    with pytest.raises(InvocationError):
+        pending.wait()
+    check_works(device, program)
+
+
+def test_a_failure_before_an_entry_without_fences(
+    device: IreeDevice, program: IreeProgram, artefacts: Path
+) -> None:
+    plain = device.load_program(artefacts / "unfenced.vmfb", [], "plain")
+    check_works(device, program)
+    device._timeline.last._semaphore.fail("the card fell out")
+    plain.submit("negate", [device.upload(np.ones(4, np.float32))]).wait()
+    check_works(device, program)

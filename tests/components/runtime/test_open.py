@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.errors import ArtifactError
+
+LEAVE = """
+import sys
+from pathlib import Path
+import numpy as np
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.errors import InvocationError
+
+directory, runtime, close = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "close"
+device = open_device("cpu", runtime)
+program = device.load_program(directory / "fenced.vmfb", [directory / "model.irpa"], "m")
+cache = device.allocate((8,), np.dtype(np.float32))
+ones = device.upload(np.ones(8, np.float32))
+results = program.submit("accumulate", [ones, cache]).wait()
+try:
+    program.submit("accumulate", [device.upload(np.ones(3)), cache]).wait()
+except InvocationError:
+    pass
+pending = program.submit("accumulate", [ones, cache])
+if close:
+    device.close()
+"""
+
+IMPORTS = """
+import sys
+import shortfin_apps.llm.components.runtime.check
+import shortfin_apps.llm.components.runtime.open
+print([name for name in ("shortfin", "_shortfin", "iree.runtime", "iree.compiler") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("name", ["cpu", "local-task", "hostcpu"])
+def test_names_of_the_cpu(name: str) -> None:
+    device = open_device(name)
+    assert device.name == "local-task"  # what `auto` means here
+    device.close()
+
+
+def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ArtifactError, match="no device 'tpu'; choose one of amdgpu, cpu, hip"):
+        open_device("tpu")
+
+
+def test_the_number_of_threads_is_the_process_own() -> None:
+    open_device("cpu", "iree").close()
+    with pytest.raises(ArtifactError, match=r"already runs the CPU driver with .* threads, not 63"):
+        open_device("cpu", "iree", threads=63)
+
+
+def test_a_gpu_runs_on_shortfin_only() -> None:
+    with pytest.raises(ArtifactError, match="leave `--runtime` at auto"):
+        open_device("hip", "iree")
+
+
+@pytest.mark.skipif(Path("/dev/kfd").exists(), reason="there is an AMD GPU")
+@pytest.mark.parametrize("runtime", ["auto", "shortfin"])
+def test_no_amd_gpu_says_what_to_do(runtime: Runtime) -> None:
+    with pytest.raises(ArtifactError, match=r"AMD GPU|HIP") as caught:
+        open_device("hip", runtime, device_ids=["0"])
+    assert "`--device cpu`" in str(caught.value)
+
+
+@pytest.mark.parametrize("close", ["close", "leave"])
+@pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+def test_a_process_ends_whatever_it_left_open(artefacts: Path, runtime: str, close: str) -> None:
+    """With live buffers, an invocation under way and one that failed."""
+    command = [sys.executable, "-W", "error", "-c", LEAVE, str(artefacts), runtime, close]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "leak" not in ended.stderr
+
+
+def test_importing_the_border_imports_no_runtime() -> None:
+    ended = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"

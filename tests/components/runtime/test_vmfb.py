@@ -1,0 +1,176 @@
+"""Files that are not what they should be: one clear sentence, never a crash."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.vmfb import load_error, read_exports
+from shortfin_apps.llm.errors import ArtifactError
+
+from .conftest import UNFENCED, WEIGHT, compile_vmfb, write_irpa
+
+Damage = Callable[[bytes], bytes]
+
+
+def flip(position: float) -> Damage:
+    def damage(content: bytes) -> bytes:
+        index = int(position * (len(content) - 1))
+        return content[:index] + bytes([content[index] ^ 0xFF]) + content[index + 1 :]
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda content: b"", "not a VMFB"),
+        (lambda content: b"\x00" * 4096, "not a VMFB"),
+        (lambda content: b"ELF" + content, "not a VMFB"),
+        (lambda content: content[: len(content) // 2], "damaged or cut short"),
+        (lambda content: content[:-8], "damaged or cut short"),
+        (flip(0.5), "damaged"),
+    ],
+)
+def test_a_damaged_vmfb_is_refused(
+    device: Device, artefacts: Path, tmp_path: Path, damage: Damage, says: str
+) -> None:
+    broken = tmp_path / "broken.vmfb"
+    broken.write_bytes(damage((artefacts / "fenced.vmfb").read_bytes()))
+    with pytest.raises(ArtifactError, match=says):
+        device.load_program(broken, [], "m")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.floats(0, 1))
+def test_no_flipped_byte_gets_past_unnoticed_or_crashes(
+    artefacts: Path, tmp_path: Path, position: float
+) -> None:
+    """Bytes of the archive's own bookkeeping may change without harm; then it must load as before."""
+    broken = tmp_path / "broken.vmfb"
+    broken.write_bytes(flip(position)((artefacts / "unfenced.vmfb").read_bytes()))
+    try:
+        exports = read_exports(broken, "plain")
+    except ArtifactError:
+        return
+    assert list(exports) == ["negate"]
+
+
+def test_a_vmfb_without_checksums_is_refused(tmp_path: Path) -> None:
+    """Its damage would go unnoticed until the loader crashed on it (seen, with a flipped byte)."""
+    vmfb = compile_vmfb(UNFENCED, tmp_path / "flat.vmfb", "--iree-vm-emit-polyglot-zip=false")
+    with pytest.raises(ArtifactError, match="without checksums"):
+        read_exports(vmfb, "plain")
+
+
+def test_a_missing_vmfb(device: Device, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="No such file"):
+        device.load_program(tmp_path / "none.vmfb", [], "m")
+
+
+def test_an_archive_of_something_else(device: Device, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("readme", "hello")
+    with pytest.raises(ArtifactError, match="not a VMFB"):
+        device.load_program(tmp_path / "other.zip", [], "m")
+
+
+def test_another_module_name(device: Device, artefacts: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"called 'plain' where `module_name` .* says 'module'"):
+        device.load_program(artefacts / "unfenced.vmfb", [], "module")
+
+
+def test_another_target(device: Device, tmp_path: Path) -> None:
+    vmfb = tmp_path / "vmvx.vmfb"
+    compile_vmfb(
+        UNFENCED, vmfb, "--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic"
+    )
+    with pytest.raises(ArtifactError, match="another device"):
+        device.load_program(vmfb, [], "plain")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "INVALID_ARGUMENT; bytecode version mismatch; runtime supports 17.0, module has 16.1",
+        "INVALID_ARGUMENT; required module features [Ch] are not available in this runtime",
+    ],
+)
+def test_another_compiler_release(tmp_path: Path, message: str) -> None:
+    error = load_error(tmp_path / "new.vmfb", ValueError(message))
+    assert "another IREE release" in str(error)
+    assert "shortfin-llm build" in str(error)
+
+
+def test_a_real_bytecode_version_mismatch(device: Device, artefacts: Path, tmp_path: Path) -> None:
+    """The version, 15.0 in IREE 3.9, is the module's first u32 that reads `15 << 16`."""
+    content = (artefacts / "unfenced.vmfb").read_bytes()
+    with zipfile.ZipFile(artefacts / "unfenced.vmfb") as archive:
+        module = archive.read("module.fb")
+    other = module.replace(struct.pack("<I", 15 << 16), struct.pack("<I", 99 << 16), 1)
+    assert other != module
+    content = content.replace(module, other)
+    old_sum, new_sum = (struct.pack("<I", zlib.crc32(m)) for m in (module, other))
+    content = content.replace(old_sum, new_sum)
+    newer = tmp_path / "newer.vmfb"
+    newer.write_bytes(content)
+    with pytest.raises(ArtifactError, match="another IREE release"):
+        device.load_program(newer, [], "plain")
+
+
+def test_a_missing_parameter_is_named(device: Device, artefacts: Path, tmp_path: Path) -> None:
+    other = write_irpa(tmp_path / "other.irpa", height=WEIGHT)
+    with pytest.raises(ArtifactError, match="weight"):
+        device.load_program(artefacts / "fenced.vmfb", [other], "m")
+    with pytest.raises(ArtifactError, match="parameter"):
+        device.load_program(artefacts / "fenced.vmfb", [], "m")
+
+
+def test_a_parameter_of_another_size(device: Device, artefacts: Path, tmp_path: Path) -> None:
+    small = write_irpa(tmp_path / "small.irpa", weight=WEIGHT[:4])
+    with pytest.raises(ArtifactError, match="parameter"):
+        device.load_program(artefacts / "fenced.vmfb", [small], "m")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 64, 200])
+def test_a_parameter_file_cut_short(device: Device, artefacts: Path, tmp_path: Path, keep: int) -> None:
+    cut = tmp_path / "cut.irpa"
+    cut.write_bytes((artefacts / "model.irpa").read_bytes()[:keep])
+    with pytest.raises(ArtifactError, match=r"cut\.irpa: .*(cut short|not a usable parameter file)"):
+        device.load_program(artefacts / "fenced.vmfb", [cut], "m")
+
+
+def test_a_file_that_holds_no_parameters(device: Device, artefacts: Path, tmp_path: Path) -> None:
+    text = tmp_path / "notes.irpa"
+    text.write_text("hello" * 100)
+    with pytest.raises(ArtifactError, match="not a usable parameter file"):
+        device.load_program(artefacts / "fenced.vmfb", [text], "m")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        device.load_program(artefacts / "fenced.vmfb", [tmp_path / "none.irpa"], "m")
+
+
+def test_parameters_in_other_formats(device: Device, artefacts: Path, tmp_path: Path) -> None:
+    safetensors = tmp_path / "model.safetensors"
+    save_file({"weight": WEIGHT}, safetensors)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("weight", WEIGHT)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for path in (safetensors, tmp_path / "model.gguf"):
+        program = device.load_program(artefacts / "fenced.vmfb", [path], "m")
+        zeros = np.zeros(8, np.float32)
+        (result,) = program.submit("accumulate", [device.upload(zeros), device.upload(zeros)]).wait()
+        np.testing.assert_array_equal(device.download(result), WEIGHT)
