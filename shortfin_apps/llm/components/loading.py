@@ -55,20 +55,23 @@ def load_engine(
         options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
     )
     try:
-        return _assemble(device, config, vmfb, parameters, eos_token_ids, options)
+        engine = make_engine(device, config, vmfb, parameters, eos_token_ids, options)
     except BaseException:
         device.close()
         raise
+    max_requests = max_running(config, options) + options.max_queue
+    return AsyncEngine(engine, max_requests=max_requests, on_close=device.close)
 
 
-def _assemble(
+def make_engine(
     device: Device,
     config: ModelConfig,
     vmfb: Path,
     parameters: Sequence[Path],
     eos_token_ids: frozenset[int],
     options: EngineOptions,
-) -> AsyncEngine:
+) -> Engine:
+    """The engine alone, on a device the caller owns: whoever calls `step` drives it."""
     num_pages = options.pages or config.paged_kv_cache.device_block_count
     if num_pages < 2:
         raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
@@ -85,14 +88,16 @@ def _assemble(
     ]
     runner = BatchRunner(device, program, config, page_table=page_table)
     runner.warm_up()
-    max_running = options.max_running or max(config.decode_batch_sizes)
-    engine = Engine(
-        scheduler=Scheduler(cache, mode, max_running),
+    return Engine(
+        scheduler=Scheduler(cache, mode, max_running(config, options)),
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
     )
-    return AsyncEngine(engine, max_requests=max_running + options.max_queue, on_close=device.close)
+
+
+def max_running(config: ModelConfig, options: EngineOptions) -> int:
+    return options.max_running or max(config.decode_batch_sizes)
 
 
 def _prefix_cache(config: ModelConfig, options: EngineOptions) -> PrefixCache:

@@ -1,0 +1,60 @@
+"""Runs real artefacts through the engine, step by step, and compares what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.components.engine import Engine
+from shortfin_apps.llm.components.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.messages import GenerateCall
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Greedy tokens and, for each, how far the best logit was above the second."""
+
+    token_ids: tuple[int, ...]
+    gaps: tuple[float, ...]
+
+
+@contextmanager
+def open_engine(artifact: Artifact, options: EngineOptions) -> Iterator[Engine]:
+    device = open_device(options.device, options.runtime, threads=options.threads)
+    try:
+        yield make_engine(device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options)
+    finally:
+        device.close()
+
+
+def generate(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Continuation]:
+    """Greedy continuations of all prompts at once."""
+    tokens: dict[str, list[int]] = {}
+    gaps: dict[str, list[float]] = {}
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, logprobs=2)
+        engine.add(GenerateCall(request_id=str(index), prompt_ids=tuple(prompt), params=params))
+        tokens[str(index)], gaps[str(index)] = [], []
+    while engine.has_work:
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            tokens[delta.request_id] += delta.token_ids
+            gaps[delta.request_id] += [entry.top[0][1] - entry.top[1][1] for entry in delta.logprobs]
+    return [Continuation(tuple(tokens[i]), tuple(gaps[i])) for i in tokens]
+
+
+def assert_same(expected: Continuation, got: Sequence[int], tolerance: float) -> int:
+    """Equal tokens, up to the first place where `expected`'s two best logits lie within `tolerance`.
+
+    Returns how many tokens were compared.
+    """
+    for index, (want, have, gap) in enumerate(zip(expected.token_ids, got, expected.gaps, strict=False)):
+        if want != have:
+            assert gap < tolerance, f"token {index} is {have}, not {want}, and the gap was {gap}"
+            return index
+    assert len(got) == len(expected.token_ids)
+    return len(got)

@@ -1,0 +1,106 @@
+"""The same prompt gives the same tokens whatever runs beside it, however it is cut, cached or run.
+
+Where the two best logits lie within TOLERANCE either may come out, and the comparison ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.loading import EngineOptions
+from shortfin_apps.llm.components.runtime.open import Runtime
+from tests.integration.generation import Continuation, assert_same, generate, open_engine
+
+TOLERANCE = 0.02  # bf16 weights and K/V; sums are f32
+MAX_TOKENS = 24
+LENGTHS = (1, 15, 16, 17, 64, 127, 130, 300)
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_artifact: Artifact) -> list[list[int]]:
+    assert tiny_artifact.vocab_size is not None
+    random = np.random.default_rng(7)
+    return [random.integers(0, tiny_artifact.vocab_size, n).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
+    """Each prompt on an engine that has nothing else to do, whole, without a prefix cache."""
+    options = EngineOptions(runtime="iree", prefix_cache="none", chunk_tokens=512)
+    with open_engine(tiny_artifact, options) as engine:
+        return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
+
+
+def check(alone: Sequence[Continuation], got: Sequence[Continuation]) -> None:
+    compared = [assert_same(a, g.token_ids, TOLERANCE) for a, g in zip(alone, got, strict=True)]
+    assert sum(compared) > len(alone) * MAX_TOKENS / 2, "near ties ended almost every comparison"
+
+
+def test_outputs_differ_from_each_other(alone: Sequence[Continuation]) -> None:
+    assert len({c.token_ids for c in alone}) == len(alone)
+
+
+@pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+@pytest.mark.parametrize("chunk_tokens", [16, 32, 48, 128, 512])
+def test_together_and_in_chunks(
+    tiny_artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    alone: Sequence[Continuation],
+    runtime: Runtime,
+    prefix_cache: PrefixCache,
+    chunk_tokens: int,
+) -> None:
+    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
+    with open_engine(tiny_artifact, options) as engine:
+        cold = generate(engine, prompts, MAX_TOKENS)
+        warm = generate(engine, prompts, MAX_TOKENS)
+        cached = engine.stats().cached_tokens
+    check(alone, cold)
+    check(alone, warm)
+    assert cached == (0 if prefix_cache == "none" else sum((n - 1) // 16 * 16 for n in LENGTHS))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 16, 31, 32])
+def test_in_every_decode_bucket(
+    tiny_artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation], size: int
+) -> None:
+    """`size` requests at once; the crowd repeats the prompts, so that rows hold different requests."""
+    crowd = [index % len(prompts) for index in range(size)]
+    with open_engine(tiny_artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
+        got = generate(engine, [prompts[index] for index in crowd], MAX_TOKENS)
+        invocations = engine.stats().invocations
+    for index, continuation in zip(crowd, got, strict=True):
+        assert_same(alone[index], continuation.token_ids, TOLERANCE)
+    bucket = min(n for n in (1, 2, 4, 8, 16, 32) if n >= size)
+    assert invocations[f"decode_bs{bucket}"] > 0
+
+
+def test_after_preemption(
+    tiny_artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation]
+) -> None:
+    """A pool that holds the largest request and little more."""
+    with open_engine(tiny_artifact, EngineOptions(runtime="iree", pages=26)) as engine:
+        got = generate(engine, prompts, MAX_TOKENS)
+        assert engine.stats().preemptions > 0
+    check(alone, got)
+
+
+def test_the_last_position_of_the_context(tiny_artifact: Artifact) -> None:
+    config = tiny_artifact.config
+    prompt = [5] * (config.max_seq_len - 3)
+    with open_engine(tiny_artifact, EngineOptions(runtime="iree")) as engine:
+        assert len(generate(engine, [prompt], 3)[0].token_ids) == 3
+
+
+def test_a_run_repeats_bit_for_bit(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> None:
+    def run() -> list[Continuation]:
+        with open_engine(tiny_artifact, EngineOptions(runtime="iree")) as engine:
+            return generate(engine, prompts, MAX_TOKENS)
+
+    assert run() == run()
