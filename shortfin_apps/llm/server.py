@@ -196,7 +196,7 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
     generator = TextGenerator(
         tokenizer,
         engine,
-        max_seq_len=artifact.config.max_seq_len,
+        max_seq_len=engine.max_request_tokens,
         max_requests=config.max_queue + max(artifact.config.decode_batch_sizes),
         metrics=metrics,
     )
@@ -278,7 +278,8 @@ def _banner(name: str, sockets: Sequence[socket.socket]) -> str:
     return (
         f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        """    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'"""
+        """    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}],"""
+        """ "temperature": 0}'"""
     )
 
 

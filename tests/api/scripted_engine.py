@@ -39,6 +39,10 @@ class ScriptedEngine:
         self.started = self.closed = False
 
     @property
+    def max_request_tokens(self) -> int:
+        return 2**20
+
+    @property
     def ready(self) -> bool:
         return not self.draining
 

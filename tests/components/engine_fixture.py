@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +78,7 @@ def make_rig(
     mode: str = "default",
     static_lengths: tuple[int, ...] = (),
     logits_result: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
     program = FakeProgram(config, Faults(), static_lengths, logits_result)
@@ -88,5 +91,5 @@ def make_rig(
     )
     runner = BatchRunner(device, program, config, page_table=[slab])
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
-    engine = Engine(scheduler=scheduler, cache=cache, runner=runner, limits=limits)
+    engine = Engine(scheduler=scheduler, cache=cache, runner=runner, limits=limits, clock=clock)
     return Rig(engine, scheduler, cache, runner, program, device)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -160,6 +161,15 @@ def test_a_steady_decode_batch_keeps_its_block_table() -> None:
     stats = rig.engine.stats()
     assert stats.steps == 12  # one prefill, eleven decodes
     assert stats.plans == 2
+
+
+def test_queue_time_ends_with_the_first_step_that_works_on_it() -> None:
+    clock = count()
+    rig = make_rig(max_running=1, clock=lambda: float(next(clock)))
+    rig.engine.add(call("a", PROMPT, max_tokens=3))
+    rig.engine.add(call("b", PROMPT[1:], max_tokens=1))
+    rig.run()
+    assert rig.last["b"].queue_s > rig.last["a"].queue_s > 0
 
 
 def test_chunk_follows_chunk_at_once() -> None:

@@ -26,10 +26,11 @@ def test_the_times_of_a_request() -> None:
     timer = metrics.start_request(prompt_tokens=7, max_tokens=20)
     for seconds, count in ((0.5, 1), (0.25, 0), (0.25, 2), (1.0, 1)):
         clock.now += seconds
-        timer.tokens(count)
+        timer.tokens(count, queue_s=0.125)
     clock.now += 3
     timer.finish(FinishReason.LENGTH)
     assert value(metrics, "vllm:time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert value(metrics, "vllm:request_queue_time_seconds_sum") == pytest.approx(0.125)
     assert value(metrics, "vllm:inter_token_latency_seconds_count") == 2
     assert value(metrics, "vllm:inter_token_latency_seconds_sum") == pytest.approx(1.5)
     assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(5.0)

@@ -48,6 +48,7 @@ class AsyncEngine:
     ) -> None:
         self._engine = engine
         self._max_requests = max_requests
+        self._max_request_tokens = engine.max_request_tokens
         self._on_close = on_close
         self._clock = clock
         self._inbox: deque[GenerateCall | str] = deque()
@@ -88,6 +89,10 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def max_request_tokens(self) -> int:
+        return self._max_request_tokens
 
     @property
     def ready(self) -> bool:

@@ -60,6 +60,11 @@ class Engine:
         self._cached_tokens = 0
         self._generation_tokens = 0
 
+    @property
+    def max_request_tokens(self) -> int:
+        """The most tokens of prompt and output together: the context, or the whole pool if smaller."""
+        return min(self._limits.max_seq_len, self._cache.usage().total * self._cache.stride)
+
     def check(self, call: GenerateCall) -> None:
         """Raises InvalidRequestError for a request that can never be served. Safe on any thread."""
         total = len(call.prompt_ids) + call.params.max_tokens
@@ -71,10 +76,10 @@ class Engine:
                 f"together more than the model's context of {self._limits.max_seq_len}",
                 "max_tokens",
             )
-        room = self._cache.usage().total * self._cache.stride
-        if total > room:
+        if total > self.max_request_tokens:
             raise InvalidRequestError(
-                f"{total} tokens of prompt and output do not fit the server's KV cache of {room}; "
+                f"{total} tokens of prompt and output do not fit the server's KV cache, which holds "
+                f"{self.max_request_tokens}; "
                 "start it with more --pages",
                 "max_tokens",
             )
@@ -82,7 +87,7 @@ class Engine:
             raise InvalidRequestError("this model was compiled without logits, so no `logprobs`", "logprobs")
 
     def add(self, call: GenerateCall) -> None:
-        request = Request(call)
+        request = Request(call, arrival_s=self._clock())
         self._requests[call.request_id] = request
         self._scheduler.add(request)
 
@@ -111,7 +116,7 @@ class Engine:
             result = self._runner.run(batch)
         except Exception as error:
             return self._fail(batch, error)
-        deltas = self._commit(batch, result)
+        deltas = self._commit(batch, result, begin)
         self._num_steps += 1
         self._step_s += self._clock() - begin
         return deltas
@@ -133,21 +138,22 @@ class Engine:
             device_s=self._runner.device_s,
         )
 
-    def _commit(self, batch: Batch, result: BatchResult) -> list[Delta]:
+    def _commit(self, batch: Batch, result: BatchResult, began_s: float) -> list[Delta]:
         deltas = []
         for row, task in enumerate(batch.tasks):
-            self._advance(task)
+            self._advance(task, began_s)
             if task.completes:
                 deltas.append(self._sample(task.request, row, result))
         return deltas
 
-    def _advance(self, task: LlmTaskInput) -> None:
+    def _advance(self, task: LlmTaskInput, began_s: float) -> None:
         """Counts the task's tokens as computed and offers the pages it filled for sharing."""
         request, stride = task.request, self._cache.stride
         if request.num_generated == 0:
             self._prompt_tokens += len(task.input_tokens)
-            if request.last_turn < 0:
-                self._cached_tokens += request.num_cached
+        if request.last_turn < 0:
+            self._cached_tokens += request.num_cached
+            request.queue_s = began_s - request.arrival_s
         self._num_tasks += 1
         request.last_turn = self._num_tasks
         request.num_computed = task.seq_len
@@ -185,6 +191,7 @@ class Engine:
             token_ids=(token,),
             logprobs=logprobs,
             num_cached_tokens=request.num_cached,
+            queue_s=request.queue_s,
         )
 
     def _finish(
@@ -204,6 +211,7 @@ class Engine:
             token_ids=token_ids,
             logprobs=logprobs,
             num_cached_tokens=request.num_cached,
+            queue_s=request.queue_s,
             finish_reason=reason,
             stop_token_id=stop_token_id,
             error=error,

@@ -48,6 +48,7 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    queue_s: float = 0.0  # between admission and the first step that worked on it
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it, None for end-of-sequence
     error: LlmError | None = None
@@ -91,6 +92,11 @@ class EngineClient(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The most tokens, prompt and output together, that any request can ever have here."""
+        ...
 
     @property
     def ready(self) -> bool:

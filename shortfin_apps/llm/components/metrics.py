@@ -34,6 +34,7 @@ class ServerMetrics:
             "request_time_per_output_token_seconds", "Mean of a request, first excluded", TOKEN_BUCKETS
         )
         self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token", REQUEST_BUCKETS)
+        self.queue = self._histogram("request_queue_time_seconds", "Arrival to first step", REQUEST_BUCKETS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", LENGTH_BUCKETS)
         self.output_length = self._histogram("request_generation_tokens", "Tokens generated", LENGTH_BUCKETS)
         self.max_tokens = self._histogram("request_params_max_tokens", "Tokens allowed", LENGTH_BUCKETS)
@@ -81,13 +82,14 @@ class RequestTimer:
         self._arrival = self._first = self._last = metrics.clock()
         self._num_tokens = 0
 
-    def tokens(self, count: int) -> None:
-        """`count` tokens have just arrived together."""
+    def tokens(self, count: int, queue_s: float) -> None:
+        """`count` tokens have just arrived together; the request had waited `queue_s` for its first step."""
         if count == 0:
             return
         now = self._metrics.clock()
         if self._num_tokens == 0:
             self._metrics.ttft.observe(now - self._arrival)
+            self._metrics.queue.observe(queue_s)
             self._first = now
         else:
             self._metrics.itl.observe(now - self._last)

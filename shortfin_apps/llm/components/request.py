@@ -43,19 +43,23 @@ class Request:
     """
 
     __slots__ = (
+        "arrival_s",
         "call",
         "finish_reason",
         "last_turn",
         "lease",
         "num_cached",
         "num_computed",
+        "queue_s",
         "seed",
         "state",
         "tokens",
     )
 
-    def __init__(self, call: GenerateCall) -> None:
+    def __init__(self, call: GenerateCall, arrival_s: float = 0.0) -> None:
         self.call = call
+        self.arrival_s = arrival_s
+        self.queue_s = 0.0  # until its first task
         self.tokens: list[int] = list(call.prompt_ids)
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start

@@ -98,7 +98,7 @@ class TextStream:
         if delta.finish_reason is FinishReason.ERROR:
             raise self._fail(delta.error or InvocationError("the engine failed under this request"))
         text_delta = self._read(delta)
-        self._timer.tokens(len(text_delta.token_ids))
+        self._timer.tokens(len(text_delta.token_ids), delta.queue_s)
         if text_delta.finish_reason is not None:
             await self._finish(text_delta.finish_reason)
         return text_delta
