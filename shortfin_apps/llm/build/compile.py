@@ -18,7 +18,6 @@ from shortfin_apps.llm.build.graph_weights import parameter_types
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.errors import BuildError
 
-
 __all__ = ["CompileResult", "compile_model", "parameter_types"]
 
 

@@ -63,7 +63,7 @@ class CpuForm:
         rows = x.shape[0]
         result = ((rows, self._spec.intermediate_size), self._options.weights)
         kernel = self._matmul(weight, "silu")
-        return e.dispatch(kernel, [rows], [rows], [x, self._pack(e, weight)], [result])[0]
+        return e.dispatch(kernel, [rows], [rows], [x, self._pack(e, weight, gated=True)], [result])[0]
 
     def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         kernel = self._kernel("rope_store", "rope_store", **self._attention_shape(batch))
@@ -81,12 +81,16 @@ class CpuForm:
 
     def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
         tile_tokens = 1 if batch.is_decode else self._prefill_tile()
+        queries = tile_tokens * self._spec.num_attention_heads // self._spec.num_key_value_heads
+        accumulators = 24 if self._target.has_wide_vectors else 8
         kernel = self._kernel(
             "paged_attention",
             f"paged_attention_{tile_tokens}",
             tile_tokens=tile_tokens,
             dtype=self._options.weights,
-            dim_tile=math.gcd(self._spec.head_dim, 2 * LANES),
+            prefetch=batch.is_decode,
+            step_pages=max(1, min(4, accumulators // queries)),
+            dim_tile=math.gcd(self._spec.head_dim, max(1, accumulators // queries) * LANES),
             **self._attention_shape(batch),
         )
         return e.dispatch(
@@ -133,7 +137,7 @@ class CpuForm:
 
     def _matmul(self, weight: str, epilogue: str) -> str:
         out_features, in_features = self._weights.shape(weight)
-        pairs = -(-out_features // (2 * LANES))
+        panels = -(-out_features // (2 * LANES))
         tile_rows = 8 if self._target.has_wide_vectors else 2
         return self._kernel(
             "matmul",
@@ -144,7 +148,7 @@ class CpuForm:
             dtype=self._options.weights,
             dot2=self._dot2,
             lanes=LANES,
-            pairs_per_group=max(1, pairs // 32),
+            panels_per_group=max(1, panels // 32),
             row_block=128,
             tile_rows=tile_rows,
             tail_sizes=[size for size in (4, 2, 1) if size < tile_rows],
@@ -154,35 +158,50 @@ class CpuForm:
     def _dot2(self) -> bool:
         return self._options.weights == "bf16" and self._target.has_bf16_dot
 
-    def _pack(self, e: Emitter, weight: str) -> Tensor:
-        """The packed form of `weight`; one global for all entries, made by an initializer of its own."""
+    def _pack(self, e: Emitter, weight: str, gated: bool = False) -> Tensor:
+        """The packed form of `weight` (see the matmul kernel); one global, which all entries share."""
         out_features, in_features = self._weights.shape(weight)
-        panels = -(-out_features // LANES)
-        dtype = self._options.weights
-        shape = (panels, in_features // 2, LANES, 2) if self._dot2 else (panels, in_features, LANES)
-        tiles = (
-            f"inner_dims_pos = [0, 1] inner_tiles = [{LANES}, 2]"
-            if self._dot2
-            else (f"inner_dims_pos = [0] inner_tiles = [{LANES}]")
-        )
+        pair = 2 if self._dot2 else 1
+        panels = -(-out_features // (2 * LANES))
+        shape = (panels, in_features // pair, 2 * LANES * pair)
         name = f"packed.{weight}"
         if name not in self._packed:
             init = Emitter()
-            source = self._weights.load(init, weight)
-            zero = init.value(f"arith.constant 0.0 : {dtype}")
-            padding = f"padding_value({zero} : {dtype}) " if out_features % LANES else ""
-            out = init.empty(shape, dtype)
-            packed = init.tensor(
-                f"linalg.pack {source.name} {padding}{tiles} into {out.name} : {source.type} -> {out.type}",
-                shape,
-                dtype,
-            )
+            packed = self._pack_gated(init, weight, pair) if gated else self._pack_plain(init, weight, pair)
+            packed = init.reshape(packed, shape)
             init.line(f'util.global.store {packed.name}, @"{name}" : {packed.type}')
             body = "\n".join(init.lines)
             self._packed[name] = (
                 f'util.global private @"{name}" : {packed.type}\nutil.initializer {{\n{body}\nutil.return\n}}'
             )
-        return e.load(name, shape, dtype)
+        return e.load(name, shape, self._options.weights)
+
+    def _pack_plain(self, e: Emitter, weight: str, pair: int) -> Tensor:
+        """[out, in] -> [out / panel, in / pair, panel, pair]."""
+        source = self._weights.load(e, weight)
+        out_features, in_features = self._weights.shape(weight)
+        shape = (-(-out_features // (2 * LANES)), in_features // pair, 2 * LANES, pair)
+        return self._emit_pack(e, source, shape, "0, 1", (2 * LANES, pair))
+
+    def _pack_gated(self, e: Emitter, weight: str, pair: int) -> Tensor:
+        """[(gate, up) * features, in] -> [1, features / lanes, in / pair, (gate, up), lanes, pair]."""
+        rows, in_features = self._weights.shape(weight)
+        source = e.reshape(self._weights.load(e, weight), (2, rows // 2, in_features))
+        shape = (1, rows // 2 // LANES, in_features // pair, 2, LANES, pair)
+        return self._emit_pack(e, source, shape, "0, 1, 2", (2, LANES, pair))
+
+    @staticmethod
+    def _emit_pack(
+        e: Emitter, source: Tensor, shape: tuple[int, ...], dims: str, tiles: tuple[int, ...]
+    ) -> Tensor:
+        zero = e.value(f"arith.constant 0.0 : {source.dtype}")
+        out = e.empty(shape, source.dtype)
+        return e.tensor(
+            f"linalg.pack {source.name} padding_value({zero} : {source.dtype}) inner_dims_pos = [{dims}] "
+            f"inner_tiles = [{', '.join(map(str, tiles))}] into {out.name} : {source.type} -> {out.type}",
+            shape,
+            source.dtype,
+        )
 
     def _kernel(self, template: str, name: str, **parameters: Any) -> str:
         if name not in self._kernels:

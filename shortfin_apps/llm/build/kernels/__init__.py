@@ -22,7 +22,8 @@ _TEMPLATES = jinja2.Environment(
 
 def render(template: str, name: str, **parameters: Any) -> str:
     """The MLIR text of `template` (a file name without `.mlir.j2`), exported as `@name::@name`."""
-    return _TEMPLATES.get_template(f"{template}.mlir.j2").render(name=name, layout=_layout, **parameters)
+    kernel = _TEMPLATES.get_template(f"{template}.mlir.j2")
+    return kernel.render(name=name, layout=_layout, each=_each, pairs=_pairs, **parameters)
 
 
 def _layout(constants: Sequence[str], reads: Sequence[str], writes: Sequence[str]) -> str:
@@ -31,3 +32,13 @@ def _layout(constants: Sequence[str], reads: Sequence[str], writes: Sequence[str
     write = "#hal.pipeline.binding<storage_buffer>"
     bindings = ", ".join([read] * len(reads) + [write] * len(writes))
     return f"#hal.pipeline.layout<constants = {len(constants)}, bindings = [{bindings}]>"
+
+
+def _each(pattern: str, names: Sequence[object]) -> str:
+    """`pattern` once for every name, which replaces its `#`: a list of values or types."""
+    return ", ".join(pattern.replace("#", str(name)) for name in names)
+
+
+def _pairs(rows: int, columns: int) -> list[str]:
+    """Names of a grid of values: 0_0, 0_1, ..., 1_0, ..."""
+    return [f"{row}_{column}" for row in range(rows) for column in range(columns)]
