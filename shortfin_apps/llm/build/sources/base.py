@@ -85,12 +85,14 @@ def check_spec(where: str, spec: LlamaSpec) -> None:
             f"{where}: {spec.num_attention_heads} attention heads do not divide among "
             f"{spec.num_key_value_heads} key/value heads"
         )
-    if spec.head_dim % 2:
-        raise BuildError(f"{where}: head dimension {spec.head_dim} is odd, so it cannot be rotated")
+    if spec.head_dim < 2 or spec.head_dim % 2:
+        raise BuildError(f"{where}: head dimension {spec.head_dim} is not even, so it cannot be rotated")
 
 
 def check_tensors(where: str, spec: LlamaSpec, found: Mapping[str, tuple[int, ...]]) -> None:
     """Raises BuildError unless `found` is exactly what `tensor_shapes(spec)` asks for."""
+    if spec.num_hidden_layers > len(found):  # before naming the tensors of so many
+        raise BuildError(f"{where}: {len(found)} tensors are too few for {spec.num_hidden_layers} layers")
     expected = tensor_shapes(spec)
     if missing := sorted(expected.keys() - found.keys()):
         raise BuildError(f"{where}: tensor `{missing[0]}` is missing")

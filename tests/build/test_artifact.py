@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.build import artifact as layout
+from shortfin_apps.llm.build.artifact import Artifact, Manifest
+from shortfin_apps.llm.build.sources.random_tiny import SPEC
+from shortfin_apps.llm.errors import ArtifactError
+
+
+@pytest.fixture
+def folder(tiny_artifact: Artifact, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    copy = tmp_path / "artefact"
+    shutil.copytree(tiny_artifact.vmfb.parent, copy)
+    for path in copy.iterdir():
+        path.chmod(0o644)
+    return copy
+
+
+def test_opens(folder: Path) -> None:
+    artifact = Artifact.open(folder)
+    assert artifact.name == "random-tiny"
+    assert artifact.vocab_size == SPEC.vocab_size
+    assert artifact.manifest is not None
+    assert artifact.manifest.spec == SPEC
+    assert artifact.config.decode_batch_sizes == artifact.manifest.options.decode_batch_sizes
+    assert {f"decode_bs{n}" for n in artifact.config.decode_batch_sizes} <= set(artifact.manifest.entries)
+    assert all(path.is_file() for path in (artifact.vmfb, *artifact.parameters, artifact.tokenizer))
+
+
+def test_manifest_round_trip(tiny_artifact: Artifact, tmp_path: Path) -> None:
+    manifest = tiny_artifact.manifest
+    assert manifest is not None
+    (tmp_path / "m.json").write_bytes(manifest.to_json())
+    assert Manifest.load(tmp_path / "m.json") == manifest
+
+
+@pytest.mark.parametrize("name", [*layout.FILES, layout.MANIFEST])
+def test_every_file_must_be_there(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ArtifactError, match=name):
+        Artifact.open(folder)
+
+
+@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+def test_a_file_cut_short_is_found(folder: Path, name: str) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match=rf"{name}: not the size.*rebuild"):
+        Artifact.open(folder)
+
+
+def test_pages_may_be_changed_at_deploy_time(folder: Path) -> None:
+    path = folder / layout.CONFIG
+    config = json.loads(path.read_text())
+    config["paged_kv_cache"]["device_block_count"] = 12345
+    path.write_text(json.dumps(config))
+    assert Artifact.open(folder).config.paged_kv_cache.device_block_count == 12345
+
+
+def test_a_newer_format_is_refused(folder: Path) -> None:
+    path = folder / layout.MANIFEST
+    path.write_text(json.dumps({"format_version": 2, "what": "ever"}))
+    with pytest.raises(ArtifactError, match="format 2 is newer"):
+        Artifact.open(folder)
+
+
+def test_a_program_for_a_better_cpu_is_refused(folder: Path) -> None:
+    manifest = Manifest.load(folder / layout.MANIFEST)
+    target = replace(manifest.target, cpu="znver9", features=("avx2", "avx512quantum"))
+    (folder / layout.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    with pytest.raises(
+        ArtifactError, match=r"\(znver9\) with .*avx512quantum, which this one lacks; rebuild"
+    ):
+        Artifact.open(folder)
+
+
+def test_no_artefact_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no such directory"):
+        Artifact.open(tmp_path / "none")
+    with pytest.raises(ArtifactError, match="not an artefact"):
+        Artifact.open(tmp_path)
+
+
+def test_loose_files(folder: Path) -> None:
+    (folder / layout.MANIFEST).unlink()
+    artifact = Artifact.from_files(
+        vmfb=folder / layout.VMFB,
+        parameters=(folder / layout.PARAMETERS,),
+        model_config=folder / layout.CONFIG,
+        tokenizer_json=folder / layout.TOKENIZER,
+    )
+    assert artifact.manifest is None
+    assert artifact.vocab_size is None
+    assert artifact.name == "model"
+    assert artifact.tokenizer_config == folder / layout.TOKENIZER_CONFIG
+    (folder / layout.TOKENIZER_CONFIG).unlink()
+    (folder / layout.VMFB).unlink()
+    with pytest.raises(ArtifactError, match=r"model\.vmfb: no such file"):
+        Artifact.from_files(
+            vmfb=folder / layout.VMFB,
+            parameters=(folder / layout.PARAMETERS,),
+            model_config=folder / layout.CONFIG,
+            tokenizer_json=folder / layout.TOKENIZER,
+        )
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from([layout.MANIFEST, layout.CONFIG]),
+    position=st.floats(0, 1, exclude_max=True),
+    insert=st.binary(max_size=4),
+    removed=st.integers(0, 8),
+)
+def test_damaged_json_is_read_or_refused(
+    tiny_artifact: Artifact, folder: Path, name: str, position: float, insert: bytes, removed: int
+) -> None:
+    content = (tiny_artifact.vmfb.parent / name).read_bytes()
+    at = int(position * len(content))
+    (folder / name).write_bytes(content[:at] + insert + content[at + removed :])
+    assert "\n" not in (_refusal(folder) or "")
+
+
+def _refusal(folder: Path) -> str | None:
+    try:
+        Artifact.open(folder)
+    except ArtifactError as error:
+        return str(error)
+    return None

@@ -1,0 +1,217 @@
+"""The compiler is faked here where a test is about files; `tiny_artifact` is the real thing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.build import artifact as layout
+from shortfin_apps.llm.build import builder
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.build.builder import build
+from shortfin_apps.llm.build.compile import CompileResult
+from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.progress import QuietProgress
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.errors import BuildError
+from tests.build.model_files import write_gguf, write_hf
+
+OPTIONS = BuildOptions()
+
+
+@dataclass
+class FakeCompiler:
+    """Counts its calls; `fail` is raised by the next one, after it has written half a program."""
+
+    calls: int = 0
+    fail: BaseException | None = None
+
+    def compile_model(
+        self,
+        spec: LlamaSpec,
+        options: BuildOptions,
+        out: Path,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> CompileResult:
+        self.calls += 1
+        out.write_bytes(b"program")
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            raise error
+        return CompileResult("3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",))
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCompiler:
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path / "cache"))
+    fake = FakeCompiler()
+    monkeypatch.setattr(builder, "compile_model", fake.compile_model)
+    return fake
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"cache"}
+
+
+def build_tiny(out: Path, options: BuildOptions = OPTIONS, *, use_cache: bool = True) -> Artifact:
+    return build("random:tiny", out, options, QuietProgress(), use_cache=use_cache)
+
+
+def test_an_artefact_has_its_files_and_nothing_else(tiny_artifact: Artifact) -> None:
+    folder = tiny_artifact.vmfb.parent
+    assert names(folder) == {*layout.FILES, layout.MANIFEST}
+    assert names(folder.parent) == {folder.name}
+    config = json.loads((folder / layout.CONFIG).read_text())
+    assert config == json.loads(json.dumps(tiny_artifact.config.to_dict()))
+
+
+def test_the_same_thing_again_is_up_to_date(compiler: FakeCompiler, tmp_path: Path) -> None:
+    first = build_tiny(tmp_path / "a")
+    before = (tmp_path / "a" / layout.MANIFEST).stat().st_ino
+    assert build_tiny(tmp_path / "a") == first
+    assert (tmp_path / "a" / layout.MANIFEST).stat().st_ino == before
+    assert compiler.calls == 1
+
+
+def test_a_second_folder_comes_from_the_cache(
+    compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_tiny(tmp_path / "a")
+    monkeypatch.setattr(builder, "write_weights", None)  # calling it would fail
+    second = build_tiny(tmp_path / "b")
+    assert compiler.calls == 1
+    assert second.manifest == first.manifest
+    assert second.vmfb.samefile(first.vmfb)
+
+
+def test_weights_and_program_are_cached_apart(compiler: FakeCompiler, tmp_path: Path) -> None:
+    first = build_tiny(tmp_path / "a")
+    other_buckets = build_tiny(tmp_path / "b", replace(OPTIONS, decode_batch_sizes=(1,)))
+    assert compiler.calls == 2
+    assert other_buckets.parameters[0].samefile(first.parameters[0])
+    other_pages = build_tiny(tmp_path / "c", replace(OPTIONS, device_block_count=99))
+    assert compiler.calls == 2
+    assert other_pages.vmfb.samefile(first.vmfb)
+    assert other_pages.config.paged_kv_cache.device_block_count == 99
+    same_shape = build(str(write_hf(tmp_path / "hf")), tmp_path / "d", OPTIONS, QuietProgress())
+    assert compiler.calls == 2
+    assert same_shape.vmfb.samefile(first.vmfb)
+    assert not same_shape.parameters[0].samefile(first.parameters[0])
+
+
+def test_other_options_replace_the_artefact(compiler: FakeCompiler, tmp_path: Path) -> None:
+    build_tiny(tmp_path / "a")
+    again = build_tiny(tmp_path / "a", replace(OPTIONS, weights="f32"))
+    assert again.manifest is not None
+    assert again.manifest.options.weights == "f32"
+    assert names(tmp_path) == {"a"}
+
+
+def test_a_damaged_artefact_is_built_again(compiler: FakeCompiler, tmp_path: Path) -> None:
+    (build_tiny(tmp_path / "a").vmfb).unlink()
+    assert build_tiny(tmp_path / "a").vmfb.is_file()
+
+
+def test_no_cache_keeps_no_copy(compiler: FakeCompiler, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        build_tiny(tmp_path / name, use_cache=False)
+    assert compiler.calls == 2
+    assert not (tmp_path / "cache" / "build").exists()
+    assert names(tmp_path) == {"a", "b"}
+
+
+def test_the_same_model_from_gguf_and_safetensors_has_the_same_parameters(
+    compiler: FakeCompiler, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    sources = ("random:tiny", str(tmp_path / "tiny.gguf"), str(write_hf(tmp_path / "hf", shards=2)))
+    built = [
+        build(source, tmp_path / "out" / str(index), OPTIONS, QuietProgress())
+        for index, source in enumerate(sources)
+    ]
+    contents = [artifact.parameters[0].read_bytes() for artifact in built]
+    assert contents[0] == contents[1] == contents[2]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BuildError("no"), OSError(errno.EIO, "bad disk")])
+def test_a_build_that_stops_leaves_things_as_they_were(
+    compiler: FakeCompiler, tmp_path: Path, error: BaseException
+) -> None:
+    build_tiny(tmp_path / "old")
+    before = (tmp_path / "old" / layout.MANIFEST).read_bytes()
+    other = replace(OPTIONS, top_k=5)
+    for name in ("old", "new"):
+        compiler.fail = error
+        with pytest.raises((KeyboardInterrupt, BuildError)):
+            build_tiny(tmp_path / name, other)
+    assert names(tmp_path) == {"old"}
+    assert (tmp_path / "old" / layout.MANIFEST).read_bytes() == before
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_a_full_disk_is_one_sentence(compiler: FakeCompiler, tmp_path: Path) -> None:
+    compiler.fail = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(BuildError, match=r"^no space left while building .*; free some"):
+        build_tiny(tmp_path / "a")
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from shortfin_apps.llm.build import builder
+from shortfin_apps.llm.build.progress import QuietProgress
+from shortfin_apps.llm.build.spec import BuildOptions
+def die(*args): os.kill(os.getpid(), signal.SIGKILL)
+builder.compile_model = die
+builder.build("random:tiny", Path({out!r}), BuildOptions(top_k=7), QuietProgress(), use_cache=False)
+"""
+
+
+def test_what_a_killed_build_left_is_swept_by_the_next(compiler: FakeCompiler, tmp_path: Path) -> None:
+    script = KILLED.format(out=str(tmp_path / "a"))
+    killed = subprocess.run([sys.executable, "-c", script], env=dict(os.environ), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert names(tmp_path) == {".a.partial"}
+    build_tiny(tmp_path / "a")
+    assert names(tmp_path) == {"a"}
+
+
+def test_an_exchange_that_was_cut_in_two_is_undone(compiler: FakeCompiler, tmp_path: Path) -> None:
+    old = build_tiny(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / ".a.previous")
+    (tmp_path / ".a.partial").mkdir()
+    assert build_tiny(tmp_path / "a") == old
+    assert names(tmp_path) == {"a"}
+    assert compiler.calls == 1
+
+
+def test_refuses_a_folder_that_is_no_artefact(compiler: FakeCompiler, tmp_path: Path) -> None:
+    precious = tmp_path / "home"
+    precious.mkdir()
+    build_tiny(precious)  # an empty folder is fine
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("words")
+    with pytest.raises(BuildError, match="exists and is not an artefact"):
+        build_tiny(precious)
+    with pytest.raises(BuildError, match="exists and is not an artefact"):
+        build_tiny(precious / "thesis.tex")
+    assert names(precious) == {"thesis.tex"}
+
+
+def test_a_cache_that_cannot_be_written_is_a_build_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BuildError, match="file"):
+        build_tiny(tmp_path / "a")

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.host_cpu import missing_features
+
+
+@pytest.fixture
+def cpuinfo(tmp_path: Path) -> Path:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nflags\t\t: fpu avx avx2 fma avx512_bf16 amx_tile\n\nprocessor : 1\n")
+    return path
+
+
+def test_names_what_is_missing(cpuinfo: Path) -> None:
+    assert missing_features(["avx2", "avx512bf16", "amx-tile"], cpuinfo) == []
+    assert missing_features(["avx2", "avx512vnni", "avx512f"], cpuinfo) == ["avx512f", "avx512vnni"]
+
+
+def test_features_that_linux_does_not_report_are_not_missed(cpuinfo: Path) -> None:
+    assert missing_features(["64bit", "cmov", "sahf", "crc32"], cpuinfo) == []
+
+
+def test_arm_names(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
+    assert missing_features(["neon", "dotprod", "sve"], path) == ["sve"]
+
+
+def test_a_host_that_does_not_say_lacks_nothing(tmp_path: Path) -> None:
+    assert missing_features(["avx512f"], tmp_path / "none") == []
+
+
+def test_this_host_has_what_the_compiler_finds_here() -> None:
+    assert missing_features(resolve_target("cpu").features) == []
