@@ -85,7 +85,7 @@ def _ratios(runs: Sequence[Figures], labels: Sequence[str]) -> list[dict[str, An
             "target": target,
             "baseline": baseline,
             "workload": workload,
-            **paired_ratios(group, groups[baseline, workload]),
+            **paired_ratios(group, groups.get((baseline, workload), [])),
         }
         for (target, workload), group in groups.items()
         if target != baseline

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from shortfin_apps.llm.client import Chunk, ServerError, Usage
+from shortfin_apps.llm.terminal.printing import StreamedAnswer
+
+
+def ticking() -> Iterator[float]:
+    yield from (n * 0.5 for n in range(100))
+
+
+async def stream(*chunks: Chunk) -> AsyncIterator[Chunk]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def test_text_is_printed_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = StreamedAnswer(clock=ticking().__next__)
+    await answer.show(stream(Chunk("The "), Chunk("end", "stop"), Chunk("", usage=Usage(5, 3, 2))))
+    assert capsys.readouterr().out == "The end\n"
+    assert answer.text == "The end"
+    assert answer.summary() == (
+        "2.00 s, 5 tokens in (2 cached), 3 out, first text after 500 ms, then 1.3 tokens/s, ended by stop"
+    )
+
+
+async def test_a_line_that_has_ended_is_not_ended_again(capsys: pytest.CaptureFixture[str]) -> None:
+    await StreamedAnswer().show(stream(Chunk("a\n")))
+    assert capsys.readouterr().out == "a\n"
+
+
+async def test_what_came_before_a_failure_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    async def failing() -> AsyncIterator[Chunk]:
+        yield Chunk("The ")
+        raise ServerError("device lost")
+
+    answer = StreamedAnswer(clock=ticking().__next__)
+    with pytest.raises(ServerError):
+        await answer.show(failing())
+    assert answer.text == "The "
+    assert capsys.readouterr().out == "The \n"
+    assert answer.summary() == "1.00 s, first text after 500 ms"
+
+
+async def test_a_single_token_has_no_rate() -> None:
+    answer = StreamedAnswer(clock=ticking().__next__)
+    await answer.show(stream(Chunk("a", "length", Usage(5, 1))))
+    assert "tokens/s" not in answer.summary()

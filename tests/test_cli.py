@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from shortfin_apps.llm import __version__, cli
+from shortfin_apps.llm.cli import COMMANDS, main
+from shortfin_apps.llm.errors import ArtifactError
+
+# What a subcommand that only talks to a server has no use for.
+HEAVY = ("iree", "shortfin", "numpy", "fastapi", "gguf", "tokenizers", "shortfin_apps.llm.build")
+
+
+class Scripted(ModuleType):
+    """A subcommand's module whose `run` does what a test says."""
+
+    def __init__(self, outcome: BaseException | int) -> None:
+        super().__init__("scripted")
+        self.outcome = outcome
+
+    def add_parser(self, subparsers: cli.Subparsers) -> None:
+        subparsers.add_parser("serve").add_argument("word")
+
+    def run(self, args: argparse.Namespace) -> int:
+        assert args.word == "x"
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    scripted = Scripted(0)
+    monkeypatch.setitem(sys.modules, COMMANDS["serve"].module, scripted)
+    return scripted
+
+
+def python(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_subcommands_status_is_returned(serve: Scripted, status: int) -> None:
+    serve.outcome = status
+    assert main(["serve", "x"]) == status
+
+
+def test_an_error_is_one_sentence_on_stderr(serve: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    serve.outcome = ArtifactError("there is no model here")
+    assert main(["serve", "x"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: there is no model here\n")
+
+
+def test_ctrl_c_is_quiet(serve: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
+    serve.outcome = KeyboardInterrupt()
+    assert main(["serve", "x"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"\n    {name} " in out and entry.help in out for name, entry in COMMANDS.items())
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["frobnicate"])
+    assert "'frobnicate'" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"shortfin-llm {__version__}\n"
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert f"usage: shortfin-llm {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["chat", "--help"], ["generate", "--help"], ["bench", "--help"]]
+)
+def test_help_and_clients_load_no_compiler_and_no_runtime(argv: list[str]) -> None:
+    code = f"""
+import sys
+from shortfin_apps.llm.cli import main
+try:
+    main({[*command, "--help"]!r})
+except SystemExit:
+    pass
+print("loaded:", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    assert python("-c", code).stdout.endswith("loaded: []\n")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = python("-m", "shortfin_apps.llm", "--version")
+    assert (done.returncode, done.stdout) == (0, f"shortfin-llm {__version__}\n")
