@@ -93,10 +93,8 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"usage: shortfin-llm {name} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "argv", [["--help"], ["chat", "--help"], ["generate", "--help"], ["bench", "--help"]]
-)
-def test_help_and_clients_load_no_compiler_and_no_runtime(argv: list[str]) -> None:
+@pytest.mark.parametrize("command", [[], ["chat"], ["generate"], ["bench"]])
+def test_help_and_clients_load_no_compiler_and_no_runtime(command: list[str]) -> None:
     code = f"""
 import sys
 from shortfin_apps.llm.cli import main
