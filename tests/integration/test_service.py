@@ -1,0 +1,135 @@
+"""The whole program, as a person runs it: a server process on a real artefact, and clients beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.client import LlmClient
+
+PATIENCE_S = 60.0
+PROMPTS = [[token % 200 + 3 for token in range(start, start + 40 + 7 * start)] for start in range(12)]
+
+
+@dataclass(frozen=True)
+class Service:
+    url: str
+    process: subprocess.Popen[str]
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+    def cpu_s(self) -> float:
+        """Processor time of all its threads so far."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def start(artifact: Artifact, *flags: str) -> Service:
+    command = [sys.executable, "-m", "shortfin_apps.llm.server", str(artifact.vmfb.parent), "--port", "0"]
+    process = subprocess.Popen(
+        [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r" at (http://\S+)", line):
+            return Service(found[1], process)
+    raise AssertionError(f"the server ended with {process.wait()} before it was ready")
+
+
+def stop(service: Service) -> int:
+    service.process.send_signal(signal.SIGTERM)
+    try:
+        return service.process.wait(PATIENCE_S)
+    finally:
+        service.process.kill()
+        assert service.process.stdout is not None
+        service.process.stdout.close()
+
+
+@pytest.fixture(scope="module", params=["iree", "shortfin"])
+def service(request: pytest.FixtureRequest, tiny_artifact: Artifact) -> Iterator[Service]:
+    running = start(tiny_artifact, "--runtime", request.param, "--chunk-block-size", "1")
+    yield running
+    assert stop(running) == 0
+
+
+async def test_many_chunked_prompts_at_once_do_not_lock_up(service: Service) -> None:
+    """Upstream's server deadlocked here, holding the interpreter lock in a buffer allocation."""
+    async with LlmClient(service.url) as client:
+        async with asyncio.timeout(PATIENCE_S):
+            together = await client.generate_batch(PROMPTS, max_tokens=8, temperature=0)
+            alone = [await client.generate(prompt, max_tokens=8, temperature=0) for prompt in PROMPTS]
+        assert (await client.health()) is True
+    assert [g.text for g in together] == [g.text for g in alone]
+
+
+async def test_a_client_that_leaves_frees_its_pages(service: Service) -> None:
+    async with LlmClient(service.url) as client:
+        stream = client.stream(PROMPTS[0], max_tokens=900, temperature=0, ignore_eos=True)
+        await anext(stream)
+        await stream.aclose()
+        async with asyncio.timeout(PATIENCE_S):
+            while service.metric("vllm:num_requests_running"):
+                await asyncio.sleep(0)
+    assert service.metric("shortfin_llm:pages_leased") == 0
+
+
+def test_the_openai_package(service: Service) -> None:
+    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "hello"}]
+    whole = client.chat.completions.create(model=model, messages=messages, max_tokens=8, temperature=0)  # type: ignore[arg-type]
+    pieces = client.chat.completions.create(
+        model=model,
+        messages=messages,  # type: ignore[arg-type]
+        max_tokens=8,
+        temperature=0,
+        stream=True,
+    )
+    assert isinstance(pieces, openai.Stream)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in pieces if chunk.choices)
+    assert streamed == whole.choices[0].message.content
+
+
+def test_upstreams_request_body(service: Service) -> None:
+    body = {"text": ["hello", "hello"], "sampling_params": {"max_completion_tokens": 5}}
+    answer = httpx.post(f"{service.url}/generate", json=body, timeout=PATIENCE_S).json()
+    texts = [item["responses"][0]["text"] for item in answer["responses"]]
+    assert len(texts) == 2
+    assert texts[0] == texts[1]
+
+
+def test_idle_costs_nothing(service: Service) -> None:
+    begin, cpu = time.monotonic(), service.cpu_s()
+    time.sleep(3)  # the thing under test is what happens while nothing happens
+    assert (service.cpu_s() - cpu) / (time.monotonic() - begin) < 0.02
+
+
+def test_a_port_in_use_is_one_sentence(tiny_artifact: Artifact, service: Service) -> None:
+    port = service.url.rsplit(":", 1)[1]
+    command = [
+        sys.executable,
+        "-m",
+        "shortfin_apps.llm.server",
+        str(tiny_artifact.vmfb.parent),
+        "--port",
+        port,
+    ]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert second.returncode == 2
+    assert second.stderr.startswith("error: port")
+    assert len(second.stderr.strip().splitlines()) == 1
