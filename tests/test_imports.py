@@ -1,0 +1,155 @@
+"""Imports point one way, and device libraries stay behind the runtime border; read from the syntax tree."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "shortfin_apps.llm"
+MAX_LINES = 500
+
+# The parts of the package, and which others each may import; a module belongs to the longest name that it
+# starts with. Everything may import the package's root, for `__version__`.
+MAY_IMPORT = {
+    "errors": (),
+    "config": ("errors",),
+    "components.kvcache": ("errors",),
+    "components.runtime.device": (),  # the interface; the rest of `runtime` is behind it
+    "components.runtime": ("components.runtime.device", "config", "errors"),
+    "components.batching": ("components", "components.kvcache", "config", "errors"),
+    "components": (
+        *("components.batching", "components.kvcache", "components.runtime.device"),
+        *("config", "errors"),
+    ),
+    "components.loading": (  # where the parts are put together
+        *("components", "components.batching", "components.kvcache"),
+        *("components.runtime", "components.runtime.device", "config", "errors"),
+    ),
+    "api": ("components", "errors"),
+    "build.artifact": ("build", "config", "errors"),  # the directory that the server opens
+    "build": ("build.artifact", "cli", "config", "errors"),
+    "client": ("errors",),
+    "terminal": ("cli", "client", "errors"),
+    "bench": ("cli", "client", "errors", "terminal"),
+    "cli": ("errors",),
+    "__main__": ("cli",),
+    "server_config": ("errors",),
+    "server": (
+        *("api", "build.artifact", "components", "components.loading"),
+        *("config", "errors", "server_config"),
+    ),
+}
+# Of `components`, batching knows only what describes a request, never what runs it.
+SEEN_BY_BATCHING = ("components.request", "components.messages", "components.sampling_params")
+
+# Which parts may import each of these libraries.
+ONLY_IN = {
+    "shortfin": ("components.runtime", "build"),
+    "iree": ("components.runtime", "build"),
+    "fastapi": ("api", "server"),
+    "starlette": ("api", "server"),
+    "uvicorn": ("server",),
+}
+# The pure parts: their tests run in milliseconds because nothing here is heavy.
+PURE = ("components.kvcache", "components.batching")
+NOT_IN_PURE = ("numpy", "ml_dtypes", "tokenizers", "asyncio", "threading")
+
+
+def module_name(file: Path) -> str:
+    """`shortfin_apps/llm/api/__init__.py` is `shortfin_apps.llm.api`."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(file): file for file in sorted((ROOT / "shortfin_apps" / "llm").rglob("*.py"))}
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every module that `source` imports anywhere, by absolute name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute in this package"
+            module = node.module or ""
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                yield inner if inner in FILES else module
+
+
+def is_in(name: str, parts: tuple[str, ...]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def part_of(name: str) -> str:
+    """The entry of MAY_IMPORT that a module (named below the package) falls under."""
+    parts = [part for part in MAY_IMPORT if is_in(name, (part,))]
+    assert parts, f"say in MAY_IMPORT what {name} may import"
+    return max(parts, key=len)
+
+
+def may_import(name: str, target: str) -> bool:
+    part, other = part_of(name), part_of(target)
+    if part == "components.batching" and other == "components":
+        return is_in(target, SEEN_BY_BATCHING)
+    return other == part or other in MAY_IMPORT[part]
+
+
+def violations(module: str, source: str) -> list[str]:
+    """One sentence for each import in `source`, the text of `module`, that the tables above forbid."""
+    name = module.removeprefix(PACKAGE).removeprefix(".")
+    if not name:
+        return [f"{module} must import nothing, but imports {found}" for found in imported(source)]
+    part = part_of(name)
+    sentences = []
+    for found in sorted(set(imported(source))):
+        library = found.partition(".")[0]
+        if found.startswith(f"{PACKAGE}."):
+            target = found.removeprefix(f"{PACKAGE}.")
+            if not may_import(name, target):
+                sentences.append(f"{module} imports {found}, but `{part}` may not import `{target}`")
+        elif library in ONLY_IN and not is_in(name, ONLY_IN[library]):
+            sentences.append(f"{module} imports {found}, which is for {' and '.join(ONLY_IN[library])} only")
+        elif library in NOT_IN_PURE and is_in(name, PURE):
+            sentences.append(f"{module} imports {found}, but `{part}` is pure Python")
+    return sentences
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_point_one_way(module: str) -> None:
+    assert violations(module, FILES[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_file_is_short_enough_to_read(module: str) -> None:
+    lines = len(FILES[module].read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{module} has {lines} lines: split what changes for different reasons"
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("components.kvcache.trie_cache", "import numpy as np"),
+        ("components.kvcache.base", f"from {PACKAGE}.components.request import Request"),
+        ("components.batching.scheduler", f"from {PACKAGE}.components.invocation import Invocation"),
+        ("components.batching.scheduler", f"from {PACKAGE}.components.runtime.device import Device"),
+        ("components.runtime.open", f"from {PACKAGE}.components.request import Request"),
+        ("components.engine", f"from {PACKAGE}.api import app"),
+        ("components.engine", f"from {PACKAGE}.components.runtime.open import open_device"),
+        ("components.engine", f"def later():\n    from {PACKAGE}.build import builder"),
+        ("components.invocation", "import iree.runtime as rt"),
+        ("api.native", "import shortfin as sf"),
+        ("api.native", f"from {PACKAGE}.components.runtime import device"),
+        ("build.graph", f"from {PACKAGE}.components.invocation import bucket"),
+        ("client.client", f"from {PACKAGE}.components.messages import Delta"),
+        ("client.client", "from fastapi import FastAPI"),
+        ("errors", f"from {PACKAGE}.config import ModelConfig"),
+    ],
+)
+def test_a_wrong_import_is_named(module: str, source: str) -> None:
+    (sentence,) = violations(f"{PACKAGE}.{module}", source)
+    assert sentence.startswith(f"{PACKAGE}.{module} imports ")
