@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,16 @@ if close:
     device.close()
 """
 
+WORKERS = """
+import sys
+from pathlib import Path
+from shortfin_apps.llm.components.runtime import iree_device
+tasks = Path("/proc/self/task")
+before = len(list(tasks.iterdir()))
+iree_device.open_local_task(int(sys.argv[1]) or None)
+print(len(list(tasks.iterdir())) - before)
+"""
+
 IMPORTS = """
 import sys
 import shortfin_apps.llm.components.runtime.check
@@ -55,6 +66,14 @@ def test_the_number_of_threads_is_the_process_own() -> None:
     open_device("cpu", "iree").close()
     with pytest.raises(ArtifactError, match=r"already runs the CPU driver with .* threads, not 63"):
         open_device("cpu", "iree", threads=63)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_one_worker_for_each_cpu_unless_told_otherwise(threads: int) -> None:
+    command = [sys.executable, "-c", WORKERS, str(threads)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    one_poller = 1
+    assert int(ended.stdout) - one_poller == (threads or len(os.sched_getaffinity(0)))
 
 
 def test_a_gpu_runs_on_shortfin_only() -> None:

@@ -289,24 +289,25 @@ class ShortfinDevice:
         self, function: Any, buffers: Sequence[ShortfinBuffer], future: Future[Sequence[ShortfinBuffer]]
     ) -> None:
         self._disposed.clear()
+        fiber = self._fiber
         try:
             await self._put_on_device([b for b in buffers if b.staged is not None])
-            results = await function(*(b.array for b in buffers), fiber=self._fiber)
-            completion = _Completion(self._fiber.device(0))
+            results = await function(*(b.array for b in buffers), fiber=fiber)
+            completion = _Completion(fiber.device(0))
         except Exception as error:
             self._replace_fiber()
             future.set_exception(error)
             return
-        self._worker.loop.create_task(self._complete(completion, results, buffers, future))
+        self._worker.loop.create_task(self._complete(completion, fiber, results, buffers, future))
 
     async def _complete(
         self,
         completion: _Completion,
+        fiber: Any,
         results: Any,
         buffers: Sequence[ShortfinBuffer],  # kept alive until here
         future: Future[Sequence[ShortfinBuffer]],
     ) -> None:
-        fiber = self._fiber
         try:
             await completion
             future.set_result([self._result(array) for array in results])
