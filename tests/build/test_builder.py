@@ -22,7 +22,7 @@ from shortfin_apps.llm.build.compile import CompileResult
 from shortfin_apps.llm.build.graph_target import resolve_target
 from shortfin_apps.llm.build.progress import QuietProgress
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.errors import ArtifactError, BuildError
 from tests.build.model_files import write_gguf, write_hf
 
 OPTIONS = BuildOptions()
@@ -140,6 +140,15 @@ def test_the_same_model_from_gguf_and_safetensors_has_the_same_parameters(
     ]
     contents = [artifact.parameters[0].read_bytes() for artifact in built]
     assert contents[0] == contents[1] == contents[2]
+
+
+def test_builds_for_a_cpu_that_this_host_is_not(compiler: FakeCompiler, tmp_path: Path) -> None:
+    options = replace(OPTIONS, device="cpu:diamondrapids")
+    first = build_tiny(tmp_path / "a", options)
+    assert build_tiny(tmp_path / "a", options) == first
+    assert compiler.calls == 1
+    with pytest.raises(ArtifactError, match=r"compiled for a CPU \(diamondrapids\)"):
+        Artifact.open(tmp_path / "a")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BuildError("no"), OSError(errno.EIO, "bad disk")])

@@ -113,11 +113,11 @@ class Artifact:
     manifest: Manifest | None
 
     @classmethod
-    def open(cls, directory: Path) -> Artifact:
+    def open(cls, directory: Path, *, for_this_host: bool = True) -> Artifact:
         """Opens what `shortfin-llm build` wrote.
 
-        Raises ArtifactError when something is missing, damaged, newer than this program, or compiled
-        for a CPU that can do more than this one.
+        Raises ArtifactError when something is missing, damaged, newer than this program, or (unless
+        `for_this_host` is False: a look, not a load) compiled for a CPU that can do more than this one.
         """
         if not directory.is_dir():
             raise ArtifactError(f"{directory}: no such directory; `shortfin-llm build` makes one")
@@ -128,7 +128,8 @@ class Artifact:
             _require(directory / name)
         for name in (VMFB, PARAMETERS):
             _check_size(directory / name, manifest)
-        check_host(directory, manifest.target)
+        if for_this_host:
+            _check_host(directory, manifest.target)
         return cls(
             vmfb=directory / VMFB,
             parameters=(directory / PARAMETERS,),
@@ -180,8 +181,7 @@ class Artifact:
         return self.manifest.vocab_size if self.manifest else None
 
 
-def check_host(directory: Path, target: TargetRecord) -> None:
-    """Raises ArtifactError when this host's CPU lacks what the program was compiled for."""
+def _check_host(directory: Path, target: TargetRecord) -> None:
     if missing := missing_features(target.features):
         raise ArtifactError(
             f"{directory}: compiled for a CPU ({target.cpu}) with {', '.join(missing)}, "

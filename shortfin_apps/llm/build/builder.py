@@ -77,8 +77,8 @@ def build(
 ) -> Artifact:
     """Builds `source` into the folder `out` and opens it; quick when that is there already.
 
-    All or nothing: `out` is the artefact as it was, or the new one. Raises BuildError, and
-    ArtifactError when the host cannot run what it compiled.
+    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host.
+    Raises BuildError.
     """
     progress = progress or default_progress()
     out = out.expanduser().absolute()
@@ -111,7 +111,7 @@ def _build(
         _exchange(made, out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Artifact.open(out)
+    return Artifact.open(out, for_this_host=False)
 
 
 class _Plan:
@@ -224,7 +224,7 @@ def _code_hashes() -> dict[str, str]:
 
 def _up_to_date(out: Path, identity: str) -> Artifact | None:
     try:
-        current = Artifact.open(out)
+        current = Artifact.open(out, for_this_host=False)
     except ArtifactError:
         return None
     return current if current.manifest and current.manifest.identity == identity else None

@@ -66,6 +66,9 @@ class _CheckedReader(GGUFReader):
     """Refuses to read past the end; the library would yield empty arrays, and loop on a huge count."""
 
     def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> Array:
+        if isinstance(self.data, np.memmap):
+            # Slicing a memmap costs several times as much as slicing what it maps.
+            self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
         if offset + int(count) * np.dtype(dtype).itemsize > self.data.nbytes:
             raise ValueError("it ends too early")
         return super()._get(offset, dtype, count, override_order)
