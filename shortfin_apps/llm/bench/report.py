@@ -34,6 +34,7 @@ _COLUMNS = (
     "ITL",
     "TPOT",
     "latency",
+    "cached",
     "errors",
     "client CPU",
 )
@@ -156,6 +157,7 @@ def _table(doc: Figures) -> Table:
 
 
 def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
+    """Two columns are there to judge the others by: prompt tokens found in a cache, and our own CPU time."""
     times = [
         f"{_number(median[f'{figure}_ms_p50'])} / {_number(median[f'{figure}_ms_p99'])}"
         for figure in ("ttft", "itl", "tpot", "latency")
@@ -167,6 +169,7 @@ def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
         _number(median["output_tokens_per_s"]),
         _number(median["total_tokens_per_s"]),
         *times,
+        f"{sum(r['cached_tokens'] for r in runs) / (sum(r['prompt_tokens'] for r in runs) or 1):.0%}",
         str(sum(run["errors"] for run in runs)),
         f"{max(run['client_cpu_share'] for run in runs):.0%}",
     ]

@@ -51,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--stats", action="store_true", help="tokens and times on stderr after each answer")
     add_server_options(parser)
-    add_sampling_options(parser, max_tokens=1024)
+    add_sampling_options(parser, max_tokens=None)
 
 
 def run(args: argparse.Namespace) -> int:

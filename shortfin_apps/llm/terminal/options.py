@@ -35,7 +35,7 @@ def open_client(args: argparse.Namespace) -> LlmClient:
     return LlmClient(args.url, args.api_key, model=args.model, timeout_s=args.timeout, max_retries=1)
 
 
-def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
     """Each option's destination is the field's name in `Sampling`."""
     group = parser.add_argument_group("sampling", "what is not given is left to the server")
     group.add_argument(
@@ -44,7 +44,7 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> No
         type=int,
         default=max_tokens,
         metavar="N",
-        help="longest answer in tokens (default: %(default)s)",
+        help=f"longest answer in tokens (default: {max_tokens or 'as the context allows'})",
     )
     group.add_argument("--min-tokens", type=int, metavar="N", help="shortest answer in tokens")
     group.add_argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
