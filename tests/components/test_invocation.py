@@ -3,13 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
-from shortfin_apps.llm.components.invocation import BatchRunner, Buckets, Shape
+from shortfin_apps.llm.components.invocation import BatchRunner
 from shortfin_apps.llm.components.request import Request
-from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
 
@@ -72,30 +70,6 @@ def test_decode_arguments_are_tokens_lens_starts_blocks() -> None:
     assert lens == [5, 9, 13, 1]
     assert starts == [4, 8, 12, 0]
     assert blocks == [[1, 2, 0, 0], [1, 2, 3, 0], [1, 2, 3, 4], [0] * 4]
-
-
-def entries(*names: str) -> dict[str, EntrySignature]:
-    return {name: EntrySignature(name, None, None) for name in names}
-
-
-def test_the_nearest_bucket_above() -> None:
-    buckets = Buckets(entries("decode_bs2", "decode_bs8", "prefill_bs1", "prefill_bs4", "other"), 4)
-    one = task([1], 4, [1, 2])
-    assert buckets.decode([one]) == Shape("decode_bs2", 2, 1, 2)
-    assert buckets.decode([one] * 3) == Shape("decode_bs8", 8, 1, 2)
-    assert buckets.prefill([one] * 2, has_position=True) == Shape("prefill_bs4", 4, 4, 2)
-
-
-def test_a_vmfb_with_static_chunks_alone_pads_to_the_nearest() -> None:
-    buckets = Buckets(entries("decode_bs1", "prefill_bs1_s8", "prefill_bs1_s16"), 4)
-    assert buckets.prefill([task([1] * 9, 0, [1, 2, 3])], has_position=True).entry == "prefill_bs1_s16"
-    assert buckets.prefill([task([1] * 5, 0, [1, 2])], has_position=True).entry == "prefill_bs1_s8"
-
-
-@pytest.mark.parametrize("names", [("prefill_bs1",), ("decode_bs1",), ()])
-def test_a_vmfb_without_the_entries_is_refused(names: tuple[str, ...]) -> None:
-    with pytest.raises(ArtifactError, match="prefill_bsN or no decode_bsN"):
-        Buckets(entries(*names), 4)
 
 
 def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:

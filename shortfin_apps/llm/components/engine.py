@@ -159,7 +159,7 @@ class Engine:
         request.num_computed = task.seq_len
         if task.seq_len // stride > task.start_position // stride:
             assert request.lease is not None
-            self._cache.publish(request.lease, request.tokens[: task.seq_len])
+            self._cache.publish(request.lease, request.tokens, task.seq_len)
 
     def _sample(self, request: Request, row: int, result: BatchResult) -> Delta:
         """Appends the next token to the request, ending it when that was the last."""
