@@ -35,21 +35,33 @@ class ScriptedServer:
     """Runs in a thread, for clients with an event loop of their own and without one.
 
     `answers` maps a path to what it answers in turn; the last answer stays. `disconnected` is set
-    when a client leaves an `endless` stream.
+    when a client leaves an `endless` stream. Each test has a `url` of its own, so that requests which
+    another test has cancelled do not turn up in this one.
     """
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Answer]] = {}
         self.seen: list[Seen] = []
         self.disconnected = threading.Event()
-        self.url = ""
-        self.peak = self._open = 0
+        self.peak = 0
+        self._open: set[Request] = set()
+        self._port = self._test = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}{self._prefix}"
+
+    @property
+    def _prefix(self) -> str:
+        return f"/test{self._test}"
 
     def reset(self) -> None:
-        self.answers.clear()
-        self.seen.clear()
-        self.disconnected.clear()
+        self._test += 1
+        self.answers = {}
+        self.seen = []
+        self.disconnected = threading.Event()
         self.peak = 0
+        self._open = set()
 
     def on(self, path: str, *answers: Answer) -> None:
         self.answers[path] = list(answers)
@@ -59,20 +71,24 @@ class ScriptedServer:
 
     async def _handle(self, request: Request) -> Response:
         raw = await request.body()
+        prefix, path = self._prefix, request.url.path
+        if not path.startswith(f"{prefix}/"):
+            return Response(status_code=410)
+        path = path.removeprefix(prefix)
         body = json.loads(raw) if raw else None
-        path = request.url.path
         self.seen.append(Seen(request.method, path, dict(request.headers), body))
         answers = self.answers.get(path)
         if not answers:
             return JSONResponse({"detail": "Not Found"}, 404)
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        self._open += 1
-        self.peak = max(self.peak, self._open)
+        open_requests = self._open
+        open_requests.add(request)
+        self.peak = max(self.peak, len(open_requests))
         try:
             await asyncio.sleep(0.002)  # long enough for requests that came together to overlap
             return answer(request, body)
         finally:
-            self._open -= 1
+            open_requests.remove(request)
 
     @contextmanager
     def running(self) -> Iterator[ScriptedServer]:
@@ -83,7 +99,7 @@ class ScriptedServer:
         thread.start()
         while not server.started:
             thread.join(0.005)
-        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        self._port = server.servers[0].sockets[0].getsockname()[1]
         try:
             yield self
         finally:
@@ -93,6 +109,7 @@ class ScriptedServer:
 
     def endless(self, first: bytes) -> Answer:
         """A stream that says `first` and then nothing, until the client leaves."""
+        disconnected = self.disconnected
 
         async def pieces(request: Request) -> AsyncIterator[bytes]:
             try:
@@ -100,7 +117,7 @@ class ScriptedServer:
                 while not await request.is_disconnected():
                     await asyncio.sleep(0.002)
             finally:
-                self.disconnected.set()
+                disconnected.set()
 
         return lambda request, _: StreamingResponse(pieces(request), media_type="text/event-stream")
 
