@@ -65,6 +65,15 @@ def test_an_earlier_run_can_be_compared(
     assert figures.count(" new ") == ratios.count(" new ") == 2
 
 
+def test_an_earlier_run_of_other_workloads_is_told(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "earlier.json"
+    assert bench("--url", server.url, *CUSTOM, "--json", str(earlier)) == 0
+    assert bench("--url", server.url, *CUSTOM, "--concurrency", "3", "--compare", str(earlier)) == 0
+    assert "the earlier run has none of these workloads" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"schema": "another"}'])
 def test_what_cannot_be_compared_is_refused_at_once(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None

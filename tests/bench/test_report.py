@@ -40,11 +40,12 @@ def test_medians_are_over_repeats_and_ratios_within_them() -> None:
     assert ratio["baseline"] == "a"
 
 
-def test_runs_of_one_server_each_are_compared_whatever_their_labels() -> None:
-    (row,) = compare(made(passed("new", 0, 0.030)), made(passed("old", 0, 0.010)))
-    assert (row["target"], row["workload"]) == ("new", "W1")
-    assert round(row["ttft_ms_p50"][0], 6) == 3.0
-    assert row.keys() == {"target", "workload", *FIGURES}
+def test_an_earlier_run_of_one_server_is_held_against_all() -> None:
+    now = made(passed("new", 0, 0.030), passed("old", 0, 0.020))
+    rows = compare(now, made(passed("it", 0, 0.010)))
+    assert [(row["target"], row["workload"]) for row in rows] == [("new", "W1"), ("old", "W1")]
+    assert [round(row["ttft_ms_p50"][0], 6) for row in rows] == [3.0, 2.0]
+    assert rows[0].keys() == {"target", "workload", *FIGURES}
 
 
 def test_runs_of_several_servers_are_compared_by_label_and_workload() -> None:

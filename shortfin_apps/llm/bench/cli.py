@@ -27,7 +27,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE
 
 EXIT_REQUESTS_FAILED = 1
-TABLE_WIDTH = 160  # columns, where no terminal says otherwise
+TABLE_WIDTH = 180  # columns, where no terminal says otherwise
 
 DESCRIPTION = """\
 Measures any server that has OpenAI's /v1/completions: streams answers of fixed lengths to prompts of
@@ -187,8 +187,9 @@ def print_tables(doc: dict[str, Any], earlier: dict[str, Any] | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     print_report(console, doc)
     if earlier is not None:
+        rows = compare(doc, earlier)
         title = f"ratios to the run of {earlier['started']} (another time: mind the machine's drift)"
-        console.print(ratio_table(compare(doc, earlier), title))
+        console.print(ratio_table(rows, title) if rows else "the earlier run has none of these workloads")
 
 
 def write_json(doc: dict[str, Any], destination: str) -> None:

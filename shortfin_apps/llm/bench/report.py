@@ -115,17 +115,17 @@ def read_document(file: Path) -> dict[str, Any]:
 def compare(now: Figures, earlier: Figures) -> list[dict[str, Any]]:
     """Ratios of medians, now over earlier, of each server and workload that both runs have.
 
-    Servers are matched by label, or if each run has only one, with each other.
+    Servers are matched by label; an earlier run of a single server is held against every server.
     """
-    alone = len(now["targets"]) == len(earlier["targets"]) == 1
     before = {(m["target"], m["workload"]): m for m in earlier["medians"]}
-    only = earlier["targets"][0]["label"] if alone else ""
-    pairs = [(m, before.get((only if alone else m["target"], m["workload"]))) for m in now["medians"]]
-    return [
-        {"target": new["target"], "workload": new["workload"], **paired_ratios([new], [old])}
-        for new, old in pairs
-        if old is not None
-    ]
+    labels = [target["label"] for target in earlier["targets"]]
+    rows = []
+    for new in now["medians"]:
+        label = labels[0] if len(labels) == 1 else new["target"]
+        if old := before.get((label, new["workload"])):
+            ratios = paired_ratios([new], [old])
+            rows.append({"target": new["target"], "workload": new["workload"], **ratios})
+    return rows
 
 
 def print_report(console: Console, doc: Figures) -> None:
@@ -209,7 +209,9 @@ def _remarks(runs: Sequence[Figures]) -> list[str]:
 
 
 def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value:,.{digits if value < 100 else 0}f}"  # no more digits than noise leaves sense in
 
 
 def _ratio(ratio: tuple[float, float, float] | None) -> str:
