@@ -76,15 +76,18 @@ def make_rig(
     max_running: int = 8,
     eos: frozenset[int] = frozenset(),
     mode: str = "default",
+    token_budget: int = 16,
+    extend_rank: int = 1,
+    extend_lengths: tuple[int, ...] = (),
     static_lengths: tuple[int, ...] = (),
     logits_result: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
-    program = FakeProgram(config, Faults(), static_lengths, logits_result)
+    program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
     device = FakeDevice(program)
     cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
-    batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk_tokens))
+    batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk_tokens, token_budget=token_budget))
     scheduler = Scheduler(cache, batching, max_running)
     slab = device.allocate(
         (config.paged_kv_cache.device_block_count, config.stride), config.paged_kv_cache.dtype

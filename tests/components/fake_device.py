@@ -109,6 +109,8 @@ class FakeProgram:
     faults: Faults = field(default_factory=Faults)
     static_lengths: tuple[int, ...] = ()
     logits_result: bool = True
+    extend_rank: int = 0  # 1: packed extend entries, 2: a padded one, 0: none
+    extend_lengths: tuple[int, ...] = ()
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
     @property
@@ -116,7 +118,10 @@ class FakeProgram:
         names = [f"decode_bs{n}" for n in self.config.decode_batch_sizes]
         for n in self.config.prefill_batch_sizes:
             names += [f"prefill_bs{n}", *(f"prefill_bs{n}_s{s}" for s in self.static_lengths)]
-        return {name: EntrySignature(name, None, self._result_types()) for name in names}
+        if self.extend_rank:
+            names += ["extend", *(f"extend_t{t}" for t in self.extend_lengths)]
+        first = (TensorType((None,) * (self.extend_rank or 2), I64),)
+        return {name: EntrySignature(name, first, self._result_types()) for name in names}
 
     def _result_types(self) -> tuple[TensorType, ...]:
         one = TensorType((None, None, None), F32)
@@ -131,27 +136,47 @@ class FakeProgram:
 
     def _run(self, entry: str, arrays: list[Array]) -> Sequence[DeviceBuffer]:
         self.faults.before(entry)
+        if entry.startswith("extend") and arrays[0].ndim == 1:
+            arrays = self._unpacked(arrays)
+            entry = "prefill"
         if entry.startswith("decode"):
             tokens, lens, starts, blocks, cache = arrays
         elif self.config.has_prefill_position:
             tokens, starts, lens, blocks, cache = arrays
         else:
             (tokens, lens, blocks, cache), starts = arrays, np.zeros(len(arrays[0]), np.int64)
-        rows = [self._row(*row, cache) for row in zip(tokens, starts, lens, blocks, strict=True)]
+        for arguments in zip(tokens, starts, lens, blocks, strict=True):
+            self._store(*arguments, cache)
+        contexts = [self._context(*row, cache) for row in zip(lens, blocks, strict=True)]
+        rows = [fake_logits(context) for context in contexts]
         for index, row in enumerate(rows):
             if self.faults.spoil(index):
                 row[:] = np.nan
         return self._results(np.stack(rows)[:, None, :])
 
-    def _row(self, tokens: Array, start: int, seq_len: int, blocks: Array, cache: Array) -> Array:
+    @staticmethod
+    def _unpacked(arrays: list[Array]) -> list[Array]:
+        """Packed arguments as those of a prefill; rows past the last task must be zeros."""
+        tokens, offsets, starts, lens, blocks, cache = arrays
+        rows = [tokens[o : o + n - s] for o, s, n in zip(offsets, starts, lens, strict=True)]
+        assert sum(map(len, rows)) <= len(tokens)
+        assert not tokens[sum(map(len, rows)) :].any()
+        padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
+        for index, row in enumerate(rows):
+            padded[index, : len(row)] = row
+        return [padded, starts, lens, blocks, cache]
+
+    def _store(self, tokens: Array, start: int, seq_len: int, blocks: Array, cache: Array) -> None:
         stride = self.config.stride
         for position, token in enumerate(tokens, int(start)):
             index = position // stride
             page = int(blocks[index]) if index < len(blocks) else 0
             cache[page, position % stride] = token if position < seq_len else -1
         assert (seq_len - 1) // stride < len(blocks), "the block table is too narrow"
-        context = [int(cache[int(blocks[p // stride]), p % stride]) for p in range(seq_len)]
-        return fake_logits(context)
+
+    def _context(self, seq_len: int, blocks: Array, cache: Array) -> list[int]:
+        stride = self.config.stride
+        return [int(cache[int(blocks[p // stride]), p % stride]) for p in range(seq_len)]
 
     def _results(self, logits: Array) -> Sequence[DeviceBuffer]:
         k = self.config.top_k

@@ -281,9 +281,11 @@ def test_logprobs_need_logits() -> None:
 class EngineMachine(RuleBasedStateMachine):
     """Arrivals, steps, aborts and faults in any order, on a pool small enough to preempt."""
 
+    mode = "default"
+
     def __init__(self) -> None:
         super().__init__()
-        self.rig: Rig = make_rig(fake_config(pages=14), chunk_tokens=8, max_running=5)
+        self.rig: Rig = make_rig(fake_config(pages=14), chunk_tokens=8, max_running=5, mode=self.mode)
         self.calls: dict[str, tuple[list[int], int]] = {}
 
     @rule(
@@ -335,21 +337,45 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.rig.all_pages_back()
 
 
+class ExtendAttentionMachine(EngineMachine):
+    mode = "extend-attention"
+
+
 EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ExtendAttentionMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestEngineMachine = EngineMachine.TestCase
+TestExtendAttentionMachine = ExtendAttentionMachine.TestCase
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=8),
     st.sampled_from([4, 8, 16]),
     st.sampled_from(["none", "trie"]),
     st.integers(1, 8),
+    st.sampled_from(["default", "extend-attention"]),
+    st.sampled_from([8, 16, 40]),
+    st.sampled_from([(1, ()), (1, (4, 16)), (2, ())]),
 )
 def test_a_batch_gives_what_each_gives_alone(
-    prompts: list[list[int]], chunk_tokens: int, prefix_cache: PrefixCache, max_running: int
+    prompts: list[list[int]],
+    chunk_tokens: int,
+    prefix_cache: PrefixCache,
+    max_running: int,
+    mode: str,
+    token_budget: int,
+    extend: tuple[int, tuple[int, ...]],
 ) -> None:
-    rig = make_rig(chunk_tokens=chunk_tokens, prefix_cache=prefix_cache, max_running=max_running)
+    """In either mode, with the extend entry packed, packed in buckets, or padded."""
+    rig = make_rig(
+        chunk_tokens=chunk_tokens,
+        prefix_cache=prefix_cache,
+        max_running=max_running,
+        mode=mode,
+        token_budget=token_budget,
+        extend_rank=extend[0],
+        extend_lengths=extend[1],
+    )
     for index, prompt in enumerate(prompts):
         rig.engine.add(call(str(index), prompt, max_tokens=7))
     rig.run()

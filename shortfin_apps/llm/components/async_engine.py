@@ -151,13 +151,15 @@ class AsyncEngine:
                     self._wake.wait()
                 self._wake.clear()
                 self._turn_began = self._clock()
-                self._turn()
+                deltas = self._turn()
                 self._turn_began = None
+                if deltas and self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._deliver, deltas)
         finally:
             self._on_close()
 
-    def _turn(self) -> None:
-        """Takes in what arrived, steps, and posts what came of it."""
+    def _turn(self) -> list[Delta]:
+        """Takes in what arrived, and steps."""
         deltas: list[Delta] = []
         try:
             deltas += self._take_in()
@@ -166,8 +168,7 @@ class AsyncEngine:
             logger.exception("the engine failed outside an invocation; its requests are ended")
             deltas += self._engine.fail_all(InvocationError("the engine failed; the request was ended"))
         self._stats = self._engine.stats()
-        if deltas and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._deliver, deltas)
+        return deltas
 
     def _take_in(self) -> list[Delta]:
         deltas = []

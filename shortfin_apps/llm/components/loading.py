@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shortfin_apps.llm.components.async_engine import AsyncEngine
-from shortfin_apps.llm.components.batching import BatchOptions, make_mode
+from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine import Engine, ModelLimits
 from shortfin_apps.llm.components.invocation import BatchRunner
@@ -27,7 +27,7 @@ class EngineOptions:
     """How to serve a model; None leaves a choice to the artefact or the machine.
 
     `pages` overrides the page table's size, `max_running` is the most requests in progress at once
-    (default: the largest decode bucket), `max_queue` the most that wait beside them.
+    (default: the mode's own), `max_queue` the most that wait beside them.
     """
 
     device: str = "cpu"
@@ -37,6 +37,7 @@ class EngineOptions:
     batch_mode: str = "default"
     prefix_cache: PrefixCache = "trie"
     chunk_tokens: int | None = None
+    token_budget: int | None = None
     prefills_per_decode: int = 1
     pages: int | None = None
     max_running: int | None = None
@@ -76,7 +77,9 @@ def make_engine(
     if num_pages < 2:
         raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
     batch_options = BatchOptions(
-        chunk_tokens=options.chunk_tokens, prefills_per_decode=options.prefills_per_decode
+        chunk_tokens=options.chunk_tokens,
+        token_budget=options.token_budget,
+        prefills_per_decode=options.prefills_per_decode,
     )
     mode = make_mode(options.batch_mode, config, batch_options)
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
@@ -87,6 +90,11 @@ def make_engine(
         for stage, elements in enumerate(config.page_elements)
     ]
     runner = BatchRunner(device, program, config, page_table=page_table)
+    if BATCH_MODES[options.batch_mode].needs_extend_entries and not runner.buckets.has_extend:
+        raise ArtifactError(
+            f"the VMFB has no `extend` entry, which batch mode {options.batch_mode} needs; "
+            "rebuild it with `shortfin-llm build`, or use `--batch-mode default`"
+        )
     runner.warm_up()
     return Engine(
         scheduler=Scheduler(cache, mode, max_running(config, options)),
@@ -97,7 +105,7 @@ def make_engine(
 
 
 def max_running(config: ModelConfig, options: EngineOptions) -> int:
-    return options.max_running or max(config.decode_batch_sizes)
+    return options.max_running or BATCH_MODES[options.batch_mode].default_max_running(config)
 
 
 def _prefix_cache(config: ModelConfig, options: EngineOptions) -> PrefixCache:

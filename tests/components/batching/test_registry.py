@@ -4,7 +4,10 @@ import pytest
 
 from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode
-from shortfin_apps.llm.errors import UnavailableError
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
+from shortfin_apps.llm.components.kvcache import make_cache
+from shortfin_apps.llm.components.request import Request
+from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 
 
@@ -12,7 +15,16 @@ def test_modes_by_name() -> None:
     assert list(BATCH_MODES) == ["default", "extend-attention"]
     assert isinstance(make_mode("default", fake_config(), BatchOptions()), DefaultMode)
 
+    assert isinstance(make_mode("extend-attention", fake_config(), BatchOptions()), ExtendAttentionMode)
 
-def test_extend_attention_says_that_it_is_not_built_yet() -> None:
-    with pytest.raises(UnavailableError, match="not built yet"):
-        make_mode("extend-attention", fake_config(), BatchOptions())
+
+@pytest.mark.parametrize("name", list(BATCH_MODES))
+def test_token_counts_are_rounded_up_to_whole_pages(name: str) -> None:
+    options = BatchOptions(chunk_tokens=9, token_budget=15)
+    cache = make_cache("none", 32, 4)
+    request = Request(call("r", [1] * 30))
+    lease = cache.acquire(request.tokens)
+    assert cache.reserve(lease, 30)
+    request.start(lease)
+    tasks = make_mode(name, fake_config(), options).make_task_inputs(request)
+    assert [len(task.input_tokens) for task in tasks] == [12, 12, 6]

@@ -7,19 +7,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Phase
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode
-from shortfin_apps.llm.components.kvcache import make_cache
-from shortfin_apps.llm.components.request import Request
-from tests.components.engine_fixture import call
-
-
-def running(request_id: str, length: int, computed: int = 0, *, stride: int = 16) -> Request:
-    cache = make_cache("none", 512, stride)
-    request = Request(call(request_id, [1] * length))
-    lease = cache.acquire(request.tokens)
-    assert cache.reserve(lease, length)
-    request.start(lease)
-    request.num_computed = computed
-    return request
+from tests.components.batching.modes.running_requests import running
 
 
 def mode(chunk: int | None = 128, prefill: int = 4, decode: int = 8, ratio: int = 1) -> DefaultMode:

@@ -1,0 +1,90 @@
+"""Extend-attention: prefill chunks and decodes in one invocation, limited by a token budget alone.
+
+Order of a batch, and what it promises:
+
+1. Decodes first, one row each, so a running stream waits for one invocation of at most the budget.
+2. Prefill chunks fill what is left, oldest request first, each up to `chunk_tokens` and cut at a page
+   boundary; a chunk that ends its prompt is counted as the pages it fills.
+3. What is still left goes to the same requests in the same order: the target is soft, and one long
+   chunk is the same work as two short ones in fewer invocations.
+
+While a prompt waits, one page of the budget is kept from the decodes (they rotate), so the oldest
+prompt gets at least a page of every invocation however many streams run. No request has two tasks in a
+batch: a longer chunk computes the same thing, as every layer stores a chunk's keys before it reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.components.batching.mode import BatchMode
+from shortfin_apps.llm.components.request import Request
+
+
+class ExtendAttentionMode(BatchMode):
+    """`chunk_tokens` and `token_budget` are multiples of `stride`, both in tokens."""
+
+    def __init__(self, *, stride: int, chunk_tokens: int, token_budget: int) -> None:
+        assert chunk_tokens > 0
+        assert chunk_tokens % stride == token_budget % stride == 0
+        assert token_budget >= 2 * stride, "no room for a page of prefill beside the decodes"
+        self._stride = stride
+        self._chunk_tokens = chunk_tokens
+        self._token_budget = token_budget
+
+    def make_task_inputs(self, request: Request) -> list[LlmTaskInput]:
+        total = len(request.tokens)
+        starts = range(request.num_computed, total, self._chunk_tokens)
+        return [_task(request, start, min(start + self._chunk_tokens, total)) for start in starts]
+
+    def next_batch(self, running: Sequence[Request]) -> Batch | None:
+        decodes = [r for r in running if _is_decode(r)]
+        prefills = [r for r in running if not _is_decode(r)]
+        if prefills:
+            decodes = self._rotate(decodes, self._token_budget - self._stride)
+        else:
+            decodes = self._rotate(decodes, self._token_budget)
+        lengths = self._share(prefills, self._token_budget - len(decodes))
+        tasks = [_task(r, r.num_computed, r.num_computed + 1) for r in decodes]
+        tasks += [
+            _task(r, r.num_computed, min(r.num_computed + length, len(r.tokens)))
+            for r, length in zip(prefills, lengths, strict=False)
+        ]
+        return Batch(Phase.EXTEND, tuple(tasks)) if tasks else None
+
+    @staticmethod
+    def _rotate(decodes: list[Request], places: int) -> list[Request]:
+        if len(decodes) <= places:
+            return decodes
+        return sorted(decodes, key=lambda r: r.last_turn)[:places]
+
+    def _share(self, prefills: Sequence[Request], budget: int) -> list[int]:
+        """Tokens (whole pages) for each of the oldest prefills; ends where the budget does."""
+        left = budget // self._stride
+        target = self._chunk_tokens // self._stride
+        pages: list[int] = []
+        for request in prefills:
+            share = min(target, self._pages_left(request), left)
+            if share == 0:
+                break
+            pages.append(share)
+            left -= share
+        for index, share in enumerate(pages):
+            if left == 0:
+                break
+            more = min(self._pages_left(prefills[index]) - share, left)
+            pages[index] += more
+            left -= more
+        return [count * self._stride for count in pages]
+
+    def _pages_left(self, request: Request) -> int:
+        return -(-request.num_uncomputed // self._stride)
+
+
+def _is_decode(request: Request) -> bool:
+    return request.num_uncomputed == 1
+
+
+def _task(request: Request, start: int, end: int) -> LlmTaskInput:
+    return LlmTaskInput(request, request.tokens[start:end], start, end, request.page_ids)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
+from shortfin_apps.llm.components.request import Request
+from tests.components.batching.modes.running_requests import STRIDE, running
+
+
+def mode(chunk: int = 128, budget: int = 256) -> ExtendAttentionMode:
+    return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, token_budget=budget)
+
+
+def next_batch(batching: ExtendAttentionMode, requests: Iterable[Request]) -> Batch:
+    batch = batching.next_batch([r for r in requests if r.num_uncomputed])
+    assert batch is not None
+    assert batch.phase is Phase.EXTEND
+    return batch
+
+
+def spans(tasks: Iterable[LlmTaskInput]) -> list[tuple[int, int]]:
+    """`start_position` and cumulative `seq_len` of each."""
+    return [(task.start_position, task.seq_len) for task in tasks]
+
+
+def run(batch: Batch) -> None:
+    for task in batch.tasks:
+        task.request.num_computed = task.seq_len
+
+
+def test_the_design_documents_walk_through() -> None:
+    """250 and 300 tokens, stride 16, chunk 128, budget 256."""
+    requests = [running("R1", 250), running("R2", 300)]
+    batching = mode()
+    assert [spans(batching.make_task_inputs(r)) for r in requests] == [
+        [(0, 128), (128, 250)],
+        [(0, 128), (128, 256), (256, 300)],
+    ]
+    seen = []
+    for _ in range(3):
+        batch = next_batch(batching, requests)
+        seen.append((sum(len(t.input_tokens) for t in batch.tasks), spans(batch.tasks)))
+        run(batch)
+    assert seen == [
+        (256, [(0, 128), (0, 128)]),
+        (250, [(128, 250), (128, 256)]),
+        (44, [(256, 300)]),
+    ]
+    assert not any(r.num_uncomputed for r in requests)
+
+
+def test_sixty_four_decodes_beside_two_chunks_in_one_invocation() -> None:
+    decodes = [running(f"d{i}", 50 + i, computed=49 + i) for i in range(64)]
+    prefills = [running("p1", 128), running("p2", 64)]
+    batch = next_batch(mode(), [*prefills, *decodes])
+    lengths = [len(task.input_tokens) for task in batch.tasks]
+    assert lengths == [1] * 64 + [128, 64]
+    assert sum(lengths) == 256
+
+
+def test_a_decode_costs_one_token() -> None:
+    batch = next_batch(mode(), [running(str(i), 20, computed=19) for i in range(256)])
+    assert len(batch.tasks) == 256
+
+
+def test_the_chunk_target_is_soft_when_nobody_else_wants_the_rest() -> None:
+    assert spans(next_batch(mode(), [running("r", 600)]).tasks) == [(0, 256)]
+
+
+def test_a_long_prompt_does_not_keep_a_short_one_out() -> None:
+    batch = next_batch(mode(), [running("long", 4096), running("short", 20)])
+    assert spans(batch.tasks) == [(0, 224), (0, 20)]
+
+
+def test_decodes_leave_a_page_to_a_waiting_prompt_and_rotate() -> None:
+    decodes = [running(str(i), 20, computed=19) for i in range(60)]
+    prompt = running("prompt", 64)
+    batching, turn, served = mode(chunk=32, budget=32), count(), dict.fromkeys(range(60), 0)
+    for _ in range(4):
+        batch = next_batch(batching, [*decodes, prompt])
+        assert len(batch.tasks[-1].input_tokens) == 16
+        for task in batch.tasks:
+            task.request.last_turn = next(turn)
+            if task.request is not prompt:
+                served[int(task.request.request_id)] += 1
+        prompt.num_computed += 16
+    assert prompt.num_uncomputed == 0
+    assert sum(served.values()) == 4 * 16
+    assert max(served.values()) <= min(served.values()) + 1 <= 2
+
+
+def test_nothing_to_do() -> None:
+    assert mode().next_batch([]) is None
+
+
+def test_a_budget_without_room_for_both_is_refused() -> None:
+    with pytest.raises(AssertionError, match="no room"):
+        mode(budget=16)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.integers(0, 24), st.booleans()), min_size=1, max_size=24),
+    st.integers(1, 12),
+    st.integers(2, 20),
+)
+def test_every_batch_keeps_the_budget_and_every_request_advances_in_order(
+    shapes: list[tuple[int, int, bool]], chunk_pages: int, budget_pages: int
+) -> None:
+    requests = []
+    for index, (length, cached_pages, is_decode) in enumerate(shapes):
+        computed = length - 1 if is_decode else min(cached_pages * STRIDE, (length - 1) // STRIDE * STRIDE)
+        requests.append(running(str(index), length, computed))
+    batching = mode(chunk=chunk_pages * STRIDE, budget=budget_pages * STRIDE)
+    for _ in range(2000):
+        left = [r for r in requests if r.num_uncomputed]
+        if not left:
+            return
+        batch = next_batch(batching, left)
+        assert len({task.request.request_id for task in batch.tasks}) == len(batch.tasks)
+        assert sum(padded(task) for task in batch.tasks) <= budget_pages * STRIDE
+        for task in batch.tasks:
+            assert task.start_position == task.request.num_computed
+            assert len(task.input_tokens) == 1 or task.start_position % STRIDE == 0
+            assert task.completes or task.seq_len % STRIDE == 0
+        oldest = next((r for r in left if r.num_uncomputed > 1), None)
+        assert oldest is None or any(task.request is oldest for task in batch.tasks)
+        run(batch)
+    raise AssertionError("never finished")
+
+
+def padded(task: LlmTaskInput) -> int:
+    """What a task counts against the budget."""
+    size = len(task.input_tokens)
+    return 1 if task.request.num_uncomputed == 1 else -(-size // STRIDE) * STRIDE
