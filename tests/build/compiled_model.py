@@ -12,8 +12,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.build.compile import compile_model
+from shortfin_apps.llm.build.compile import compile_text
+from shortfin_apps.llm.build.graph import LlamaGraph
 from shortfin_apps.llm.build.graph_entry import page_elements
+from shortfin_apps.llm.build.graph_form import Form
+from shortfin_apps.llm.build.graph_target import resolve_target
 from shortfin_apps.llm.build.graph_weights import parameter_types
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
@@ -24,19 +27,92 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 PAGES = 40
+NAN_BYTE = 0xFF  # NaN, whichever float type is made of it
 
 Array = npt.NDArray[Any]
 
+TINY = LlamaSpec(
+    name="tiny",
+    architecture="llama",
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an entry returns, without the dimension of 1."""
+
+    values: Array  # [rows, k]
+    indices: Array  # [rows, k]
+    logits: Array  # [rows, vocab]
+
+
+@dataclass
+class CompiledModel:
+    """A loaded program over one page table of PAGES pages, NaN at first, and the weights as f32."""
+
+    spec: LlamaSpec
+    options: BuildOptions
+    weights: dict[str, npt.NDArray[np.float32]]
+    device: Device
+    program: Program
+    cache: DeviceBuffer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fill_cache(NAN_BYTE)
+
+    @classmethod
+    def build(
+        cls, spec: LlamaSpec, options: BuildOptions, device: Device, folder: Path, form: Form | None = None
+    ) -> CompiledModel:
+        weights = random_weights(spec, options)
+        write_parameters(weights, folder / "model.irpa")
+        target = resolve_target(options.device)
+        compile_text(LlamaGraph(spec, options, target, form).module(), target.flags, folder / "model.vmfb")
+        program = device.load_program(folder / "model.vmfb", [folder / "model.irpa"], "module")
+        return cls(spec, options, {k: w.astype(np.float32) for k, w in weights.items()}, device, program)
+
+    def fill_cache(self, byte: int) -> None:
+        """Makes a new page table whose every byte is `byte`."""
+        kv = DTYPES[self.options.kv]
+        elements = page_elements(self.spec, self.options)
+        self.cache = self.device.upload(np.full((PAGES, elements * kv.itemsize), byte, np.uint8).view(kv))
+
+    def read_cache(self) -> npt.NDArray[np.uint8]:
+        """[PAGES, bytes of a page]."""
+        return self.device.download(self.cache).view(np.uint8)
+
+    def prefill(self, entry: str, tokens: Array, starts: Array, seq_lens: Array, blocks: Array) -> Result:
+        return self._call(entry, tokens, starts, seq_lens, blocks)
+
+    def decode(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> Result:
+        return self._call(entry, tokens, np.asarray(starts) + 1, starts, blocks)
+
+    def _call(self, entry: str, *arguments: Array) -> Result:
+        buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]
+        results = self.program.submit(entry, [*buffers, self.cache]).wait()
+        values, indices, logits = (self.device.download(r)[:, 0] for r in results)
+        return Result(values, indices, logits)
+
 
 def random_weights(spec: LlamaSpec, options: BuildOptions, seed: int = 0) -> dict[str, Array]:
-    """Seeded weights in their compiled types, scaled so that activations stay near 1."""
+    """Seeded weights in their compiled types, scaled so that activations and logits stay near 1."""
     rng = np.random.default_rng(seed)
     weights = {}
     for name, (shape, dtype) in parameter_types(spec, options).items():
+        values = rng.standard_normal(shape) * shape[-1] ** -0.5
         if name.endswith("norm.weight"):
             values = 1 + 0.1 * rng.standard_normal(shape)
-        else:
-            values = rng.standard_normal(shape) * (1.0 if name == "token_embd.weight" else shape[-1] ** -0.5)
         weights[name] = values.astype(np.float32).astype(DTYPES[dtype])
     return weights
 
@@ -48,47 +124,10 @@ def write_parameters(weights: Mapping[str, Array], path: Path) -> None:
     index.create_archive_file(str(path))
 
 
-@dataclass
-class CompiledModel:
-    """A loaded program over one page table of PAGES pages, and the weights as f32."""
-
-    spec: LlamaSpec
-    options: BuildOptions
-    weights: dict[str, npt.NDArray[np.float32]]
-    device: Device
-    program: Program
-    cache: DeviceBuffer = field(init=False)
-
-    @classmethod
-    def build(cls, spec: LlamaSpec, options: BuildOptions, device: Device, folder: Path) -> CompiledModel:
-        weights = random_weights(spec, options)
-        write_parameters(weights, folder / "model.irpa")
-        compile_model(spec, options, folder / "model.vmfb")
-        program = device.load_program(folder / "model.vmfb", [folder / "model.irpa"], "module")
-        model = cls(spec, options, {k: w.astype(np.float32) for k, w in weights.items()}, device, program)
-        model.fill_cache(0xFF)
-        return model
-
-    def fill_cache(self, byte: int) -> None:
-        """Overwrites every page; 0xFF makes NaN of every element of every type."""
-        shape = (PAGES, page_elements(self.spec, self.options))
-        raw = np.full((shape[0], shape[1] * DTYPES[self.options.kv].itemsize), byte, np.uint8)
-        self.cache = self.device.upload(raw.view(DTYPES[self.options.kv]))
-
-    def read_cache(self) -> npt.NDArray[np.uint8]:
-        return self.device.download(self.cache).view(np.uint8)
-
-    def call(self, entry: str, arguments: Sequence[Array]) -> tuple[Array, Array, Array]:
-        """values, indices, logits of the entry."""
-        buffers = [self.device.upload(a) for a in arguments]
-        results = self.program.submit(entry, [*buffers, self.cache]).wait()
-        values, indices, logits = (self.device.download(r) for r in results)
-        return values, indices, logits
-
-    def prefill(
-        self, entry: str, tokens: Array, starts: Array, seq_lens: Array, blocks: Array
-    ) -> tuple[Array, Array, Array]:
-        return self.call(entry, [a.astype(np.int64) for a in (tokens, starts, seq_lens, blocks)])
-
-    def decode(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> tuple[Array, Array, Array]:
-        return self.call(entry, [a.astype(np.int64) for a in (tokens, starts + 1, starts, blocks)])
+def block_table(rng: np.random.Generator, pages_per_row: Sequence[int], width: int) -> npt.NDArray[np.int64]:
+    """[rows, width]: distinct pages in no order, 0 where a row has none."""
+    free = iter(rng.permutation(np.arange(1, PAGES)))
+    table = np.zeros((len(pages_per_row), width), np.int64)
+    for row, count in enumerate(pages_per_row):
+        table[row, :count] = [next(free) for _ in range(count)]
+    return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,9 @@ from shortfin_apps.llm.build.spec import LlamaSpec
 F32 = npt.NDArray[np.float32]
 
 
-def forward(spec: LlamaSpec, weights: Mapping[str, F32], tokens: Sequence[int]) -> F32:
+def forward(spec: LlamaSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64]) -> F32:
     """Logits [tokens, vocab] of one sequence that starts at position 0."""
-    x = weights["token_embd.weight"][np.asarray(tokens)]
+    x = weights["token_embd.weight"][tokens]
     cos, sin = _rotary(spec, len(tokens))
     for layer in range(spec.num_hidden_layers):
         block = {

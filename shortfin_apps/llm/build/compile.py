@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -66,10 +67,12 @@ def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:
             check=False,
         )
         if run.returncode:
-            raise BuildError(f"the compiler failed: {_first_error(run.stderr) or f'exit {run.returncode}'}")
+            raise BuildError(_failure(run))
         made.replace(out)
 
 
-def _first_error(stderr: str) -> str:
-    lines = stderr.splitlines()
-    return next((line for line in lines if "error:" in line), lines[0] if lines else "")
+def _failure(run: subprocess.CompletedProcess[str]) -> str:
+    if run.returncode < 0:
+        return f"the compiler was stopped by {signal.Signals(-run.returncode).name}; is there enough memory?"
+    error = next((line for line in run.stderr.splitlines() if "error:" in line), f"exit {run.returncode}")
+    return f"the compiler failed: {error}"

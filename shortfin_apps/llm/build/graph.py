@@ -9,12 +9,12 @@ from __future__ import annotations
 from shortfin_apps.llm.build.graph_cpu import CpuForm
 from shortfin_apps.llm.build.graph_entry import Entry, entries_of, page_elements, write_entry
 from shortfin_apps.llm.build.graph_form import Batch, Form
+from shortfin_apps.llm.build.graph_generic import GenericForm
 from shortfin_apps.llm.build.graph_rotary import Rotary
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.errors import BuildError
 
 
 class LlamaGraph:
@@ -120,4 +120,4 @@ def choose_form(spec: LlamaSpec, options: BuildOptions, target: Target, weights:
     """The one place where the target decides how the graph is written."""
     if target.is_cpu:
         return CpuForm(spec, options, target, weights)
-    raise BuildError(f"no form of the graph for {target.device!r} yet")
+    return GenericForm(spec, options, weights)

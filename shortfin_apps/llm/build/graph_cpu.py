@@ -11,14 +11,23 @@ from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.errors import BuildError
 
 LANES = 16  # f32 of one panel and of one vector; narrower registers take a vector in parts
 
 
 class CpuForm:
-    """Implements Form. Weights are packed into panels once, when the module is loaded."""
+    """Implements Form. Weights are packed into panels once, when the module is loaded.
+
+    Raises BuildError for a model whose sizes do not fill vectors.
+    """
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes) -> None:
+        for name in ("hidden_size", "intermediate_size"):
+            if getattr(spec, name) % LANES:
+                raise BuildError(
+                    f"{name} {getattr(spec, name)} is not a multiple of {LANES}, as CPU kernels need"
+                )
         self._spec = spec
         self._options = options
         self._target = target
@@ -107,7 +116,7 @@ class CpuForm:
         k = self._options.top_k
         kernel = self._kernel(
             "top_k",
-            "top_k",
+            f"top_k_{k}_of_{vocab}",
             size=vocab,
             padded=vocab,
             k=k,

@@ -24,6 +24,9 @@ class Batch:
     blocks: Tensor  # [rows, width] i64
     cache: Tensor  # [pages, page elements] kv
     rotary: Tensor  # [tokens, 2, head_dim / 2] f32: cosines, sines
+    # Made by the form that wants them, at the first layer, for all layers.
+    slots: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def width(self) -> Dim:

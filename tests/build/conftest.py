@@ -1,0 +1,39 @@
+"""Models compiled once for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.iree_device import open_local_task
+from tests.build.compiled_model import TINY, CompiledModel
+
+
+@pytest.fixture(scope="session")
+def device() -> Iterator[Device]:
+    opened = open_local_task()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
+    """The tiny model by weight type; K/V in the same type."""
+    options = {
+        kind: BuildOptions(
+            weights=kind,
+            kv=kind,
+            prefill_batch_sizes=(1, 3),
+            decode_batch_sizes=(1, 2, 4),
+            chunk_sizes=(32,),
+            top_k=8,
+        )
+        for kind in ("f32", "bf16")
+    }
+    return {
+        kind: CompiledModel.build(TINY, chosen, device, tmp_path_factory.mktemp(kind))
+        for kind, chosen in options.items()
+    }

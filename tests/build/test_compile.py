@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from iree.compiler import version
+from iree.compiler.tools.binaries import find_tool
+
+from shortfin_apps.llm.build.compile import compile_model, compile_text, parameter_types
+from shortfin_apps.llm.build.graph import LlamaGraph
+from shortfin_apps.llm.build.graph_form import Form
+from shortfin_apps.llm.build.graph_generic import GenericForm
+from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.build.weights import plan_parameters
+from shortfin_apps.llm.errors import BuildError
+from tests.build.compiled_model import DTYPES, TINY
+
+ONE_LAYER = replace(TINY, num_hidden_layers=1)
+SMALL = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=4)
+
+
+def generic_form() -> Form:
+    return GenericForm(ONE_LAYER, SMALL, WeightTypes(ONE_LAYER, SMALL))
+
+
+def cache_copies(text: str) -> list[str]:
+    """The copies of the whole cache in the module, once compiled to command buffers."""
+    target = resolve_target("cpu")
+    run = subprocess.run(
+        [find_tool("iree-compile"), "-", "--compile-to=stream", *target.flags],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = []
+    for function in run.stdout.split("util.func public ")[1:]:
+        sizes = re.findall(r"tensor<\?x1024xbf16>\{[^}]*\} in !stream\.resource<\w+>\{(%\w+)\}", function)
+        assert sizes, "the cache is imported somewhere"
+        copies = [line for line in function.splitlines() if re.search(r"stream\.\w+\.(copy|clone)", line)]
+        found += [line for line in copies if any(f"{{{size}}}" in line for size in set(sizes))]
+    return found
+
+
+@pytest.mark.parametrize("form", [None, generic_form()], ids=["kernels", "generic"])
+def test_no_entry_copies_the_cache(form: Form | None) -> None:
+    text = LlamaGraph(ONE_LAYER, SMALL, resolve_target("cpu"), form).module()
+    assert cache_copies(text) == []
+    # What that check is for: a cache that is not handed over is copied.
+    assert cache_copies(text.replace("=> consume %cache", "=> %cache")) != []
+
+
+def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
+    options = replace(SMALL, device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(2,))
+    result = compile_model(TINY, options, tmp_path / "model.vmfb")
+    assert (tmp_path / "model.vmfb").stat().st_size > 0
+    assert result.entries == ("prefill_bs1", "decode_bs2")
+    assert (result.target.architecture, result.target.cpu) == ("amdgpu", "gfx942")
+
+
+def test_says_what_it_did(tmp_path: Path) -> None:
+    steps: list[str] = []
+    options = replace(SMALL, chunk_sizes=(32,))
+    result = compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", steps.append)
+    assert result.entries == ("prefill_bs2", "prefill_bs2_s32", "decode_bs2")
+    assert result.compiler_version == version.VERSION
+    assert "--iree-llvmcpu-target-cpu=host" in result.flags
+    assert result.target.cpu
+    assert result.target.features
+    assert len(steps) == 2
+
+
+def test_the_same_model_makes_the_same_text() -> None:
+    target = resolve_target("cpu")
+    first, second = (LlamaGraph(ONE_LAYER, SMALL, target).module() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("device", ["cuda", "hip", "hip:", "cpu:nosuchcpu"])
+def test_refuses_unknown_devices(device: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=device.removeprefix("cpu:")):
+        compile_model(ONE_LAYER, replace(SMALL, device=device), tmp_path / "model.vmfb")
+
+
+def test_refuses_sizes_that_the_kernels_do_not_take(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="hidden_size 60"):
+        compile_model(replace(ONE_LAYER, hidden_size=60), SMALL, tmp_path / "model.vmfb")
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "model.vmfb"
+    out.write_bytes(b"before")
+    with pytest.raises(BuildError, match="error"):
+        compile_text("module { nonsense }", resolve_target("cpu").flags, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.vmfb"]
+    assert out.read_bytes() == b"before"
+
+
+def test_another_cpu_gets_other_features() -> None:
+    old = resolve_target("cpu:haswell")
+    assert old.cpu == "haswell"
+    assert not old.has_bf16_dot
+    assert not old.has_wide_vectors
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_graph_reads_what_the_weights_writer_writes(tied: bool) -> None:
+    spec = replace(TINY, tie_word_embeddings=tied)
+    planned = {p.name: (p.shape, p.dtype) for p in plan_parameters(spec, "bf16")}
+    read = parameter_types(spec, BuildOptions(weights="bf16"))
+    assert planned == {name: (shape, DTYPES[dtype]) for name, (shape, dtype) in read.items()}
