@@ -44,12 +44,14 @@ class Request:
 
     __slots__ = (
         "arrival_s",
+        "blocked_at",
         "call",
         "finish_reason",
         "last_turn",
         "lease",
         "num_cached",
         "num_computed",
+        "num_overtakes",
         "queue_s",
         "seed",
         "state",
@@ -63,6 +65,8 @@ class Request:
         self.tokens: list[int] = list(call.prompt_ids)
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
+        self.num_overtakes = 0  # requests that started before it though they came later
+        self.blocked_at = -1  # pages there were when it last did not fit
         self.state = State.WAITING
         self.lease: Lease | None = None
         self.finish_reason: FinishReason | None = None
@@ -90,6 +94,7 @@ class Request:
     def start(self, lease: Lease) -> None:
         self._move(State.RUNNING)
         self.lease = lease
+        self.num_overtakes, self.blocked_at = 0, -1
         self.num_computed = lease.num_cached_tokens
         if self.num_generated == 0:
             self.num_cached = lease.num_cached_tokens

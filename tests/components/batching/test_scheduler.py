@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
-from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.messages import FinishReason
 from shortfin_apps.llm.components.request import Request, State
@@ -65,3 +65,64 @@ def test_finishing_a_waiting_request_takes_it_out_of_the_queue() -> None:
     target.plan()
     target.finish(request, FinishReason.ABORT)
     assert not target.waiting
+
+
+def test_one_that_does_not_fit_lets_smaller_ones_pass_but_not_forever() -> None:
+    target = scheduler(10, max_running=4)  # 9 pages to hand out
+    holder = add(target, "holder", 16)
+    target.plan()
+    large = add(target, "large", 32)
+    small = [add(target, str(i), 4) for i in range(MAX_OVERTAKES + 5)]
+    overtook = 0
+    while large.state is State.WAITING:
+        target.plan()
+        started = [r for r in small if r.state is State.RUNNING]
+        for request in started:
+            overtook += 1
+            target.finish(request, FinishReason.LENGTH)
+        if not started and holder.state is State.RUNNING:
+            target.finish(holder, FinishReason.LENGTH)
+    assert MAX_OVERTAKES <= overtook <= MAX_OVERTAKES + 4  # those of the last plan count together
+
+
+def shared_prefix_scheduler() -> Scheduler:
+    cache = make_cache("trie", 64, 4)
+    return Scheduler(cache, make_mode("default", fake_config(), BatchOptions(chunk_tokens=8)), 8)
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
+    target = shared_prefix_scheduler()
+    first, second = add(target, "a", 20), add(target, "b", 20)
+    other = Request(call("other", [2] * 20))
+    target.add(other)
+    target.plan()
+    assert (first.state, second.state, other.state) == (State.RUNNING, State.WAITING, State.RUNNING)
+    finish_prefill(target, first)
+    target.plan()
+    assert second.state is State.RUNNING
+    assert second.num_cached == 16
+
+
+def test_another_salt_waits_for_nobody() -> None:
+    target = shared_prefix_scheduler()
+    add(target, "a", 20)
+    salted = Request(call("b", [1] * 20, salt="s"))
+    target.add(salted)
+    target.plan()
+    assert salted.state is State.RUNNING
+
+
+def test_who_waited_for_a_prefix_starts_when_its_computer_goes_away() -> None:
+    target = shared_prefix_scheduler()
+    first, second = add(target, "a", 20), add(target, "b", 20)
+    target.plan()
+    target.finish(first, FinishReason.ABORT)
+    target.plan()
+    assert second.state is State.RUNNING
+
+
+def finish_prefill(target: Scheduler, request: Request) -> None:
+    assert request.lease is not None
+    request.num_computed = len(request.tokens)
+    target._cache.publish(request.lease, request.tokens)
+    request.tokens.append(1)

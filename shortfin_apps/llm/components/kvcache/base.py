@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 SCRATCH_PAGE = 0
 
@@ -39,6 +39,7 @@ class Lease:
 class KVCache(ABC):
     """Page accounting. Pure Python: it never sees the device. Not thread-safe: the engine's alone."""
 
+    shares_prefixes: ClassVar[bool] = False
     stride: int  # tokens per page
 
     @abstractmethod

@@ -56,6 +56,8 @@ class TrieCache(BaseCache):
     one is always a leaf: no search, and nothing but leaves is ever evicted.
     """
 
+    shares_prefixes = True
+
     def __init__(self, num_pages: int, stride: int) -> None:
         super().__init__(num_pages, stride)
         self._root = _Node(key=(), parent=None, page_id=SCRATCH_PAGE)
