@@ -77,7 +77,7 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
         (["DIR", "--port", "x"], "`--port`"),
         (["DIR", "--port", "65536"], "`--port`"),
         (["DIR", "--prefix-cache", "radix"], "`--prefix-cache`"),
-        (["DIR", "--num_beams", "2"], "`--num-beams`"),
+        (["DIR", "--num_beams", "0"], "`--num-beams`"),
         (["DIR", "--default-temperature", "nan"], "`--default-temperature`"),
         (["DIR", "--config", "no-such-file"], "no-such-file"),
     ],

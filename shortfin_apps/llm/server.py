@@ -28,11 +28,12 @@ from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
 from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.components.beam_search import check_num_beams
 from shortfin_apps.llm.components.messages import EngineClient
 from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.components.text_generation import TextGenerator
 from shortfin_apps.llm.components.tokenizer import Tokenizer, read_json_object
-from shortfin_apps.llm.errors import ArtifactError, LlmError
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, LlmError
 from shortfin_apps.llm.server_config import ServerConfig, ServerConfigError
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics) -> Loaded:
-    """Everything that takes time. Raises ArtifactError."""
+    """Everything that takes time. Raises ArtifactError and ServerConfigError."""
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     rows = artifact.vocab_size
     if rows is not None and tokenizer.vocab_size > rows:
@@ -191,6 +192,10 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
             f"{artifact.tokenizer}: has {tokenizer.vocab_size} tokens but the model only {rows};"
             " it belongs to another model"
         )
+    try:
+        check_num_beams(config.num_beams, artifact.config.top_k)
+    except InvalidRequestError as error:
+        raise ServerConfigError(f"--num-beams: {error}") from None
     generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
     engine = load_engine(artifact, tokenizer, config)
     generator = TextGenerator(
@@ -206,6 +211,7 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
         openai_defaults=_defaults(generation, 1.0, config),
         exported_top_k=artifact.config.top_k,
         info=artifact.config.to_dict(),
+        default_num_beams=config.num_beams,
     )
     return Loaded(model, engine)
 

@@ -106,7 +106,9 @@ class ServerConfig(BaseSettings):
     default_temperature: float | None = Field(
         None, ge=0, le=100, description="temperature of requests that name none (default: the model's)"
     )
-    num_beams: int = Field(1, ge=1, le=1, description="upstream's; there is no beam search, so always 1")
+    num_beams: int = Field(
+        1, ge=1, description="beams of /generate requests that name none; 1 is no beam search"
+    )
 
     @field_validator("parameters", "device_ids", mode="before")
     @classmethod

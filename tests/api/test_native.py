@@ -205,8 +205,10 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "stop"),
     ({"stop": ["a"] * 17}, "stop"),
     ({"stop_token_ids": [99999]}, "stop_token_ids"),
-    ({"num_beams": 2}, "num_beams"),
     ({"num_beams": 0}, "num_beams"),
+    ({"num_beams": 5}, "num_beams"),
+    ({"num_beams": 2, "stop": "a"}, "stop"),
+    ({"num_beams": 2, "n": 2}, "n"),
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ({"json_schema": "{}"}, "json_schema"),
 ]

@@ -1,6 +1,7 @@
 """`POST|PUT /generate`: upstream shortfin's answer, SGLang's request fields and stream.
 
-Whole:    {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...n]}, ...]}
+Whole:    {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...]}, ...]}
+          with `n` answers to each prompt or, best first, `num_beams`
 Streamed: data: {"text", "output_ids", "meta_info", "index"} with everything so far, then data: [DONE]
 """
 
@@ -21,12 +22,13 @@ from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_string
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
+from shortfin_apps.llm.components.beam_search import check_num_beams
 from shortfin_apps.llm.components.messages import FinishReason, TokenLogprobs
 from shortfin_apps.llm.components.text_generation import (
     TextDelta,
     TextRequest,
     TextStream,
-    gather,
+    gather_answers,
     merge,
     with_seed,
 )
@@ -61,12 +63,17 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     model = service_of(request).model
     items = await read_items(body, model, request_id_of(request))
     requests = [text_request(item, model, i) for item in items for i in range(item.sampling.n or 1)]
-    streams = await model.generator.submit(requests)
     if body.stream:
+        _refuse_streamed_beams(requests)
+        streams = await model.generator.submit(requests)
         return EventStream(_events(streams, model.generator.tokenizer), streams)
-    answers = [Answer(stream.request, model.generator.tokenizer) for stream in streams]
-    for answer, whole in zip(answers, await unless_disconnected(request, gather(streams)), strict=True):
-        answer.add(whole)
+    with spelled({"num_beams": PREFIX + "num_beams", "stop_token_ids": PREFIX + "stop_token_ids"}):
+        under_way = await model.generator.submit_whole(requests)
+    wholes = await unless_disconnected(request, gather_answers(under_way))
+    answers = [
+        [Answer.whole(asked, model.generator.tokenizer, whole) for whole in several]
+        for asked, several in zip(requests, wholes, strict=True)
+    ]
     return JsonResponse({"responses": _by_prompt(items, answers, bool(body.return_input_ids))})
 
 
@@ -105,7 +112,7 @@ def text_request(item: Item, model: ServedModel, choice: int) -> TextRequest:
     """One of the `n` requests of an item. Raises InvalidRequestError with the caller's field name."""
     body, generator = item.sampling, model.generator
     body.refuse_unsupported(PREFIX)
-    _refuse_beams(body, model)
+    num_beams = _num_beams(body, model)
     max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
     min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")
     seed_name, seed = _first_given(body, "seed", "sampling_seed")
@@ -133,6 +140,7 @@ def text_request(item: Item, model: ServedModel, choice: int) -> TextRequest:
         include_stop=bool(body.no_stop_trim),
         skip_special_tokens=body.skip_special_tokens is not False,
         cache_salt=item.cache_salt,
+        num_beams=num_beams,
     )
 
 
@@ -147,6 +155,12 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
     finish_reason: dict[str, Any] | None = None
+
+    @classmethod
+    def whole(cls, request: TextRequest, tokenizer: Tokenizer, delta: TextDelta) -> Answer:
+        answer = cls(request, tokenizer)
+        answer.add(delta)
+        return answer
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
@@ -188,11 +202,14 @@ async def _events(streams: Sequence[TextStream], tokenizer: Tokenizer) -> AsyncG
     yield DONE
 
 
-def _by_prompt(items: Sequence[Item], answers: Sequence[Answer], with_ids: bool) -> list[dict[str, Any]]:
+def _by_prompt(
+    items: Sequence[Item], answers: Sequence[Sequence[Answer]], with_ids: bool
+) -> list[dict[str, Any]]:
+    """`answers` are those to each request, in order; an item has `n` requests."""
     rest = iter(answers)
     responses = []
     for item in items:
-        choices = [next(rest).to_dict() for _ in range(item.sampling.n or 1)]
+        choices = [answer.to_dict() for _ in range(item.sampling.n or 1) for answer in next(rest)]
         ids = {"input_ids": item.prompt_ids} if with_ids else {}
         responses.append({"prompt": item.text, "responses": choices, **ids})
     return responses
@@ -256,17 +273,25 @@ def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:
     return next(iter(given.items()), (names[0], None))
 
 
-def _refuse_beams(body: SamplingBody, model: ServedModel) -> None:
-    if body.num_beams is None or body.num_beams == 1:
-        return
-    if body.num_beams < 1:
-        raise InvalidRequestError(f"`{PREFIX}num_beams` must be at least 1", PREFIX + "num_beams")
-    exported = model.exported_top_k
-    extra: dict[str, object] = {}
-    if exported is not None and body.num_beams > exported:
-        extra = {"exported_topk": exported, "requested_topk": body.num_beams}
-    raise InvalidRequestError(
-        f"`{PREFIX}num_beams` is {body.num_beams}, but this server has no beam search; leave it at 1",
-        PREFIX + "num_beams",
-        extra,
-    )
+def _num_beams(body: SamplingBody, model: ServedModel) -> int:
+    """Raises InvalidRequestError for what the model cannot do, or not together with beams."""
+    name = PREFIX + "num_beams"
+    num_beams = model.default_num_beams if body.num_beams is None else body.num_beams
+    with spelled({"num_beams": name}):
+        check_num_beams(num_beams, model.exported_top_k)
+    if num_beams == 1:
+        return 1
+    for other, given in (("stop", body.stop), ("n", (body.n or 1) > 1)):
+        if given:
+            raise InvalidRequestError(
+                f"`{PREFIX}{other}` does not go with {num_beams} beams; leave it out or set `{name}` to 1",
+                PREFIX + other,
+            )
+    return num_beams
+
+
+def _refuse_streamed_beams(requests: Sequence[TextRequest]) -> None:
+    if any(request.num_beams > 1 for request in requests):
+        raise InvalidRequestError(
+            f"`stream` does not go with beams; leave it out or set `{PREFIX}num_beams` to 1", "stream"
+        )

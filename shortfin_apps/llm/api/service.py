@@ -17,13 +17,17 @@ from shortfin_apps.llm.errors import UnavailableError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A loaded model. `exported_top_k` is the VMFB's, None when it returns whole logits."""
+    """A loaded model. `exported_top_k` is the VMFB's, None when it returns whole logits.
+
+    `default_num_beams` is for `/generate` alone.
+    """
 
     generator: TextGenerator
     native_defaults: SamplingDefaults
     openai_defaults: SamplingDefaults
     exported_top_k: int | None
     info: Mapping[str, Any]  # for /server_info
+    default_num_beams: int = 1
 
 
 class Service:

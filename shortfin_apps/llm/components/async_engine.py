@@ -34,7 +34,8 @@ STALL_TIMEOUT_S = 60.0
 class AsyncEngine:
     """Implements messages.EngineClient over an Engine. `start` it in the loop that will call it.
 
-    `max_requests` bounds what is admitted and not yet answered. `on_close` runs once, when the thread
+    `max_requests` bounds what is admitted and not yet answered; a beam search is admitted as one, and
+    its later steps may be as many as it has beams. `on_close` runs once, when the thread
     has ended: it releases the device.
     """
 
@@ -68,12 +69,12 @@ class AsyncEngine:
         self._thread.start()
 
     def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
-        if not self.ready:
+        if not (self.ready or (call.resumes and self._thread.is_alive() and not self._stopping)):
             raise UnavailableError("the server is not taking requests: it is starting or shutting down")
         if call.request_id in self._streams:
             raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")
         self._engine.check(call)
-        if len(self._streams) >= self._max_requests:
+        if len(self._streams) >= self._max_requests and not call.resumes:
             raise OverloadedError(f"{len(self._streams)} requests are already queued or running")
         queue: asyncio.Queue[Delta] = asyncio.Queue()
         self._streams[call.request_id] = queue

@@ -21,12 +21,17 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """One prompt to continue. `prompt_ids` are checked against the vocabulary before they get here."""
+    """One prompt to continue. `prompt_ids` are checked against the vocabulary before they get here.
+
+    `resumes` marks the next step of something admitted before (a beam search): it is refused neither
+    for want of a place nor while draining, and goes before newcomers, as a preempted request does.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     cache_salt: str | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.errors import InvalidRequestError
 
+MAX_LOGPROBS = 20  # alternatives that can be reported for a token
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -36,7 +38,8 @@ class SamplingParams:
         _check("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]")
         _check("min_p", 0 <= self.min_p <= 1, "must lie in [0, 1]")
         _check("seed", self.seed is None or 0 <= self.seed < 2**63, "must lie in [0, 2**63)")
-        _check("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "must lie in [0, 20]")
+        few = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
+        _check("logprobs", few, f"must lie in [0, {MAX_LOGPROBS}]")
 
     @property
     def greedy(self) -> bool:

@@ -2,15 +2,18 @@
 
 TextGenerator.submit ── GenerateCall ──> EngineClient
 TextStream <── Delta (ids) ── detokenizer ── stop strings ──> TextDelta
+TextBeams <── Hypothesis (ids) ── detokenizer ──> TextDelta, a whole one each
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
+from shortfin_apps.llm.components.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.detokenizer import Detokenizer, StopMatcher
 from shortfin_apps.llm.components.messages import (
     Delta,
@@ -22,14 +25,33 @@ from shortfin_apps.llm.components.messages import (
 from shortfin_apps.llm.components.metrics import RequestTimer, ServerMetrics
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.components.tokenizer import Tokenizer, first_out_of_range
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, RequestAbortedError
 
 LONG_TEXT = 16_384  # characters; longer texts are tokenised off the event loop
 
 
+class Answering(Protocol):
+    """A request under way, for who wants its answers whole: a TextStream has one, TextBeams several."""
+
+    async def answers(self) -> list[TextDelta]:
+        """All of them, best first; the request is aborted if this is cancelled."""
+        ...
+
+    async def aclose(self) -> None:
+        """Aborts the request unless it ended. Closing twice is a no-op."""
+        ...
+
+
+AnsweringT = TypeVar("AnsweringT", bound=Answering)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """One prompt to continue, checked by `TextGenerator.fit`; `params` is the engine's part of it."""
+    """One prompt to continue, checked by `TextGenerator.fit`; `params` is the engine's part of it.
+
+    With `num_beams` above 1 it is a beam search, which heeds neither stop strings nor what of `params`
+    is about sampling, and has so many answers.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -38,6 +60,7 @@ class TextRequest:
     include_stop: bool = False
     skip_special_tokens: bool = True
     cache_salt: str | None = None
+    num_beams: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +91,7 @@ class TextStream:
         engine_id: str,
         timer: RequestTimer,
     ) -> None:
+        assert request.num_beams == 1, "a beam search cannot be streamed"
         self.request = request
         self._engine = engine
         self._engine_id = engine_id
@@ -76,14 +100,7 @@ class TextStream:
         self._timer = timer
         self._num_tokens = 0
         self._finished = False
-        self._deltas = engine.submit(
-            GenerateCall(
-                request_id=engine_id,
-                prompt_ids=request.prompt_ids,
-                params=request.params,
-                cache_salt=request.cache_salt,
-            )
-        )
+        self._deltas = engine.submit(_call(request, engine_id))
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
         return self
@@ -104,14 +121,12 @@ class TextStream:
         return text_delta
 
     async def aclose(self) -> None:
-        """Aborts the request unless it ended. Closing twice is a no-op."""
         if not self._finished:
             await self._finish(FinishReason.ABORT)
 
-    async def whole(self) -> TextDelta:
-        """All deltas as one; the request is aborted if this is cancelled."""
+    async def answers(self) -> list[TextDelta]:
         try:
-            return _join([delta async for delta in self])
+            return [_join([delta async for delta in self])]
         finally:
             await self.aclose()
 
@@ -157,6 +172,60 @@ class TextStream:
         # A generator that was never started does not notice being closed, so the engine is told.
         self._engine.abort(self._engine_id)
         await self._deltas.aclose()
+
+
+class TextBeams:
+    """A beam search under way; one request in the metrics, of as many tokens as it makes steps."""
+
+    def __init__(
+        self, request: TextRequest, tokenizer: Tokenizer, search: BeamSearch, timer: RequestTimer
+    ) -> None:
+        self.request = request
+        self._tokenizer = tokenizer
+        self._search = search
+        self._timer = timer
+        self._finished = False
+
+    async def answers(self) -> list[TextDelta]:
+        try:
+            while not self._search.done:
+                self._timer.tokens(1, await self._search.step())
+            answers = [self._read(hypothesis) for hypothesis in self._search.hypotheses]
+        except Exception as error:
+            aborted = isinstance(error, RequestAbortedError)
+            await self._finish(FinishReason.ABORT if aborted else FinishReason.ERROR)
+            raise
+        else:
+            await self._finish(answers[0].finish_reason or FinishReason.LENGTH)
+            return answers
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        if not self._finished:
+            await self._finish(FinishReason.ABORT)
+
+    async def _finish(self, reason: FinishReason) -> None:
+        self._finished = True
+        self._timer.finish(reason)
+        await self._search.aclose()
+
+    def _read(self, hypothesis: Hypothesis) -> TextDelta:
+        return TextDelta(
+            text=self._text(hypothesis),
+            token_ids=hypothesis.token_ids,
+            logprobs=hypothesis.logprobs,
+            num_cached_tokens=self._search.num_cached_tokens,
+            finish_reason=hypothesis.finish_reason,
+            stop_reason=hypothesis.stop_token_id,
+        )
+
+    def _text(self, hypothesis: Hypothesis) -> str:
+        ids = hypothesis.token_ids
+        if hypothesis.finish_reason is FinishReason.STOP and not self.request.include_stop:
+            ids = ids[:-1]
+        detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=self.request.skip_special_tokens)
+        return "".join(map(detokenizer.push, ids)) + detokenizer.finish()
 
 
 class TextGenerator:
@@ -216,38 +285,67 @@ class TextGenerator:
         return max_tokens
 
     async def submit(self, requests: Sequence[TextRequest]) -> list[TextStream]:
-        """Admits all of them or, raising what the engine raised, none."""
+        """Admits all of them or, raising what the engine raised, none. Each has one beam."""
+        return await self._admit(requests, self._stream)
+
+    async def submit_whole(self, requests: Sequence[TextRequest]) -> list[Answering]:
+        """As `submit`, for whole answers; any of them may be a beam search."""
+        return await self._admit(requests, self._answering)
+
+    async def _admit(
+        self, requests: Sequence[TextRequest], start: Callable[[TextRequest], AnsweringT]
+    ) -> list[AnsweringT]:
         if len(requests) > self._max_requests:
             raise InvalidRequestError(
                 f"{len(requests)} sequences in one request can never fit: the queue has {self._max_requests}"
                 " places"
             )
-        streams: list[TextStream] = []
+        started: list[AnsweringT] = []
         try:
             for request in requests:
-                streams.append(self._submit_one(request))
+                started.append(start(request))
         except BaseException as error:
             self._metrics.rejected(error)
-            await close_all(streams)
+            await close_all(started)
             raise
-        return streams
+        return started
 
-    def _submit_one(self, request: TextRequest) -> TextStream:
-        engine_id = f"{request.request_id}.{next(self._serial)}"  # clients may repeat theirs
-        timer = self._metrics.start_request(len(request.prompt_ids), request.params.max_tokens)
-        return TextStream(request, self.tokenizer, self.engine, engine_id, timer)
+    def _answering(self, request: TextRequest) -> Answering:
+        return self._stream(request) if request.num_beams == 1 else self._beams(request)
+
+    def _stream(self, request: TextRequest) -> TextStream:
+        return TextStream(
+            request, self.tokenizer, self.engine, self._engine_id(request), self._timer(request)
+        )
+
+    def _beams(self, request: TextRequest) -> TextBeams:
+        call = _call(request, self._engine_id(request))
+        timer = self._timer(request)
+        search = BeamSearch(self.engine, call, request.num_beams, self.tokenizer.eos_token_ids)
+        return TextBeams(request, self.tokenizer, search, timer)
+
+    def _engine_id(self, request: TextRequest) -> str:
+        return f"{request.request_id}.{next(self._serial)}"  # clients may repeat theirs
+
+    def _timer(self, request: TextRequest) -> RequestTimer:
+        return self._metrics.start_request(len(request.prompt_ids), request.params.max_tokens)
 
 
 async def gather(streams: Sequence[TextStream]) -> list[TextDelta]:
+    """The one answer of each, as `gather_answers`."""
+    return [answer for [answer] in await gather_answers(streams)]
+
+
+async def gather_answers(requests: Sequence[Answering]) -> list[list[TextDelta]]:
     """All answers, whole, in order. When one fails or this is cancelled, all the others are aborted."""
-    tasks = [asyncio.ensure_future(stream.whole()) for stream in streams]
+    tasks = [asyncio.ensure_future(request.answers()) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await close_all(streams)
+        await close_all(requests)
 
 
 async def merge(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, TextDelta], None]:
@@ -274,9 +372,9 @@ async def merge(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, Text
         await close_all(streams)
 
 
-async def close_all(streams: Sequence[TextStream]) -> None:
-    for stream in streams:
-        await stream.aclose()
+async def close_all(requests: Sequence[Answering]) -> None:
+    for request in requests:
+        await request.aclose()
 
 
 def with_seed(params: SamplingParams, index: int) -> SamplingParams:
@@ -284,6 +382,15 @@ def with_seed(params: SamplingParams, index: int) -> SamplingParams:
     if params.seed is None or index == 0:
         return params
     return replace(params, seed=(params.seed + index) % 2**63)
+
+
+def _call(request: TextRequest, engine_id: str) -> GenerateCall:
+    return GenerateCall(
+        request_id=engine_id,
+        prompt_ids=request.prompt_ids,
+        params=request.params,
+        cache_salt=request.cache_salt,
+    )
 
 
 def _next(stream: TextStream) -> asyncio.Task[TextDelta]:
