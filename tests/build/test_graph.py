@@ -23,8 +23,8 @@ from tests.build.reference import forward
 
 STRIDE = 16
 # Logits have a standard deviation of about 1. bf16 keeps 8 bits of every activation and of K and V, which
-# the reference does not.
-TOLERANCE = {"f32": 1e-4, "f16": 5e-3, "bf16": 0.06}
+# the reference does not: over 600 random prompts the largest error was 0.05, and 6e-6 in f32.
+TOLERANCE = {"f32": 3e-5, "f16": 1e-2, "bf16": 0.1}
 LLAMA3 = RopeScaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
 )
