@@ -47,9 +47,9 @@ class ScriptedEngine:
         return not self.draining
 
     def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
-        if self.draining:
+        if self.draining and not call.resumes:
             raise UnavailableError("draining")
-        if len(self.live) >= self.capacity:
+        if len(self.live) >= self.capacity and not call.resumes:
             raise OverloadedError("full", retry_after_s=2.5)
         assert call.request_id not in self.live
         self.calls.append(call)

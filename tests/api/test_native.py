@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -232,6 +233,59 @@ async def test_beams_beyond_the_exported_top_k_say_so_as_upstream_does(harness: 
     response = await harness.post("/generate", {"text": "a", "sampling_params": {"num_beams": 5}})
     assert response.status_code == 400
     assert (response.json()["exported_topk"], response.json()["requested_topk"]) == (4, 5)
+
+
+async def test_beams_are_the_responses_to_a_prompt_each_as_it_asked() -> None:
+    harness = Harness(forever(TOKENIZER, "a"))
+    params = [{"num_beams": beams, "max_tokens": 3} for beams in (3, 1, 2)]
+    batch = await answers(harness, {"text": ["a", "b", "c"], "sampling_params": params})
+    texts = [[r["text"] for r in answer["responses"]] for answer in batch]
+    assert texts == [["aaa", "aab", "aba"], ["aaa"], ["aaa", "aab"]]
+    meta = batch[0]["responses"][2]["meta_info"]
+    assert (meta["completion_tokens"], meta["finish_reason"]) == (3, {"type": "length", "length": 3})
+    await harness.client.aclose()
+
+
+async def test_the_servers_beams_hold_for_requests_that_name_none() -> None:
+    harness = Harness(forever(TOKENIZER, "a"))
+    harness.service.serve(replace(harness.service.model, default_num_beams=2))
+    for sampling, count in (({}, 2), ({"num_beams": 1}, 1), ({"num_beams": 3}, 3)):
+        [answer] = await answers(harness, {"text": PROMPT, "sampling_params": {**sampling, "max_tokens": 2}})
+        assert len(answer["responses"]) == count
+    await harness.client.aclose()
+
+
+async def test_logprobs_of_beams() -> None:
+    harness = Harness(forever(TOKENIZER, "a"))
+    body = {"text": PROMPT, "return_logprob": True, "top_logprobs_num": 2}
+    [answer] = await answers(harness, body | {"sampling_params": {"max_tokens": 2, "num_beams": 2}})
+    [a, b] = TOKENIZER.encode("ab")
+    meta = answer["responses"][1]["meta_info"]
+    assert meta["output_token_logprobs"] == [[-0.5, a, "a"], [-1.0, b, "b"]]
+    assert [[i for _, i, _ in top] for top in meta["output_top_logprobs"]] == [[a, b]] * 2
+    await harness.client.aclose()
+
+
+async def test_beams_cannot_be_streamed(harness: Harness) -> None:
+    body = {"text": "a", "stream": True, "sampling_params": {"num_beams": 2}}
+    response = await harness.post("/generate", body)
+    assert (response.status_code, response.json()["code"]) == (400, "INVALID_REQUEST_ARGS")
+    assert "`stream`" in response.json()["error"]
+    assert not harness.engine.calls
+
+
+async def test_a_search_that_is_not_admitted_answers_429() -> None:
+    harness = Harness()
+    harness.engine.capacity = 0
+    response = await harness.post("/generate", {"text": "a", "sampling_params": {"num_beams": 2}})
+    assert response.status_code == 429
+
+
+async def test_too_many_stop_tokens_for_the_beams_are_named_as_the_caller_did(harness: Harness) -> None:
+    sampling = {"num_beams": 4, "stop_token_ids": list(range(20))}
+    response = await harness.post("/generate", {"text": "a", "sampling_params": sampling})
+    assert response.status_code == 400
+    assert "`sampling_params.stop_token_ids`" in response.json()["error"]
 
 
 async def test_more_sequences_than_places_can_never_fit(harness: Harness) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from shortfin_apps.llm.components.text_generation import (
     TextGenerator,
     TextRequest,
     gather,
+    gather_answers,
     merge,
     with_seed,
 )
@@ -40,6 +42,16 @@ def request(
 ) -> TextRequest:
     params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
     return TextRequest(request_id="r", prompt_ids=(1,), params=params, stop=stop, include_stop=include_stop)
+
+
+def beams(num_beams: int = 3, *, include_stop: bool = False, **params: Any) -> TextRequest:
+    return TextRequest(
+        request_id="b",
+        prompt_ids=(1,),
+        params=SamplingParams(**{"max_tokens": 4, **params}),
+        include_stop=include_stop,
+        num_beams=num_beams,
+    )
 
 
 async def whole(script: Script, request: TextRequest) -> TextDelta:
@@ -179,6 +191,68 @@ async def test_admission_is_all_or_nothing() -> None:
     assert not engine.live
     with pytest.raises(InvalidRequestError, match="never fit"):
         await generator.submit([request()] * 5)
+
+
+async def test_beams_are_answers_best_first_beside_plain_requests() -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    requests = [request(max_tokens=4), beams(3), beams(2)]
+    [plain], three, two = await gather_answers(await generator.submit_whole(requests))
+    assert plain.text == "aaaa"
+    # The script's alternatives to a token are the next ids, each 0.5 below the one before.
+    assert [answer.text for answer in three] == ["aaaa", "aaab", "aaba"]
+    assert [answer.text for answer in two] == ["aaaa", "aaab"]
+    assert {answer.finish_reason for answer in three} == {FinishReason.LENGTH}
+    assert not engine.live
+
+
+@pytest.mark.parametrize(("include_stop", "text"), [(False, ""), (True, "b")])
+async def test_a_beam_ends_at_a_stop_token(include_stop: bool, text: str) -> None:
+    generator, _ = setup(forever(TOKENIZER, "a"))
+    [stop] = TOKENIZER.encode("b")
+    asked = beams(2, include_stop=include_stop, stop_token_ids=frozenset([stop]))
+    [answers] = await gather_answers(await generator.submit_whole([asked]))
+    [stopped] = [answer for answer in answers if answer.finish_reason is FinishReason.STOP][:1]
+    assert (stopped.text, stopped.stop_reason, stopped.token_ids) == (text, stop, (stop,))
+
+
+async def test_a_beam_search_is_one_request_in_the_metrics() -> None:
+    generator, _ = setup(forever(TOKENIZER, "a"))
+    await gather_answers(await generator.submit_whole([beams(3)]))
+    registry, labels = generator._metrics.registry, {"model_name": "m"}
+    finished = {**labels, "finished_reason": "length"}
+    assert registry.get_sample_value("vllm:request_success_total", finished) == 1
+    assert registry.get_sample_value("vllm:request_generation_tokens_sum", labels) == 4
+    assert registry.get_sample_value("vllm:time_to_first_token_seconds_count", labels) == 1
+
+
+async def test_cancelling_a_gather_aborts_beams_too() -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    engine.gate.clear()
+    task = asyncio.create_task(gather_answers(await generator.submit_whole([beams(3), request()])))
+    await engine.waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not engine.live
+    registry = generator._metrics.registry
+    aborted = {"model_name": "m", "finished_reason": "abort"}
+    assert registry.get_sample_value("vllm:request_success_total", aborted) == 2
+
+
+async def test_beams_that_were_admitted_go_when_others_are_not() -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    engine.capacity = 1
+    with pytest.raises(OverloadedError):
+        await generator.submit_whole([beams(3), beams(3)])
+    assert not engine.live
+
+
+async def test_a_failure_under_beams_is_told() -> None:
+    generator, _ = setup(failing(InvocationError("broken")))
+    with pytest.raises(InvocationError, match="broken"):
+        await gather_answers(await generator.submit_whole([beams(2)]))
+    errors = {"model_name": "m", "finished_reason": "error"}
+    assert generator._metrics.registry.get_sample_value("vllm:request_success_total", errors) == 1
 
 
 async def test_requests_with_one_id_are_told_apart() -> None:
