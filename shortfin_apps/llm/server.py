@@ -202,7 +202,7 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
         tokenizer,
         engine,
         max_seq_len=engine.max_request_tokens,
-        max_requests=config.max_queue + max(artifact.config.decode_batch_sizes),
+        max_requests=engine.max_requests,
         metrics=metrics,
     )
     model = ServedModel(
@@ -220,8 +220,8 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
     """The engine over the artefact's VMFB on the configured device."""
     from shortfin_apps.llm.components import loading  # imports the device libraries
 
-    chunk_tokens = None
-    if config.chunk_block_size is not None:
+    chunk_tokens = config.chunk_tokens
+    if chunk_tokens is None and config.chunk_block_size is not None:
         chunk_tokens = config.chunk_block_size * artifact.config.stride
     options = loading.EngineOptions(
         device=config.device,
@@ -232,6 +232,9 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
         prefix_cache=config.prefix_cache,
         pages=config.pages,
         chunk_tokens=chunk_tokens,
+        token_budget=config.token_budget,
+        prefills_per_decode=config.prefills_per_decode,
+        max_running=config.max_running,
         max_queue=config.max_queue,
     )
     return loading.load_engine(

@@ -93,7 +93,19 @@ class ServerConfig(BaseSettings):
     batch_mode: Literal["default", "extend-attention"] = Field(
         "default", description="how requests are cut into chunks and batched"
     )
-    chunk_block_size: int | None = Field(None, ge=1, description="length of a prefill chunk in pages")
+    chunk_tokens: int | None = Field(
+        None, ge=1, description="length of a prefill chunk in tokens, rounded up to pages (default: 128)"
+    )
+    chunk_block_size: int | None = Field(None, ge=1, description="the same in pages (upstream's flag)")
+    token_budget: int | None = Field(
+        None, ge=1, description="extend-attention: the most tokens in one invocation (default: 256)"
+    )
+    prefills_per_decode: int = Field(
+        1, ge=1, description="default mode: prefill invocations for each decode, when both have work"
+    )
+    max_running: int | None = Field(
+        None, ge=1, description="requests in progress at once (default: the largest decode batch, or 256)"
+    )
     prefix_cache: Literal["none", "trie"] = Field(
         "trie", description="whether requests share the pages of a common prefix"
     )

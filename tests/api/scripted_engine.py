@@ -39,6 +39,10 @@ class ScriptedEngine:
         self.started = self.closed = False
 
     @property
+    def max_requests(self) -> int:
+        return self.capacity
+
+    @property
     def max_request_tokens(self) -> int:
         return 2**20
 

@@ -48,7 +48,7 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._max_requests = max_requests
+        self.max_requests = max_requests
         self._max_request_tokens = engine.max_request_tokens
         self._on_close = on_close
         self._clock = clock
@@ -74,7 +74,7 @@ class AsyncEngine:
         if call.request_id in self._streams:
             raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")
         self._engine.check(call)
-        if len(self._streams) >= self._max_requests and not call.resumes:
+        if len(self._streams) >= self.max_requests and not call.resumes:
             raise OverloadedError(f"{len(self._streams)} requests are already queued or running")
         queue: asyncio.Queue[Delta] = asyncio.Queue()
         self._streams[call.request_id] = queue

@@ -99,6 +99,11 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats: ...
 
     @property
+    def max_requests(self) -> int:
+        """The most requests admitted and not yet answered."""
+        ...
+
+    @property
     def max_request_tokens(self) -> int:
         """The most tokens, prompt and output together, that any request can ever have here."""
         ...
