@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.build.sources.base import tensor_shapes
-from shortfin_apps.llm.build.sources.gguf_file import GgufSource, rope_factors
+from shortfin_apps.llm.build.sources.gguf_file import GgufSource, model_name, rope_factors
 from shortfin_apps.llm.build.spec import RopeScaling
 from shortfin_apps.llm.errors import BuildError
 from tests.build.model_files import SPEC, TINY, tiny_tensors, write_gguf
@@ -157,3 +157,18 @@ def _refusal(path: Path) -> str | None:
 def test_refuses_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="cannot be read"):
         GgufSource(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M-Instruct"),
+        ("llama-2-7b.Q8_0", "llama-2-7b"),
+        ("model-bf16", "model"),
+        ("model-IQ3_XXS", "model"),
+        ("F32", "F32"),
+        ("tiny", "tiny"),
+    ],
+)
+def test_a_model_is_named_as_its_file_without_the_quantisation(stem: str, name: str) -> None:
+    assert model_name(stem) == name

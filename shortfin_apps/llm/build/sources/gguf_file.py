@@ -6,6 +6,7 @@ rotary embedding, which is undone here.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class GgufSource(ModelSource):
         if "token_embd.weight" not in self._tensors:
             raise BuildError(f"{self._where}: tensor `token_embd.weight` is missing")
         spec = LlamaSpec(
-            name=str(self._metadata.get("general.name") or stem),
+            name=model_name(stem),
             architecture="llama",
             vocab_size=_shape(self._tensors["token_embd.weight"])[0],
             hidden_size=found.embedding_length,
@@ -189,6 +190,11 @@ def _metadata(where: str, reader: GGUFReader) -> dict[str, Any]:
         return {key: value.contents() for key, value in reader.fields.items()}
     except Exception as error:  # as above
         raise BuildError(f"{where}: not a readable GGUF file ({error})") from error
+
+
+def model_name(stem: str) -> str:
+    """A GGUF file's name without its quantisation. `general.name` inside is the converter's, often odd."""
+    return re.sub(r"[.-](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
