@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -80,6 +81,20 @@ async def test_admission_is_decided_at_the_call(engine: AsyncEngine) -> None:
         engine.submit(call("0", PROMPT))
     await asyncio.gather(*(tokens(stream) for stream in held))
     assert await tokens(engine.submit(call("x", PROMPT))) == greedy_continuation(PROMPT, 4)
+
+
+async def test_what_resumes_needs_no_place_and_is_let_in_while_draining(engine: AsyncEngine) -> None:
+    held = [engine.submit(call(str(i), PROMPT)) for i in range(4)]
+    resumed = [engine.submit(replace(call("r", PROMPT), resumes=True))]
+    draining = asyncio.create_task(engine.drain(20))
+    await asyncio.sleep(0)
+    resumed.append(engine.submit(replace(call("s", PROMPT), resumes=True)))
+    outputs = await asyncio.gather(*(tokens(stream) for stream in [*held, *resumed]))
+    assert outputs == [greedy_continuation(PROMPT, 4)] * 6
+    await draining
+    await engine.close()
+    with pytest.raises(UnavailableError):
+        engine.submit(replace(call("t", PROMPT), resumes=True))
 
 
 async def test_leaving_a_stream_early_frees_its_pages_within_a_step(rig: Rig, engine: AsyncEngine) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
@@ -126,3 +128,13 @@ def finish_prefill(target: Scheduler, request: Request) -> None:
     request.num_computed = len(request.tokens)
     target._cache.publish(request.lease, request.tokens)
     request.tokens.append(1)
+
+
+def test_what_resumes_goes_before_newcomers() -> None:
+    target = scheduler(32, max_running=1)
+    add(target, "running", 4)
+    target.plan()
+    newcomer = add(target, "new", 4)
+    resumed = Request(replace(call("old", [1] * 4), resumes=True))
+    target.add(resumed)
+    assert list(target.waiting) == [resumed, newcomer]

@@ -1,0 +1,107 @@
+"""Beam search on a compiled model, against one over the forward pass in numpy. All in f32: no near ties."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource
+from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.build.weights import plan_parameters
+from shortfin_apps.llm.components.async_engine import AsyncEngine
+from shortfin_apps.llm.components.beam_search import BeamSearch, Hypothesis
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.loading import EngineOptions
+from shortfin_apps.llm.components.messages import GenerateCall
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from tests.build.reference import forward
+from tests.components.beam_reference import Logits, reference_search
+from tests.conftest import BuildTiny
+from tests.integration.generation import open_engine
+
+OPTIONS = BuildOptions(
+    weights="f32",
+    kv="f32",
+    prefill_batch_sizes=(1, 4),
+    decode_batch_sizes=(1, 8),
+    chunk_sizes=(),
+    context_length=128,
+)
+MAX_TOKENS = 8
+LENGTHS = (1, 15, 16, 33)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def artifact(build_tiny: BuildTiny) -> Artifact:
+    return build_tiny(OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def logits() -> Logits:
+    source = RandomTinySource()
+    parameters = plan_parameters(source.spec, OPTIONS.weights)
+    weights = {p.name: p.load(source).astype(np.float32) for p in parameters}
+
+    @functools.cache
+    def last(context: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        row: npt.NDArray[np.float32] = forward(source.spec, weights, np.array(context))[-1]
+        return row
+
+    return lambda context: last(tuple(context))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(11)
+    return [random.integers(32, 127, n).tolist() for n in LENGTHS]
+
+
+@asynccontextmanager
+async def serving(artifact: Artifact, options: EngineOptions) -> AsyncIterator[AsyncEngine]:
+    with open_engine(artifact, options) as made:
+        engine = AsyncEngine(made, max_requests=16)
+        engine.start()
+        try:
+            yield engine
+            await engine.drain(PATIENCE_S)
+        finally:
+            await engine.close()
+        assert engine.stats().pages.leased == 0
+
+
+async def search(engine: AsyncEngine, name: str, prompt: Sequence[int], num_beams: int) -> list[Hypothesis]:
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    call = GenerateCall(request_id=name, prompt_ids=tuple(prompt), params=params)
+    beams = BeamSearch(engine, call, num_beams, frozenset())
+    while not beams.done:
+        await beams.step()
+    return beams.hypotheses
+
+
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+@pytest.mark.parametrize("chunk_tokens", [16, 48])
+async def test_beams_are_those_of_the_reference(
+    artifact: Artifact,
+    logits: Logits,
+    prompts: list[list[int]],
+    prefix_cache: PrefixCache,
+    chunk_tokens: int,
+) -> None:
+    """1, 2 and 4 beams of every prompt, all at once."""
+    options = EngineOptions(prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
+    cases = [(prompt, num_beams) for prompt in prompts for num_beams in (1, 2, 4)]
+    async with serving(artifact, options) as engine:
+        searches = [search(engine, str(i), prompt, beams) for i, (prompt, beams) in enumerate(cases)]
+        found = await asyncio.gather(*searches)
+    for (prompt, num_beams), hypotheses in zip(cases, found, strict=True):
+        expected = reference_search(logits, prompt, num_beams, MAX_TOKENS)
+        assert [h.token_ids for h in hypotheses] == [r.token_ids for r in expected]
+        assert [h.score for h in hypotheses] == pytest.approx([r.score for r in expected], abs=1e-3)
