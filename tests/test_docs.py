@@ -1,0 +1,147 @@
+"""What the documents show works: commands parse, make targets, files and links exist, snippets run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm import cli, server_config
+from tests.api.loopback import loopback
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/structures.md"]
+PACKAGE_ROOTS = [ROOT, ROOT / "shortfin_apps/llm", ROOT / "shortfin_apps/llm/components"]
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\((#[^)]+)\)")
+INLINE_CODE = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"(?<![\w./:~-])(?:(?:[a-z_.]+/)+[a-z_.]*|[a-z_]+\.py)(?![\w*/{-])")
+NOT_OURS = {".venv/bin/", "utils.py"}  # made by `make`, and named as what not to do
+OTHERS_FLAGS = {"--target", "--randomly-seed", "--strict"}  # pip's, pytest's and mypy's
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return [body for name, body in FENCE.findall(text_of(document)) if name == language]
+
+
+def commands(document: str) -> Iterator[list[str]]:
+    """Every command line of the shell blocks, and inline ones that have arguments, as words."""
+    inline = [code for code in INLINE_CODE.findall(text_of(document)) if "=" not in code.split()[0]]
+    for script in [*blocks(document, "sh"), *inline]:
+        for line in script.replace("\\\n", " ").splitlines():
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:  # a quoted body goes on over lines
+                continue
+            if words:
+                yield words
+
+
+def parser() -> argparse.ArgumentParser:
+    """`shortfin-llm` with every subcommand, and upstream's way to start the server as `server`."""
+    top = argparse.ArgumentParser(exit_on_error=False)
+    subparsers = top.add_subparsers(required=True)
+    for entry in cli.COMMANDS.values():
+        entry.load().add_parser(subparsers)
+    server_config.add_arguments(subparsers.add_parser("server"))
+    return top
+
+
+def our_arguments(words: list[str]) -> list[str] | None:
+    """What `parser` is to read of a command line; None when it is somebody else's."""
+    if words[0] == "shortfin-llm" and len(words) > 1 and words[1] in cli.COMMANDS:
+        return words[1:]
+    if words[:3] == ["python", "-m", "shortfin_apps.llm.server"]:
+        return ["server", *words[3:]]
+    return None
+
+
+def all_options(top: argparse.ArgumentParser) -> set[str]:
+    (choices,) = (action.choices for action in top._actions if isinstance(action.choices, dict))
+    return {option for sub in choices.values() for action in sub._actions for option in action.option_strings}
+
+
+SHOWN = [
+    arguments
+    for document in DOCUMENTS
+    for words in commands(document)
+    if (arguments := our_arguments(words)) is not None and not {"COMMAND", "..."} & set(arguments)
+]
+
+
+def test_the_documents_show_commands() -> None:
+    assert {"build", "serve", "generate", "chat", "bench", "server"} <= {arguments[0] for arguments in SHOWN}
+
+
+@pytest.mark.parametrize("arguments", [words for words in SHOWN if len(words) > 1], ids=" ".join)
+def test_shown_command_parses(arguments: list[str]) -> None:
+    parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_flags_exist(document: str) -> None:
+    inline = " ".join(INLINE_CODE.findall(text_of(document)))
+    flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", inline))
+    assert flags <= all_options(parser()) | OTHERS_FLAGS
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_make_targets_exist(document: str) -> None:
+    makefile = text_of("Makefile")
+    for words in commands(document):
+        if words[0] == "make" and len(words) > 1:
+            assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), f"{document}: make {words[1]}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_resolve(document: str) -> None:
+    text = text_of(document)
+    for link in LINK.findall(text):
+        if not link.startswith("https://"):
+            assert ((ROOT / document).parent / link).exists(), f"{document} links to {link}"
+    headings = {f"#{h.lower().replace(' ', '-')}" for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    assert set(ANCHOR.findall(text)) <= headings
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/structures.md"])
+def test_named_files_exist(document: str) -> None:
+    codes = INLINE_CODE.findall(text_of(document)) + blocks(document, "mermaid")
+    named = {path for code in codes for path in FILE.findall(code)}
+    assert named
+    for path in named - NOT_OURS:
+        assert any((root / path).exists() for root in PACKAGE_ROOTS), f"{document} names {path}"
+
+
+async def test_python_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = blocks("README.md", "python")
+    assert snippet.count("asyncio.run(main())") == 1
+    async with loopback() as server:
+        await server.until_ready()
+        here = snippet.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+        names: dict[str, Any] = {}
+        exec(here.replace("asyncio.run(main())", ""), names)
+        await names["main"]()
+    assert capsys.readouterr().out.count("the end") == 4
+
+
+async def test_curl_is_answered() -> None:
+    (body,) = re.findall(r"-d '(\{.*?\})'", text_of("README.md"), re.DOTALL)
+    async with loopback() as server:
+        await server.until_ready()
+        response = await server.client.post("/v1/chat/completions", json=json.loads(body))
+    assert response.status_code == 200
+    (shown,) = (json.loads(block) for block in blocks("README.md", "json"))
+    (choice,) = response.json()["choices"]
+    assert shown["choices"][0].keys() <= choice.keys()
