@@ -7,10 +7,14 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shortfin_apps.llm import server, server_config
+from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.build.spec import BuildOptions
@@ -20,7 +24,9 @@ from shortfin_apps.llm.components.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.messages import GenerateCall
+from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.server_config import ServerConfigError
 from tests.build.reference import forward
 from tests.components.beam_reference import Logits, reference_search
 from tests.conftest import BuildTiny
@@ -105,3 +111,32 @@ async def test_beams_are_those_of_the_reference(
         expected = reference_search(logits, prompt, num_beams, MAX_TOKENS)
         assert [h.token_ids for h in hypotheses] == [r.token_ids for r in expected]
         assert [h.score for h in hypotheses] == pytest.approx([r.score for r in expected], abs=1e-3)
+
+
+async def test_the_servers_beams_over_http(artifact: Artifact, logits: Logits) -> None:
+    config = server_config.load({"artifact": artifact.vmfb.parent, "num_beams": 2}, {})
+    metrics = ServerMetrics("m")
+    loaded = server.load_model(artifact, config, metrics)
+    loaded.engine.start()
+    service = Service(name="m", metrics=metrics, config={})
+    service.serve(loaded.model)
+    prompt = list(b"Once upon")
+    sampling = [{"max_tokens": 6}, {"max_tokens": 6, "num_beams": 4}]
+    bodies = [{"input_ids": prompt, "sampling_params": params} for params in sampling]
+    transport = httpx.ASGITransport(app=create_app(service, root_path=""))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            answers = [(await client.post("/generate", json=body)).json() for body in bodies]
+    finally:
+        await loaded.engine.close()
+    eos = loaded.model.generator.tokenizer.eos_token_ids
+    for answer, num_beams in zip(answers, (2, 4), strict=True):
+        expected = reference_search(logits, prompt, num_beams, 6, ends=eos)
+        got = [tuple(response["output_ids"]) for response in answer["responses"][0]["responses"]]
+        assert got == [ranked.token_ids for ranked in expected]
+
+
+def test_a_server_of_too_many_beams_does_not_start(artifact: Artifact) -> None:
+    config = server_config.load({"artifact": artifact.vmfb.parent, "num_beams": 11}, {})
+    with pytest.raises(ServerConfigError, match=r"--num-beams: .* at most 10"):
+        server.load_model(artifact, config, ServerMetrics("m"))
