@@ -22,15 +22,16 @@ help: ## list the tasks
 install: $(VENV)/dev.stamp ## set up .venv for development
 
 serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 127.0.0.1:8000
-	@$(LLM) build $(SOURCE) -o $(ARTIFACT)
+	@$(LLM) build $(SOURCE) -o $(ARTIFACT) >/dev/null
 	@exec $(LLM) serve $(ARTIFACT) --host $(HOST) --port $(PORT)
 
 test: lint ## run every check and test
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(VENV)/dev.stamp ## check format, style and types
+lint: $(VENV)/dev.stamp ## check format, style, spelling and types
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m ruff check
+	@$(BIN)/python -m codespell_lib shortfin_apps tests docs Makefile *.md
 	@$(BIN)/python -m mypy
 
 format: $(VENV)/dev.stamp ## rewrite the sources in the house style
