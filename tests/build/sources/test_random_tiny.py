@@ -44,7 +44,7 @@ def test_greedy_output_varies_and_is_clear() -> None:
     for prompt in (b"Hello", b"The quick brown fox", b"x"):
         ids = list(prompt)
         for _ in range(24):
-            logits = forward(source.spec, weights, ids)[-1]
+            logits = forward(source.spec, weights, np.array(ids))[-1]
             best = np.sort(logits)[-2:]
             gaps.append(best[1] - best[0])
             ids.append(int(logits.argmax()))
