@@ -98,6 +98,11 @@ class CompiledModel:
     def decode(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> Result:
         return self._call(entry, tokens, np.asarray(starts) + 1, starts, blocks)
 
+    def extend(
+        self, entry: str, tokens: Array, offsets: Array, starts: Array, seq_lens: Array, blocks: Array
+    ) -> Result:
+        return self._call(entry, tokens, offsets, starts, seq_lens, blocks)
+
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]
         results = self.program.submit(entry, [*buffers, self.cache]).wait()

@@ -29,6 +29,7 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             prefill_batch_sizes=(1, 3),
             decode_batch_sizes=(1, 2, 4),
             chunk_sizes=(32,),
+            extend_sizes=(64,),
             top_k=8,
         )
         for kind in ("f32", "bf16")

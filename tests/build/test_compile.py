@@ -65,9 +65,16 @@ def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
 
 def test_says_what_it_did(tmp_path: Path) -> None:
     steps: list[str] = []
-    options = replace(SMALL, chunk_sizes=(32,))
+    options = replace(SMALL, chunk_sizes=(32,), extend_sizes=(64, 128))
     result = compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", steps.append)
-    assert result.entries == ("prefill_bs2", "prefill_bs2_s32", "decode_bs2")
+    assert result.entries == (
+        "prefill_bs2",
+        "prefill_bs2_s32",
+        "decode_bs2",
+        "extend",
+        "extend_t64",
+        "extend_t128",
+    )
     assert result.compiler_version == version.VERSION
     assert "--iree-llvmcpu-target-cpu=host" in result.flags
     assert result.target.cpu

@@ -195,7 +195,7 @@ def test_values_and_indices_are_the_largest_logits(model: CompiledModel) -> None
 
 def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     entries = models["bf16"].program.entries
-    assert sorted(entries) == sorted([name for name, _ in PREFILLS + DECODES])
+    assert sorted(entries) == sorted([*(name for name, _ in PREFILLS + DECODES), "extend", "extend_t64"])
     arguments, results = entries["decode_bs4"].arguments, entries["decode_bs4"].results
     assert arguments is not None
     assert results is not None
@@ -205,6 +205,12 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     chunk = entries["prefill_bs3_s32"].arguments
     assert chunk is not None
     assert chunk[0].shape == (3, 32)
+    extend = entries["extend_t64"]
+    assert extend.arguments is not None
+    assert extend.results is not None
+    cache = (None, 2 * 2 * 2 * 16 * 16)
+    assert [a.shape for a in extend.arguments] == [(64,), (None,), (None,), (None,), (None, None), cache]
+    assert [r.shape for r in extend.results] == [(None, 1, 8), (None, 1, 8), (None, 1, 512)]
 
 
 def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def options_of(args: argparse.Namespace) -> BuildOptions:
         prefill_batch_sizes=args.prefill_batch_sizes,
         decode_batch_sizes=args.decode_batch_sizes,
         chunk_sizes=args.chunk_sizes,
+        extend_sizes=args.extend_sizes,
         block_seq_stride=args.block_seq_stride,
         context_length=args.context_length,
         device_block_count=args.pages,
@@ -107,6 +108,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
             "chunk_sizes",
             "chunk lengths, in tokens, that get a prefill of their own; 'none' for only the dynamic one",
         ),
+        ("extend_sizes", "token counts that get an extend entry of their own beside the dynamic one"),
     ):
         default = getattr(DEFAULTS, name)
         group.add_argument(
@@ -114,7 +116,7 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
             type=_sizes,
             default=default,
             metavar="N,N,...",
-            help=f"{what} (default: {','.join(map(str, default))})",
+            help=f"{what} (default: {','.join(map(str, default)) or 'none'})",
         )
     for flag, default, what in (
         ("--context-length", None, "most tokens of one request (default: the model's own, at most 8192)"),

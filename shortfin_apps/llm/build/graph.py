@@ -10,6 +10,7 @@ from shortfin_apps.llm.build.graph_cpu import CpuForm
 from shortfin_apps.llm.build.graph_entry import Entry, entries_of, page_elements, write_entry
 from shortfin_apps.llm.build.graph_form import Batch, Form
 from shortfin_apps.llm.build.graph_generic import GenericForm
+from shortfin_apps.llm.build.graph_geometry import last_tokens
 from shortfin_apps.llm.build.graph_rotary import Rotary
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
@@ -29,9 +30,14 @@ class LlamaGraph:
         self._rotary = Rotary(spec, context_length(spec, options))
         self._form = form or choose_form(spec, options, target, self._weights)
 
+    @property
+    def entries(self) -> list[Entry]:
+        """What the module exports, in its order."""
+        return entries_of(self._options, extend=self._form.takes_extend)
+
     def module(self) -> str:
         """The MLIR text of all entries, in a module named `module`."""
-        functions = [self._function(entry) for entry in entries_of(self._options)]
+        functions = [self._function(entry) for entry in self.entries]
         declarations = [
             *self._weights.declarations(),
             *self._rotary.declarations(),
@@ -43,7 +49,7 @@ class LlamaGraph:
         elements = page_elements(self._spec, self._options)
 
         def body(e: Emitter, tokens: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            batch.rotary = self._rotary.emit(e, batch.starts, batch.chunk, batch.tokens)
+            batch.rotary = self._rotary.emit(e, batch.positions)
             logits = self._forward(e, tokens, batch)
             values, indices = self._form.top_k(e, logits)
             return values, indices, logits
@@ -88,27 +94,15 @@ class LlamaGraph:
         return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
 
     def _last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
-        """[tokens, hidden] -> [rows, hidden]: token seq_len - start - 1 of each row, at least token 0."""
-        if batch.is_decode:
-            return x
-        chunk, c1 = e.index(batch.chunk), e.constant(1)
-        last = e.value(f"arith.subi {chunk}, {c1} : index")
+        """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""
+        last = last_tokens(e, batch.offsets, batch.starts, batch.seq_lens, batch.tokens)
         body = f"""\
-  %row = linalg.index 0 : index
   %d = linalg.index 1 : index
-  %one = arith.constant 1 : i64
-  %zero = arith.constant 0 : i64
-  %length = arith.subi %a, %b : i64
-  %index = arith.subi %length, %one : i64
-  %clamped = arith.maxsi %index, %zero : i64
-  %wanted = arith.index_cast %clamped : i64 to index
-  %offset = arith.minui %wanted, {last} : index
-  %first = arith.muli %row, {chunk} : index
-  %token = arith.addi %first, %offset : index
+  %token = arith.index_cast %a : i64 to index
   %value = tensor.extract {x.name}[%token, %d] : {x.type}
   linalg.yield %value : f32"""
         shape = (batch.rows, self._spec.hidden_size)
-        return e.elementwise("nd", ("nd", shape, "f32"), [(batch.seq_lens, "n"), (batch.starts, "n")], body)
+        return e.elementwise("rd", ("rd", shape, "f32"), [(last, "r")], body)
 
 
 def context_length(spec: LlamaSpec, options: BuildOptions) -> int:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from shortfin_apps.llm.build.graph_form import Batch
+from shortfin_apps.llm.build.graph_geometry import attention_tiles
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_weights import WeightTypes
@@ -21,6 +22,8 @@ class CpuForm:
 
     Raises BuildError for a model whose sizes do not fill vectors.
     """
+
+    takes_extend = True
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes) -> None:
         for name in ("hidden_size", "intermediate_size"):
@@ -76,37 +79,36 @@ class CpuForm:
 
     def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         kernel = self._kernel("rope_store", "rope_store", **self._attention_shape(batch))
-        block = 1 if batch.is_decode else self._options.block_seq_stride
-        groups = batch.tokens if block == 1 else self._quotient(e, batch.tokens, block)
+        block = self._options.block_seq_stride if batch.whole_pages else 1
         q_features = self._spec.num_attention_heads * self._spec.head_dim
         q, batch.cache = e.dispatch(
             kernel,
-            [groups],
-            [batch.tokens, batch.rows, batch.chunk, block, batch.width, batch.pages, layer],
-            [qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks],
+            [self._quotient(e, batch.tokens, block)],
+            [batch.tokens, batch.rows, block, batch.width, batch.pages, layer],
+            [qkv, batch.rotary, batch.token_rows, batch.positions, batch.seq_lens, batch.blocks],
             [((batch.tokens, q_features), "f32"), batch.cache],
         )
         return q
 
     def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        tile_tokens = 1 if batch.is_decode else self._prefill_tile()
-        queries = tile_tokens * self._spec.num_attention_heads // self._spec.num_key_value_heads
-        accumulators = 24 if self._target.has_wide_vectors else 8
+        size = self._tile_tokens()
+        if batch.tiles is None:
+            batch.tiles = attention_tiles(
+                e, batch.token_rows, batch.positions, batch.starts, batch.seq_lens, size
+            )
         kernel = self._kernel(
             "paged_attention",
-            f"paged_attention_{tile_tokens}",
-            tile_tokens=tile_tokens,
+            "paged_attention",
+            tiles=[self._tile(tokens) for tokens in sorted({1, size})],
             dtype=self._options.weights,
-            prefetch=batch.is_decode,
-            step_pages=max(1, min(4, accumulators // queries)),
-            dim_tile=math.gcd(self._spec.head_dim, max(1, accumulators // queries) * LANES),
             **self._attention_shape(batch),
         )
+        block = size if batch.whole_pages else 1
         return e.dispatch(
             kernel,
-            [batch.rows, batch.chunk],
-            [batch.tokens, batch.rows, batch.chunk, batch.width, batch.pages, layer],
-            [q, batch.starts, batch.seq_lens, batch.blocks, batch.cache],
+            [self._quotient(e, batch.tokens, block)],
+            [batch.tokens, batch.rows, block, batch.width, batch.pages, layer],
+            [q, batch.token_rows, batch.positions, batch.tiles, batch.seq_lens, batch.blocks, batch.cache],
             [(q.shape, self._options.weights)],
         )[0]
 
@@ -128,8 +130,18 @@ class CpuForm:
         )
         return values, indices
 
-    def _prefill_tile(self) -> int:
-        """Query tokens of one tile: about 12 queries share a K/V load, and a tile never crosses a page."""
+    def _tile(self, tokens: int) -> dict[str, Any]:
+        """How the attention kernel works on a tile of up to `tokens` query tokens."""
+        queries = tokens * self._spec.num_attention_heads // self._spec.num_key_value_heads
+        spare = max(1, (24 if self._target.has_wide_vectors else 8) // queries)
+        return {
+            "tokens": tokens,
+            "step_pages": min(4, spare),
+            "dim_tile": math.gcd(self._spec.head_dim, spare * LANES),
+        }
+
+    def _tile_tokens(self) -> int:
+        """Most query tokens of one tile: about 12 queries share a K/V load; a page is whole tiles."""
         group = self._spec.num_attention_heads // self._spec.num_key_value_heads
         wanted = max(1, (12 if self._target.has_wide_vectors else 4) // group)
         return math.gcd(self._options.block_seq_stride, 1 << (wanted.bit_length() - 1))
@@ -221,4 +233,6 @@ class CpuForm:
     def _quotient(e: Emitter, dividend: int | str, divisor: int) -> int | str:
         if isinstance(dividend, int):
             return dividend // divisor
+        if divisor == 1:
+            return dividend
         return e.value(f"arith.divui {dividend}, {e.constant(divisor)} : index")

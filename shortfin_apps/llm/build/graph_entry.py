@@ -3,9 +3,15 @@
     prefill_bs{N}(tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], cache)
     prefill_bs{N}_s{S}    the same with S fixed
     decode_bs{N}(tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], cache)
+    extend(tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], cache)
+    extend_t{T}           the same with T fixed
 
 all i64 but the cache [pages, elements], which is mutated in place; mind the order of the second and third
-argument. Results: values [N,1,K] f32, indices [N,1,K] i64, logits [N,1,V] f32, of each row's last valid
+argument of the first two. An extend is ours: R tasks lie end to end, task r's tokens from offsets[r] on
+(ascending from 0), seq_lens[r] - start_positions[r] of them, and tokens past the last task's are padding.
+A task is a decode (one token, anywhere) or a prefill chunk (from a page's first slot on, of any length).
+
+Results: values [N,1,K] f32, indices [N,1,K] i64, logits [N,1,V] f32, of each row's last valid
 token. `seq_lens` counts from position 0, this call included. Entries follow IREE's coarse-fences model
 (`name$async`, two fences last).
 Source: amdsharktank's export_paged_llm_v1 with has_prefill_position and top_k.
@@ -15,34 +21,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from shortfin_apps.llm.build.graph_form import Batch
+from shortfin_apps.llm.build.graph_geometry import even_offsets, token_positions, token_rows
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 
 Body = Callable[[Emitter, Tensor, Batch], tuple[Tensor, Tensor, Tensor]]
 
 
+class Phase(Enum):
+    """How an entry lays out its tokens."""
+
+    PREFILL = auto()
+    DECODE = auto()
+    EXTEND = auto()
+
+
+_ARGUMENTS = {
+    Phase.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids", "cache"),
+    Phase.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids", "cache"),
+    Phase.EXTEND: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "cache"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One exported function; `chunk` is None where S is dynamic, and 1 in a decode."""
+    """One exported function. `length` is S or T, None where dynamic; `rows` is None in an extend."""
 
     name: str
-    rows: int
-    chunk: int | None
-    is_decode: bool
+    phase: Phase
+    rows: int | None
+    length: int | None
 
 
-def entries_of(options: BuildOptions) -> list[Entry]:
-    """Every entry that the options ask for."""
-    prefills = [Entry(f"prefill_bs{n}", n, None, False) for n in options.prefill_batch_sizes]
+def entries_of(options: BuildOptions, *, extend: bool) -> list[Entry]:
+    """Every entry that the options ask for; `extend` tells whether the form of the graph takes extends."""
+    prefills = [Entry(f"prefill_bs{n}", Phase.PREFILL, n, None) for n in options.prefill_batch_sizes]
     chunks = [
-        Entry(f"prefill_bs{n}_s{s}", n, s, False)
+        Entry(f"prefill_bs{n}_s{s}", Phase.PREFILL, n, s)
         for n in options.prefill_batch_sizes
         for s in options.chunk_sizes
     ]
-    decodes = [Entry(f"decode_bs{n}", n, 1, True) for n in options.decode_batch_sizes]
-    return [*prefills, *chunks, *decodes]
+    decodes = [Entry(f"decode_bs{n}", Phase.DECODE, n, 1) for n in options.decode_batch_sizes]
+    entries = [*prefills, *chunks, *decodes]
+    if extend:
+        entries.append(Entry("extend", Phase.EXTEND, None, None))
+        entries += [Entry(f"extend_t{t}", Phase.EXTEND, None, t) for t in options.extend_sizes]
+    return entries
 
 
 def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
@@ -54,33 +81,12 @@ def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
 def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: int, body: Body) -> str:
     """The function's text; `body` gets the imported tensors (and sets the batch's rotary)."""
     e = Emitter()
-    chunk: Dim = entry.chunk or e.value("hal.buffer_view.dim<%tokens : !hal.buffer_view>[1] : index")
-    width = e.value("hal.buffer_view.dim<%seq_block_ids : !hal.buffer_view>[1] : index")
-    pages = e.value("hal.buffer_view.dim<%cache : !hal.buffer_view>[0] : index")
-    tokens = _import(e, "tokens", (entry.rows, chunk), "i64")
-    starts = _import(e, "start_positions", (entry.rows,), "i64")
-    seq_lens = _import(e, "seq_lens", (entry.rows,), "i64")
-    blocks = _import(e, "seq_block_ids", (entry.rows, width), "i64")
-    # `consume` hands the buffer over to the function; without it every call copies the cache.
-    cache = _import(e, "cache", (pages, elements), options.kv, "consume ")
-    total = e.times(entry.rows, chunk)
-    batch = Batch(
-        rows=entry.rows,
-        chunk=chunk,
-        tokens=total,
-        is_decode=entry.is_decode,
-        starts=starts,
-        seq_lens=seq_lens,
-        blocks=blocks,
-        cache=cache,
-        rotary=cache,
-    )
-    values, indices, logits = body(e, e.reshape(tokens, (total,)), batch)
-    results = [e.reshape(t, (entry.rows, 1, t.shape[1])) for t in (values, indices, logits)]
+    tokens, batch = _arguments(e, entry, options, elements)
+    values, indices, logits = body(e, tokens, batch)
+    results = [e.reshape(t, (batch.rows, 1, t.shape[1])) for t in (values, indices, logits)]
     _return(e, results, batch.cache)
     declaration = _declaration(entry, elements, options, results)
-    names = _argument_names(entry)
-    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in names)
+    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in _ARGUMENTS[entry.phase])
     body_text = "\n".join(e.lines)
     return (
         f"util.func public @{entry.name}$async({arguments}, %wait: !hal.fence, %signal: !hal.fence) "
@@ -92,9 +98,39 @@ def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: 
     )
 
 
-def _argument_names(entry: Entry) -> list[str]:
-    middle = ["seq_lens", "start_positions"] if entry.is_decode else ["start_positions", "seq_lens"]
-    return ["tokens", *middle, "seq_block_ids", "cache"]
+def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -> tuple[Tensor, Batch]:
+    """Imports the arguments: token ids [tokens] i64, and where each token belongs."""
+    is_extend = entry.phase is Phase.EXTEND
+    length = entry.length or _dim(e, "tokens", 0 if is_extend else 1)
+    rows = entry.rows or _dim(e, "offsets", 0)
+    tokens = _import(e, "tokens", (length,) if is_extend else (rows, length), "i64")
+    total = length if is_extend else e.times(rows, length)
+    offsets = _import(e, "offsets", (rows,), "i64") if is_extend else even_offsets(e, rows, length)
+    starts = _import(e, "start_positions", (rows,), "i64")
+    seq_lens = _import(e, "seq_lens", (rows,), "i64")
+    blocks = _import(e, "seq_block_ids", (rows, _dim(e, "seq_block_ids", 1)), "i64")
+    # `consume` hands the buffer over to the function; without it every call copies the cache.
+    cache = _import(e, "cache", (_dim(e, "cache", 0), elements), options.kv, "consume ")
+    of_token = token_rows(e, offsets, total)
+    batch = Batch(
+        rows=rows,
+        tokens=total,
+        chunk=None if is_extend else length,
+        whole_pages=entry.phase is Phase.PREFILL,
+        starts=starts,
+        seq_lens=seq_lens,
+        blocks=blocks,
+        cache=cache,
+        offsets=offsets,
+        token_rows=of_token,
+        positions=token_positions(e, of_token, offsets, starts),
+        rotary=cache,
+    )
+    return tokens if is_extend else e.reshape(tokens, (total,)), batch
+
+
+def _dim(e: Emitter, argument: str, axis: int) -> str:
+    return e.value(f"hal.buffer_view.dim<%{argument} : !hal.buffer_view>[{axis}] : index")
 
 
 def _import(e: Emitter, name: str, shape: tuple[Dim, ...], dtype: str, how: str = "") -> Tensor:
@@ -117,7 +153,7 @@ def _return(e: Emitter, results: list[Tensor], cache: Tensor) -> None:
         f"{', '.join(t.type for t in joined)}) => %signal : !hal.fence"
     )
     views = [
-        e.value(f"hal.tensor.export {ready}#{i} : {t.type} -> !hal.buffer_view")
+        e.value(f"hal.tensor.export {ready}#{i} : {t.sized_type} -> !hal.buffer_view")
         for i, t in enumerate(results)
     ]
     e.line(f"util.return {', '.join(views)} : {', '.join(['!hal.buffer_view'] * len(views))}")
@@ -125,15 +161,13 @@ def _return(e: Emitter, results: list[Tensor], cache: Tensor) -> None:
 
 def _declaration(entry: Entry, elements: int, options: BuildOptions, results: list[Tensor]) -> str:
     """The signature in the words IREE uses for its own entries; the runtime border reads it back."""
-    chunk: Dim = entry.chunk or "?"
-    vector = tensor_type((entry.rows,), "i64")
-    inputs = [
-        tensor_type((entry.rows, chunk), "i64"),
-        vector,
-        vector,
-        tensor_type((entry.rows, "?"), "i64"),
-        tensor_type(("?", elements), options.kv),
-    ]
-    ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(inputs))
+    rows, length = entry.rows or "?", entry.length or "?"
+    vector = tensor_type((rows,), "i64")
+    types = dict.fromkeys(_ARGUMENTS[entry.phase], vector) | {
+        "tokens": tensor_type((length,) if entry.phase is Phase.EXTEND else (rows, length), "i64"),
+        "seq_block_ids": tensor_type((rows, "?"), "i64"),
+        "cache": tensor_type(("?", elements), options.kv),
+    }
+    ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(types.values()))
     outs = ", ".join(f"%output{i}: {t.type}" for i, t in enumerate(results))
     return f"async func @{entry.name}({ins}) -> ({outs})"

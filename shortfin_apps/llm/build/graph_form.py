@@ -10,21 +10,25 @@ from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
 
 @dataclass(slots=True)
 class Batch:
-    """What one invocation works on. Its tokens are `[rows, chunk]`, end to end.
+    """What one invocation works on: the tokens of its rows, end to end (see graph_geometry.py).
 
     `cache` is replaced by every operation that writes to it: always use the newest.
     """
 
-    rows: int
-    chunk: Dim
-    tokens: Dim  # rows * chunk
-    is_decode: bool  # chunk is 1, and a start position need not be a multiple of the stride
+    rows: Dim
+    tokens: Dim
+    chunk: Dim | None  # tokens of every row; None where each row has its own number
+    whole_pages: bool  # every row's tokens, padding included, fill whole pages
     starts: Tensor  # [rows] i64
     seq_lens: Tensor  # [rows] i64
     blocks: Tensor  # [rows, width] i64
     cache: Tensor  # [pages, page elements] kv
+    offsets: Tensor  # [rows] i64: each row's first token
+    token_rows: Tensor  # [tokens] i64
+    positions: Tensor  # [tokens] i64
     rotary: Tensor  # [tokens, 2, head_dim / 2] f32: cosines, sines
     # Made by the form that wants them, at the first layer, for all layers.
+    tiles: Tensor | None = None
     slots: Tensor | None = None
     mask: Tensor | None = None
 
@@ -42,6 +46,8 @@ class Form(Protocol):
 
     A weight is named as in LlamaSpec. Every operation may be called in several functions of the module.
     """
+
+    takes_extend: bool  # whether rows may have different numbers of tokens
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         """[tokens, hidden] f32 -> act."""

@@ -15,7 +15,9 @@ from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 
 
 class GenericForm:
-    """Implements Form."""
+    """Implements Form, but for extends: a gather of every token's pages would not fit any memory."""
+
+    takes_extend = False
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, weights: WeightTypes) -> None:
         self._spec = spec
@@ -103,6 +105,7 @@ class GenericForm:
         s, kv = self._spec, self._options.kv
         group = s.num_attention_heads // s.num_key_value_heads
         slots = e.times(batch.width, self._stride)
+        assert batch.chunk is not None
         q = e.elementwise("td", ("td", q.shape, kv), [(q, "td")], yield_as("%a", kv))
         q = e.reshape(q, (batch.rows, batch.chunk, s.num_key_value_heads, group, s.head_dim))
         kv_shape = (batch.rows, slots, s.num_key_value_heads, s.head_dim)
@@ -179,20 +182,16 @@ class GenericForm:
 
     def _slots(self, e: Emitter, batch: Batch) -> Tensor:
         """[tokens] i64: each token's row in layer 0's K; of page 0 where the token is padding."""
-        chunk, width = e.index(batch.chunk), e.index(batch.width)
+        width = e.index(batch.width)
         body = f"""\
-  %t = linalg.index 0 : index
   %c0 = arith.constant 0 : index
   %c1 = arith.constant 1 : index
   %stride = arith.constant {self._stride} : index
   %page_rows = arith.constant {self._page_rows} : index
-  %n = arith.divui %t, {chunk} : index
-  %offset = arith.remui %t, {chunk} : index
-  %start.i64 = tensor.extract {batch.starts.name}[%n] : {batch.starts.type}
-  %start = arith.index_cast %start.i64 : i64 to index
+  %n = arith.index_cast %a : i64 to index
   %seq_len.i64 = tensor.extract {batch.seq_lens.name}[%n] : {batch.seq_lens.type}
   %seq_len = arith.index_cast %seq_len.i64 : i64 to index
-  %position = arith.addi %start, %offset : index
+  %position = arith.index_cast %b : i64 to index
   %index = arith.divui %position, %stride : index
   %slot = arith.remui %position, %stride : index
   %last = arith.subi {width}, %c1 : index
@@ -207,7 +206,8 @@ class GenericForm:
   %row = arith.addi %first, %slot : index
   %row.i64 = arith.index_cast %row : index to i64
   linalg.yield %row.i64 : i64"""
-        return e.elementwise("t", ("t", (batch.tokens,), "i64"), [], body)
+        ins = [(batch.token_rows, "t"), (batch.positions, "t")]
+        return e.elementwise("t", ("t", (batch.tokens,), "i64"), ins, body)
 
     def _gather(self, e: Emitter, layer: int, plane: int, slots: Dim, batch: Batch) -> Tensor:
         """[rows, slots, kv_heads * head_dim]: K or V of each row's slots, 0 from its seq_len on."""
@@ -239,6 +239,7 @@ class GenericForm:
     def _mask(self, e: Emitter, slots: Dim, batch: Batch) -> Tensor:
         """[rows, chunk, slots] f32, added to the scores: 0 up to the query's position, lowest after it."""
         if batch.mask is None:
+            assert batch.chunk is not None
             body = """\
   %c = linalg.index 1 : index
   %slot = linalg.index 2 : index

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, dense, tensor_type
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor, dense, tensor_type
 from shortfin_apps.llm.build.spec import LlamaSpec, RopeScaling
 
 STEP = 64
@@ -45,22 +45,18 @@ class Rotary:
         tables = {"rotary.coarse": self._coarse, "rotary.fine": self._fine}
         return [f'util.global private @"{name}" = {dense(table)}' for name, table in tables.items()]
 
-    def emit(self, e: Emitter, starts: Tensor, chunk: Dim, tokens: Dim) -> Tensor:
-        """[rows] i64 start positions -> [tokens, 2, head_dim / 2] f32: cosines, sines."""
+    def emit(self, e: Emitter, positions: Tensor) -> Tensor:
+        """[tokens] i64 -> [tokens, 2, head_dim / 2] f32: cosines, sines."""
         coarse = e.load("rotary.coarse", self._coarse.shape, "f32")
         fine = e.load("rotary.fine", self._fine.shape, "f32")
         step, last = e.constant(STEP), e.constant(len(self._coarse) - 1)
-        c0, c1, chunk_size = e.constant(0), e.constant(1), e.index(chunk)
+        c0, c1 = e.constant(0), e.constant(1)
         coarse_type, fine_type = (tensor_type(t.shape, "f32") for t in (coarse, fine))
+        shape = (*positions.shape, 2, self._half)
         body = f"""\
-  %token = linalg.index 0 : index
   %which = linalg.index 1 : index
   %d = linalg.index 2 : index
-  %row = arith.divui %token, {chunk_size} : index
-  %offset = arith.remui %token, {chunk_size} : index
-  %start.i64 = tensor.extract {starts.name}[%row] : {starts.type}
-  %start = arith.index_cast %start.i64 : i64 to index
-  %position = arith.addi %start, %offset : index
+  %position = arith.index_cast %a : i64 to index
   %quotient = arith.divui %position, {step} : index
   %i = arith.minui %quotient, {last} : index
   %j = arith.remui %position, {step} : index
@@ -77,7 +73,7 @@ class Rotary:
   %is_cosine = arith.cmpi eq, %which, {c0} : index
   %value = arith.select %is_cosine, %cosine, %sine : f32
   linalg.yield %value : f32"""
-        return e.elementwise("tud", ("tud", (tokens, 2, self._half), "f32"), [], body)
+        return e.elementwise("tud", ("tud", shape, "f32"), [(positions, "t")], body)
 
 
 def _table(positions: npt.NDArray[np.int64], frequencies: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

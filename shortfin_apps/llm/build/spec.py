@@ -55,7 +55,8 @@ class BuildOptions:
     """What `shortfin-llm build` was asked for; everything here changes the artefact's identity.
 
     `chunk_sizes` are the chunk lengths (tokens) that get a prefill entry of static shape,
-    `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `top_k` is the on-device sampler's width.
+    `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `extend_sizes` are the token counts that get
+    an `extend_t{T}` beside the dynamic `extend`; `top_k` is the on-device sampler's width.
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
@@ -64,6 +65,7 @@ class BuildOptions:
     prefill_batch_sizes: tuple[int, ...] = (1, 4)
     decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     chunk_sizes: tuple[int, ...] = (128,)
+    extend_sizes: tuple[int, ...] = ()
     block_seq_stride: int = 16
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
