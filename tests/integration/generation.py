@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.components.engine import Engine
@@ -31,15 +32,25 @@ def open_engine(artifact: Artifact, options: EngineOptions) -> Iterator[Engine]:
         device.close()
 
 
-def generate(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Continuation]:
-    """Greedy continuations of all prompts at once."""
+def generate(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    arrivals: Sequence[int] | None = None,
+) -> list[Continuation]:
+    """Greedy continuations; prompt i joins before step `arrivals[i]`, or before the first."""
     tokens: dict[str, list[int]] = {}
     gaps: dict[str, list[float]] = {}
-    for index, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, logprobs=2)
-        engine.add(GenerateCall(request_id=str(index), prompt_ids=tuple(prompt), params=params))
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, logprobs=2)
+    due = arrivals or [0] * len(prompts)
+    for index in range(len(prompts)):
         tokens[str(index)], gaps[str(index)] = [], []
-    while engine.has_work:
+    for step in count():
+        for index, prompt in enumerate(prompts):
+            if due[index] == step:
+                engine.add(GenerateCall(request_id=str(index), prompt_ids=tuple(prompt), params=params))
+        if step > max(due) and not engine.has_work:
+            break
         for delta in engine.step():
             assert delta.error is None, delta.error
             tokens[delta.request_id] += delta.token_ids

@@ -115,6 +115,42 @@ def test_what_does_not_fit_is_named(
         check_program(Listed(*entries), dataclasses.replace(CONFIG, **changes))
 
 
+PACKED = tuple(TensorType(shape, I64) for shape in ((None,), (None,), (None,), (None,), (None, None)))
+EXTEND = EntrySignature("extend", (*PACKED, CACHE), (LOGITS, LOGITS))
+BUCKET = EntrySignature("extend_t64", (TensorType((64,), I64), *PACKED[1:], CACHE), (LOGITS, LOGITS))
+
+
+def test_extend_entries_that_fit() -> None:
+    check_program(Listed(*WHOLE, EXTEND, BUCKET), CONFIG)
+    check_program(Listed(*WHOLE, EntrySignature("extend", None, None)), CONFIG)
+    padded = tuple(TensorType(shape, I64) for shape in ((None, None), (None,), (None,), (None, None)))
+    check_program(Listed(*WHOLE, dataclasses.replace(EXTEND, arguments=(*padded, CACHE))), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (dataclasses.replace(EXTEND, arguments=PACKED), "`extend` takes 5 arguments .*means 6"),
+        (
+            dataclasses.replace(EXTEND, arguments=(*PACKED, TensorType((None, 128), F16))),
+            r"`extend` takes tensor<\?x128xf16> as cache slab 0",
+        ),
+        (
+            dataclasses.replace(EXTEND, arguments=(TensorType((None,), F16), *PACKED[1:], CACHE)),
+            r"`extend` takes tensor<\?xf16> as tokens .*means tensor<\?xi64>",
+        ),
+        (
+            dataclasses.replace(BUCKET, name="extend_t128"),
+            "`extend_t128` takes tensor<64xi64> as tokens .*means tensor<128xi64>",
+        ),
+        (dataclasses.replace(EXTEND, results=(LOGITS,)), "`extend` returns 1 results .*at least 2"),
+    ],
+)
+def test_extend_entries_that_do_not_fit(entry: EntrySignature, says: str) -> None:
+    with pytest.raises(ArtifactError, match=says):
+        check_program(Listed(*WHOLE, entry), CONFIG)
+
+
 def test_one_slab_per_pipeline_stage() -> None:
     cache = dataclasses.replace(CONFIG.paged_kv_cache, paged_kv_block_size_elements_per_device=(192, 64))
     config = dataclasses.replace(CONFIG, paged_kv_cache=cache)

@@ -5,13 +5,20 @@ The ABI is upstream's (`module_abi_version` 1), for N in the batch sizes, one ca
     prefill_bsN(tokens [N,S], [start_positions [N],] seq_lens [N], seq_block_ids [N,B], slabs...)
     decode_bsN(tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs...)
 
-all i64, with slabs `[pages, elements]` of `kv_cache_dtype`; one result (logits) without `top_k`, else at
-least two (values, indices). Entries without reflection data are taken as they are.
+and, where the VMFB has any (names tell, config.json does not), R tasks packed into T tokens:
+
+    extend, extend_tT(tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B],
+                      slabs...)
+
+or a padded `extend` with a prefill's arguments for any N. All are i64, with slabs `[pages, elements]` of
+`kv_cache_dtype`; one result (logits) without `top_k`, else at least two (values, indices). Entries without
+reflection data are taken as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import numpy as np
@@ -22,11 +29,13 @@ from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
 _I64 = np.dtype(np.int64)
+_EXTEND = re.compile(r"extend(?:_t(\d+))?")
 
 
 def check_program(program: Program, config: ModelConfig) -> None:
     """Raises ArtifactError naming the entry, what was found, what was expected and what to do."""
-    for name, arguments in _expected_entries(config):
+    expected = [*_expected_entries(config), *_expected_extends(program.entries, config)]
+    for name, arguments in expected:
         signature = program.entries.get(name)
         if signature is None:
             _fail_missing(name, program)
@@ -41,7 +50,29 @@ def _expected_entries(config: ModelConfig) -> Iterator[tuple[str, dict[str, Tens
         yield f"decode_bs{size}", _decode_arguments(size) | _slabs(config)
 
 
-def _prefill_arguments(size: int, config: ModelConfig) -> dict[str, TensorType]:
+def _expected_extends(
+    entries: Mapping[str, EntrySignature], config: ModelConfig
+) -> Iterator[tuple[str, dict[str, TensorType]]]:
+    for name, signature in entries.items():
+        if (match := _EXTEND.fullmatch(name)) is None:
+            continue
+        is_padded = signature.arguments is not None and len(signature.arguments[0].shape) == 2
+        arguments = _prefill_arguments(None, config) if is_padded else _packed_arguments(match[1])
+        yield name, arguments | _slabs(config)
+
+
+def _packed_arguments(tokens: str | None) -> dict[str, TensorType]:
+    rows = TensorType((None,), _I64)
+    return {
+        "tokens": TensorType((int(tokens) if tokens else None,), _I64),
+        "offsets": rows,
+        "start_positions": rows,
+        "seq_lens": rows,
+        "seq_block_ids": TensorType((None, None), _I64),
+    }
+
+
+def _prefill_arguments(size: int | None, config: ModelConfig) -> dict[str, TensorType]:
     start = {"start_positions": TensorType((size,), _I64)} if config.has_prefill_position else {}
     return {
         "tokens": TensorType((size, None), _I64),
