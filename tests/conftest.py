@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from shortfin_apps.llm.build.spec import BuildOptions
 TINY_OPTIONS = BuildOptions()
 
 BuildTiny = Callable[[BuildOptions], Artifact]
+
+
+def pytest_configure() -> None:
+    # A shell that runs us in the background has SIGINT ignored, and children inherit that: tests that
+    # press Ctrl-C would wait forever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
