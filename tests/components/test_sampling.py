@@ -136,6 +136,41 @@ def test_candidates_decide_as_the_whole_row_would(
     assert choose(row(logits, 4), request, NOBODY) == choose(row(logits, 4, full=True), request, NOBODY)
 
 
+def kept_by_the_rules(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> set[int]:
+    """Sorted whole; the borders are a little wider than asked for, so that rounding does not matter."""
+    order = np.argsort(-logits, kind="stable")
+    weights = np.exp((logits[order].astype(np.float64) - logits.max()) / temperature)
+    if top_k:
+        order, weights = order[:top_k], weights[:top_k]
+    keep = (np.cumsum(weights) - weights < (top_p + 1e-4) * weights.sum()) & (weights > min_p - 1e-4)
+    return set(order[keep].tolist())
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(5, 900),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.sampled_from([0, 0, 1, 3, 100]),
+    st.sampled_from([1.0, 0.9, 0.5, 0.05]),
+    st.sampled_from([0.0, 0.0, 0.02, 0.5]),
+    st.sampled_from([0, 4]),
+)
+def test_a_draw_is_among_what_the_filters_keep(
+    seed: int, size: int, temperature: float, top_k: int, top_p: float, min_p: float, num_candidates: int
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 2, size).astype(np.float32)
+    request = Request(
+        call("a", [1], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    )
+    candidates = row(logits, num_candidates, full=True)
+    token = choose(candidates, request, NOBODY)
+    assert token in kept_by_the_rules(logits, temperature, top_k, top_p, min_p)
+    banned = frozenset({token, int(logits.argmax())})
+    assert choose(candidates, request, banned) not in banned
+
+
 def test_logprobs() -> None:
     got = logprobs_of(LOGITS, 3, 2)
     expected = np.log(softmax(LOGITS.astype(np.float64)))

@@ -2,7 +2,8 @@
 
 The device returns the row's best K logits, best first. Greedy and top-k sampling with k <= K need no
 more; anything that depends on the whole distribution (nucleus sampling without top-k, log-probabilities)
-needs the row's logits. Filters apply in the order temperature, top_k, top_p, min_p.
+needs the row's logits, of which only as many are sorted as the filters can keep. Filters apply in the
+order temperature, top_k, top_p, min_p.
 
 A draw depends on the request's seed and the token's index in its output, and on nothing else: no state
 is carried, so a seed means the same whatever runs beside it and after a preemption.
@@ -21,6 +22,7 @@ from shortfin_apps.llm.components.request import Request
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import InvocationError
 
+FIRST_LOOK = 64  # of a row that comes without candidates, how many are sorted at first
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -53,15 +55,22 @@ def needs_logits(params: SamplingParams, num_banned: int, num_candidates: int) -
 def choose(row: Candidates, request: Request, banned: frozenset[int]) -> int:
     """The next token id. Raises InvocationError when the logits are not numbers."""
     params = request.call.params
-    values, indices = _candidates(row, banned)
-    if not len(values) or not np.isfinite(values[0]):
+    row = _without(row, banned)
+    best = row.values[0] if len(row.values) else row.logits.max() if row.logits is not None else np.nan
+    if not np.isfinite(best):
         raise InvocationError("the model returned logits that are not finite numbers")
     if params.greedy:
-        return int(indices[0])
-    probs = _filtered_probs(values, params)
-    draw = _uniform(request.seed, request.num_generated) * float(probs.sum())
-    position = int(np.searchsorted(np.cumsum(probs), draw, side="right"))
-    return int(indices[min(position, len(probs) - 1)])
+        return int(row.indices[0] if len(row.indices) else _argmax(row.logits))
+    draw = _uniform(request.seed, request.num_generated)
+    if row.logits is None:
+        return _draw(row.indices, _filtered(_weights(row.values, best, params), None, params), draw)
+    weights = _weights(row.logits, best, params)
+    if not (params.top_k or params.top_p < 1 or params.min_p > 0):
+        return _draw(None, weights, draw)
+    indices = row.indices if len(row.indices) else _leading(weights, FIRST_LOOK)
+    while not _decides(weights[indices], weights, params):
+        indices = _leading(weights, 8 * len(indices))
+    return _draw(indices, _filtered(weights[indices], weights, params), draw)
 
 
 def logprobs_of(logits: Floats, token: int, num_top: int) -> TokenLogprobs:
@@ -73,35 +82,69 @@ def logprobs_of(logits: Floats, token: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in top))
 
 
-def _candidates(row: Candidates, banned: frozenset[int]) -> tuple[Floats, Ints]:
+def _without(row: Candidates, banned: frozenset[int]) -> Candidates:
+    if not banned:
+        return row
+    allowed = ~np.isin(row.indices, list(banned))
+    logits = None
     if row.logits is not None:
-        order = _best(row.logits, len(row.logits))
-        values, indices = row.logits[order], order
-    else:
-        values, indices = row.values, row.indices
-    if banned:
-        allowed = ~np.isin(indices, list(banned))
-        values, indices = values[allowed], indices[allowed]
-    return values, indices
+        logits = row.logits.copy()
+        logits[[token for token in banned if token < len(logits)]] = -np.inf
+    return Candidates(row.values[allowed], row.indices[allowed], logits)
+
+
+def _argmax(logits: Floats | None) -> int:
+    assert logits is not None, "neither candidates nor logits"
+    return int(logits.argmax())
+
+
+def _weights(logits: Floats, best: Any, params: SamplingParams) -> Floats:
+    """Unnormalised probabilities; the best has 1."""
+    weights: Floats = np.exp((logits - best) / np.float32(params.temperature))
+    return weights
+
+
+def _leading(weights: Floats, count: int) -> Ints:
+    """Indices of the `count` largest, best first, ties by lower index."""
+    if count >= len(weights):
+        return np.argsort(-weights, kind="stable")
+    part = np.sort(np.argpartition(-weights, count)[:count])
+    return part[np.argsort(-weights[part], kind="stable")]
+
+
+def _decides(leading: Floats, weights: Floats, params: SamplingParams) -> bool:
+    """Whether whatever the filters keep is among the `leading` ones."""
+    if len(leading) == len(weights):
+        return True
+    if params.top_k and len(leading) >= params.top_k:
+        return True
+    if params.top_p < 1 and not params.top_k and leading.sum() >= params.top_p * weights.sum():
+        return True
+    return params.min_p > 0 and params.top_p == 1 and bool(leading[-1] < params.min_p)
+
+
+def _filtered(leading: Floats, weights: Floats | None, params: SamplingParams) -> Floats:
+    """Of descending weights, those that pass; `weights` are the whole row's where that is known."""
+    kept = leading[: params.top_k] if params.top_k else leading
+    if params.top_p < 1:
+        mass = kept.sum() if params.top_k or weights is None else weights.sum()
+        before = np.cumsum(kept) - kept
+        kept = kept[before < params.top_p * mass]
+    if params.min_p > 0:
+        kept = kept[kept >= params.min_p]  # relative to the best, whose weight is 1
+    return kept
+
+
+def _draw(indices: Ints | None, weights: Floats, draw: float) -> int:
+    """The token at `draw`, in [0, 1), of the weights' mass; `indices` are the weights' tokens."""
+    mass = np.cumsum(weights, dtype=np.float64)
+    position = min(int(np.searchsorted(mass, draw * mass[-1], side="right")), len(weights) - 1)
+    return position if indices is None else int(indices[position])
 
 
 def _best(values: Floats, count: int) -> Ints:
     """Indices of the `count` largest values, best first, ties by lower index."""
     return np.argsort(-values, kind="stable")[:count]
-
-
-def _filtered_probs(values: Floats, params: SamplingParams) -> Floats:
-    """Unnormalised probabilities of the leading candidates that pass the filters; `values` descend."""
-    scaled = values.astype(np.float64) / params.temperature
-    if params.top_k:
-        scaled = scaled[: params.top_k]
-    probs: Floats = np.exp(scaled - scaled[0])
-    if params.top_p < 1:
-        mass_before = np.cumsum(probs) - probs
-        probs = probs[mass_before < params.top_p * probs.sum()]
-    if params.min_p > 0:
-        probs = probs[probs >= params.min_p]  # relative to the best, whose value is 1 here
-    return probs
 
 
 def _uniform(seed: int, index: int) -> float:
