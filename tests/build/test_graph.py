@@ -230,7 +230,8 @@ def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Pa
     model = CompiledModel.build(spec, options, device, tmp_path, form)
     rng = np.random.default_rng(8)
     prompt = rng.integers(0, spec.vocab_size, 70)
-    blocks = block_table(rng, [6, 0], 6)
+    tables = block_table(rng, [6, 5], 6)
+    blocks = tables * [[1], [0]]
     for start, end in ((0, 48), (48, 70)):
         tokens = np.zeros((2, 48), np.int64)
         tokens[0, : end - start] = prompt[start:end]
@@ -241,6 +242,12 @@ def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Pa
     expect(model, result.logits[0], prompt)
     order = np.argsort(-result.logits[0], kind="stable")[:8]
     np.testing.assert_array_equal(result.indices[0], order)
+    # The same decode and the sequence's last chunk anew, as tasks of one extend with a token of padding.
+    packed = np.concatenate([[3], prompt[48:70], [0]])
+    tables[1, :3] = blocks[0, :3]
+    result = model.extend("extend", packed, np.array([0, 1]), np.array([70, 48]), np.array([71, 70]), tables)
+    expect(model, result.logits[0], prompt)
+    expect(model, result.logits[1], prompt[:70])
 
 
 ODD_SHAPES = {

@@ -13,6 +13,7 @@ from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
 from shortfin_apps.llm.build.graph import LlamaGraph
+from shortfin_apps.llm.build.graph_entry import entries_of
 from shortfin_apps.llm.build.graph_target import Target, resolve_target
 from shortfin_apps.llm.build.graph_weights import parameter_types
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
@@ -23,10 +24,7 @@ __all__ = ["CompileResult", "compile_model", "parameter_types"]
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """What was compiled, with what, for what.
-
-    `entries` are without the `$async` suffix, and without extends where the target's form has none (GPUs).
-    """
+    """What was compiled, with what, for what. `entries` are without the `$async` suffix."""
 
     compiler_version: str
     flags: tuple[str, ...]
@@ -48,10 +46,9 @@ def compile_model(
     report = on_progress or (lambda _: None)
     target = resolve_target(options.device)
     report("writing the graph")
-    graph = LlamaGraph(spec, options, target)
-    text = graph.module()
+    text = LlamaGraph(spec, options, target).module()
     flags = (*target.flags, *target.tuning)
-    entries = tuple(entry.name for entry in graph.entries)
+    entries = tuple(entry.name for entry in entries_of(options))
     report(f"compiling {len(entries)} entries for {target.cpu}")
     compile_text(text, flags, out)
     return CompileResult(version.VERSION, flags, target, entries)

@@ -30,14 +30,9 @@ class LlamaGraph:
         self._rotary = Rotary(spec, context_length(spec, options))
         self._form = form or choose_form(spec, options, target, self._weights)
 
-    @property
-    def entries(self) -> list[Entry]:
-        """What the module exports, in its order."""
-        return entries_of(self._options, extend=self._form.takes_extend)
-
     def module(self) -> str:
         """The MLIR text of all entries, in a module named `module`."""
-        functions = [self._function(entry) for entry in self.entries]
+        functions = [self._function(entry) for entry in entries_of(self._options)]
         declarations = [
             *self._weights.declarations(),
             *self._rotary.declarations(),

@@ -23,8 +23,6 @@ class CpuForm:
     Raises BuildError for a model whose sizes do not fill vectors.
     """
 
-    takes_extend = True
-
     def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes) -> None:
         for name in ("hidden_size", "intermediate_size"):
             if getattr(spec, name) % LANES:

@@ -56,8 +56,8 @@ class Entry:
     length: int | None
 
 
-def entries_of(options: BuildOptions, *, extend: bool) -> list[Entry]:
-    """Every entry that the options ask for; `extend` tells whether the form of the graph takes extends."""
+def entries_of(options: BuildOptions) -> list[Entry]:
+    """Every entry that the options ask for."""
     prefills = [Entry(f"prefill_bs{n}", Phase.PREFILL, n, None) for n in options.prefill_batch_sizes]
     chunks = [
         Entry(f"prefill_bs{n}_s{s}", Phase.PREFILL, n, s)
@@ -65,11 +65,9 @@ def entries_of(options: BuildOptions, *, extend: bool) -> list[Entry]:
         for s in options.chunk_sizes
     ]
     decodes = [Entry(f"decode_bs{n}", Phase.DECODE, n, 1) for n in options.decode_batch_sizes]
-    entries = [*prefills, *chunks, *decodes]
-    if extend:
-        entries.append(Entry("extend", Phase.EXTEND, None, None))
-        entries += [Entry(f"extend_t{t}", Phase.EXTEND, None, t) for t in options.extend_sizes]
-    return entries
+    extends = [Entry("extend", Phase.EXTEND, None, None)]
+    extends += [Entry(f"extend_t{t}", Phase.EXTEND, None, t) for t in options.extend_sizes]
+    return [*prefills, *chunks, *decodes, *extends]
 
 
 def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:

