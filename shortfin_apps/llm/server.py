@@ -207,7 +207,7 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
     )
     model = ServedModel(
         generator=generator,
-        native_defaults=_defaults(generation, 0.0, config),  # upstream's server is always greedy
+        native_defaults=_defaults({}, 0.0, config),  # upstream's server is always greedy
         openai_defaults=_defaults(generation, 1.0, config),
         exported_top_k=artifact.config.top_k,
         info=artifact.config.to_dict(),

@@ -172,3 +172,9 @@ def test_refuses_what_is_no_file(tmp_path: Path) -> None:
 )
 def test_a_model_is_named_as_its_file_without_the_quantisation(stem: str, name: str) -> None:
     assert model_name(stem) == name
+
+
+def test_recommended_sampling_goes_to_the_generation_config(tiny_gguf: Path) -> None:
+    plain = GgufSource(tiny_gguf).tokenizer_files().generation
+    advised = GgufSource(tiny_gguf, {"temperature": 0.2}).tokenizer_files().generation
+    assert advised == {**plain, "temperature": 0.2}

@@ -78,7 +78,10 @@ class _CheckedReader(GGUFReader):
 
 
 class GgufSource(ModelSource):
-    """Opens a GGUF file. Raises BuildError when it is damaged or not of the Llama family."""
+    """Opens a GGUF file. Raises BuildError when it is damaged or not of the Llama family.
+
+    `sampling` are defaults that `generation_config.json` is to carry.
+    """
 
     def __init__(self, path: Path, sampling: Mapping[str, float] | None = None) -> None:
         self._where = str(path)
