@@ -68,6 +68,21 @@ def expect(model: CompiledModel, logits: npt.NDArray[np.float32], tokens: Tokens
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
 
 
+def expect_extend(model: CompiledModel, sequence: Tokens, cut: int, tables: Tokens) -> None:
+    """One extend decodes the last of `sequence` again and, beside it, computes from `cut` to it anew.
+
+    `tables` [2, width]: the sequence's pages, and others that are to hold what comes from `cut` on.
+    """
+    tables[1, : cut // model.options.block_seq_stride] = tables[0, : cut // model.options.block_seq_stride]
+    last = len(sequence) - 1
+    padding = [0, 0]
+    packed = np.concatenate([sequence[last:], sequence[cut:last], padding])
+    starts, seq_lens = np.array([last, cut]), np.array([last + 1, last])
+    result = model.extend("extend", packed, np.array([0, 1]), starts, seq_lens, tables)
+    expect(model, result.logits[0], sequence)
+    expect(model, result.logits[1], sequence[:last])
+
+
 @pytest.mark.parametrize(("entry", "rows"), PREFILLS)
 def test_prefill_agrees_with_the_reference(model: CompiledModel, entry: str, rows: int) -> None:
     rng = np.random.default_rng(1)
@@ -242,12 +257,7 @@ def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Pa
     expect(model, result.logits[0], prompt)
     order = np.argsort(-result.logits[0], kind="stable")[:8]
     np.testing.assert_array_equal(result.indices[0], order)
-    # The same decode and the sequence's last chunk anew, as tasks of one extend with a token of padding.
-    packed = np.concatenate([[3], prompt[48:70], [0]])
-    tables[1, :3] = blocks[0, :3]
-    result = model.extend("extend", packed, np.array([0, 1]), np.array([70, 48]), np.array([71, 70]), tables)
-    expect(model, result.logits[0], prompt)
-    expect(model, result.logits[1], prompt[:70])
+    expect_extend(model, prompt, 48, tables)
 
 
 ODD_SHAPES = {
@@ -290,7 +300,8 @@ def test_other_shapes_agree_with_the_reference(device: Device, tmp_path: Path, s
     model = CompiledModel.build(spec, options, device, tmp_path)
     rng = np.random.default_rng(9)
     prompt = rng.integers(0, spec.vocab_size, 101)
-    blocks = block_table(rng, [-(-102 // stride)], -(-128 // stride))
+    tables = block_table(rng, [-(-102 // stride), -(-102 // stride)], -(-128 // stride))
+    blocks = tables[:1]
     tokens = np.zeros((1, 64), np.int64)
     for start, end in ((0, 64), (64, 101)):
         tokens[0] = 0
@@ -299,3 +310,4 @@ def test_other_shapes_agree_with_the_reference(device: Device, tmp_path: Path, s
         expect(model, result.logits[0], prompt[:end])
     result = model.decode("decode_bs1", np.array([[3]]), np.array([101]), blocks)
     expect(model, result.logits[0], np.append(prompt, 3))
+    expect_extend(model, np.append(prompt, 3), 64, tables)
