@@ -30,6 +30,7 @@ CONFIG = ModelConfig(
 CACHE = TensorType((None, 256), F16)
 PREFILL = tuple(TensorType(shape, I64) for shape in ((1, None), (1,), (1,), (1, None)))
 LOGITS = TensorType((None, 1, 64), F16)
+VALUES, INDICES = TensorType((None, 1, 8), F16), TensorType((None, 1, 8), I64)
 
 
 class Listed:
@@ -48,10 +49,10 @@ class Listed:
 
 def decode(size: int, *caches: TensorType) -> EntrySignature:
     arguments = tuple(TensorType(shape, I64) for shape in ((size, 1), (size,), (size,), (size, None)))
-    return EntrySignature(f"decode_bs{size}", arguments + (caches or (CACHE,)), (LOGITS, LOGITS))
+    return EntrySignature(f"decode_bs{size}", arguments + (caches or (CACHE,)), (VALUES, INDICES))
 
 
-PREFILL_ENTRY = EntrySignature("prefill_bs1", (*PREFILL, CACHE), (LOGITS, LOGITS))
+PREFILL_ENTRY = EntrySignature("prefill_bs1", (*PREFILL, CACHE), (VALUES, INDICES))
 WHOLE = (PREFILL_ENTRY, decode(2), decode(4))
 
 
@@ -60,7 +61,7 @@ def test_a_program_that_fits() -> None:
 
 
 def test_results_may_include_the_logits_as_a_third() -> None:
-    three = dataclasses.replace(PREFILL_ENTRY, results=(LOGITS,) * 3)
+    three = dataclasses.replace(PREFILL_ENTRY, results=(VALUES, INDICES, LOGITS))
     check_program(Listed(three, *WHOLE[1:]), CONFIG)
 
 
@@ -86,6 +87,7 @@ def test_a_static_dimension_where_the_config_leaves_it_open_fits() -> None:
             {},
             "`prefill_bs1` returns 1 results .*`top_k`=8.*at least 2",
         ),
+        (WHOLE, {"top_k": 4}, "`prefill_bs1` returns 8 candidates .*`top_k` .* says 4"),
         (
             (PREFILL_ENTRY, decode(2), dataclasses.replace(decode(8), name="decode_bs4")),
             {},
@@ -116,8 +118,8 @@ def test_what_does_not_fit_is_named(
 
 
 PACKED = tuple(TensorType(shape, I64) for shape in ((None,), (None,), (None,), (None,), (None, None)))
-EXTEND = EntrySignature("extend", (*PACKED, CACHE), (LOGITS, LOGITS))
-BUCKET = EntrySignature("extend_t64", (TensorType((64,), I64), *PACKED[1:], CACHE), (LOGITS, LOGITS))
+EXTEND = EntrySignature("extend", (*PACKED, CACHE), (VALUES, INDICES))
+BUCKET = EntrySignature("extend_t64", (TensorType((64,), I64), *PACKED[1:], CACHE), (VALUES, INDICES))
 
 
 def test_extend_entries_that_fit() -> None:

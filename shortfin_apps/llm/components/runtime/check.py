@@ -40,7 +40,7 @@ def check_program(program: Program, config: ModelConfig) -> None:
         if signature is None:
             _fail_missing(name, program)
         _check_arguments(signature, arguments, config)
-        _check_results(signature, config)
+        check_results(signature, config)
 
 
 def _expected_entries(config: ModelConfig) -> Iterator[tuple[str, dict[str, TensorType]]]:
@@ -117,7 +117,8 @@ def _check_arguments(signature: EntrySignature, expected: dict[str, TensorType],
             )
 
 
-def _check_results(signature: EntrySignature, config: ModelConfig) -> None:
+def check_results(signature: EntrySignature, config: ModelConfig) -> None:
+    """Raises ArtifactError when the results, where they are known, are not what `top_k` means."""
     found = signature.results
     if found is None:
         return
@@ -127,6 +128,11 @@ def _check_results(signature: EntrySignature, config: ModelConfig) -> None:
         raise ArtifactError(
             f"`{signature.name}` returns {len(found)} results where `top_k`={config.top_k} in config.json "
             f"means {wanted}; correct `top_k` there, or rebuild with `shortfin-llm build`"
+        )
+    if config.top_k is not None and (width := found[0].shape[-1]) not in (None, config.top_k):
+        raise ArtifactError(
+            f"`{signature.name}` returns {width} candidates a token where `top_k` in config.json says "
+            f"{config.top_k}; correct `top_k` there, or rebuild with `shortfin-llm build`"
         )
 
 
