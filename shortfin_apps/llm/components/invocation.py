@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.buckets import Buckets, Layout, Shape
-from shortfin_apps.llm.components.runtime.check import check_results
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
@@ -146,21 +145,24 @@ class BatchRunner:
         self._count(shape, batch)
         return result
 
-    def warm_up(self) -> None:
-        """Runs every entry once on padding rows alone, so that no request pays for first touches, and
-        so that what reflection data does not tell (upstream's VMFBs have none) shows before anything is
-        served. Raises ArtifactError."""
-        for shape in self.buckets.least():
-            arguments = [*self._upload(shape, ()), self._device.upload(_block_ids(shape, ()))]
-            try:
-                results = self._program.submit(shape.entry, [*arguments, *self._page_table]).wait()
-            except InvocationError as error:
-                raise ArtifactError(
-                    f"`{shape.entry}` failed in its first run; config.json may belong to another VMFB: check "
-                    f"`has_prefill_position` and `paged_kv_cache` there ({str(error).splitlines()[0]})"
-                ) from error
-            found = tuple(TensorType(result.shape, result.dtype) for result in results)
-            check_results(EntrySignature(shape.entry, None, found), self._config)
+    def warm_up(self) -> list[EntrySignature]:
+        """Runs every entry once on padding rows alone, so that no request pays for first touches.
+
+        Returns the results as they came, as upstream's VMFBs do not declare them. Raises ArtifactError
+        when an entry does not take what config.json means.
+        """
+        return [self._first_run(shape) for shape in self.buckets.least()]
+
+    def _first_run(self, shape: Shape) -> EntrySignature:
+        arguments = [*self._upload(shape, ()), self._device.upload(_block_ids(shape, ()))]
+        try:
+            results = self._program.submit(shape.entry, [*arguments, *self._page_table]).wait()
+        except InvocationError as error:
+            raise ArtifactError(
+                f"`{shape.entry}` failed in its first run; config.json may belong to another VMFB: check "
+                f"`has_prefill_position` and `paged_kv_cache` there ({str(error).splitlines()[0]})"
+            ) from error
+        return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
 
     def _plan(self, shape: Shape, tasks: Sequence[LlmTaskInput]) -> BlockTable:
         table = self._block_table

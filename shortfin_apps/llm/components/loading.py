@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine import Engine, ModelLimits
 from shortfin_apps.llm.components.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
-from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.check import check_program, check_results
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.config import ModelConfig
@@ -95,7 +95,8 @@ def make_engine(
             f"the VMFB has no `extend` entry, which batch mode {options.batch_mode} needs; "
             "rebuild it with `shortfin-llm build`, or use `--batch-mode default`"
         )
-    runner.warm_up()
+    for entry in runner.warm_up():
+        check_results(entry, config)
     return Engine(
         scheduler=Scheduler(cache, mode, max_running(config, options)),
         cache=cache,
