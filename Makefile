@@ -31,7 +31,7 @@ test: lint ## run every check and test
 lint: $(VENV)/dev.stamp ## check format, style, spelling and types
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m ruff check
-	@$(BIN)/python -m codespell_lib shortfin_apps tests docs Makefile *.md
+	@$(BIN)/python -m codespell_lib docs bench *.md
 	@$(BIN)/python -m mypy
 
 format: $(VENV)/dev.stamp ## rewrite the sources in the house style
