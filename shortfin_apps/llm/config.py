@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,11 @@ class ModelConfig:
         if not isinstance(cache, dict):
             raise ArtifactError("`paged_kv_cache` is missing; the server only runs paged models")
         cache_known = {f.name for f in dataclasses.fields(PagedKVCacheConfig)}
-        try:
-            paged = PagedKVCacheConfig(
-                **{k: _tuples(v) for k, v in cache.items() if k in cache_known and v is not None}
-            )
-            config = cls(paged_kv_cache=paged, **{k: _tuples(v) for k, v in fields.items()})
-        except TypeError as error:
-            raise ArtifactError(f"model config: {error}") from None
+        cache = {k: v for k, v in cache.items() if k in cache_known and v is not None}
+        _require_fields(PagedKVCacheConfig, cache, "paged_kv_cache.")
+        paged = PagedKVCacheConfig(**{k: _tuples(v) for k, v in cache.items()})
+        _require_fields(cls, {**fields, "paged_kv_cache": paged})
+        config = cls(paged_kv_cache=paged, **{k: _tuples(v) for k, v in fields.items()})
         config._check()
         return config
 
@@ -132,11 +131,21 @@ class ModelConfig:
                 raise ArtifactError(f"`{name}` must list at least one batch size")
             for size in sizes:
                 _require_positive(name, size)
+        if not isinstance(self.page_elements, tuple) or not self.page_elements:
+            raise ArtifactError("`paged_kv_block_size_elements_per_device` must list each slab's page size")
+        for elements in self.page_elements:
+            _require_positive("paged_kv_block_size_elements_per_device", elements)
         if self.top_k is not None:
             _require_positive("top_k", self.top_k)
+        if not isinstance(self.has_prefill_position, bool):
+            raise ArtifactError(
+                f"`has_prefill_position` must be true or false, not {self.has_prefill_position!r}"
+            )
+        if not isinstance(self.module_name, str):
+            raise ArtifactError(f"`module_name` must be a string, not {self.module_name!r}")
         if self.module_abi_version != 1:
             raise ArtifactError(f"`module_abi_version` {self.module_abi_version} is not supported")
-        if cache.kv_cache_dtype not in KV_DTYPES:
+        if cache.kv_cache_dtype not in tuple(KV_DTYPES):  # of a dict it must be hashable
             names = ", ".join(KV_DTYPES)
             raise ArtifactError(f"`kv_cache_dtype` {cache.kv_cache_dtype!r} is none of {names}")
         if self.logits_normalization not in LOGITS_NORMALIZATIONS:
@@ -146,6 +155,12 @@ class ModelConfig:
 
 def _tuples(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _require_fields(cls: type[Any], given: Mapping[str, object], prefix: str = "") -> None:
+    for field in dataclasses.fields(cls):
+        if field.default is dataclasses.MISSING and field.name not in given:
+            raise ArtifactError(f"`{prefix}{field.name}` is missing")
 
 
 def _require_positive(name: str, value: object) -> None:

@@ -205,7 +205,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name in UPSTREAM_IGNORED:
             _note_ignored(name)
-        else:
+        elif value is not None:  # upstream's way to leave a setting alone
             values[UPSTREAM_NAMES.get(name, name)] = value
     return values
 
