@@ -8,7 +8,7 @@ cannot matter.
 from __future__ import annotations
 
 from shortfin_apps.llm.build.graph_form import Batch
-from shortfin_apps.llm.build.graph_packed import PackedKeys, packed_attention, slot_rows
+from shortfin_apps.llm.build.graph_packed import CachePlane, packed_attention, slot_rows
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, affine_map, tensor_type
 from shortfin_apps.llm.build.graph_topk import top_k
 from shortfin_apps.llm.build.graph_weights import WeightTypes
@@ -133,7 +133,7 @@ class GenericForm:
             batch.slots_of_rows = e.reshape(slots, shape)
         cache = self._cache_rows(e, batch)
         keys, values = (
-            PackedKeys(cache, batch.slots_of_rows, (layer * 2 + plane) * self._stride) for plane in range(2)
+            CachePlane(cache, batch.slots_of_rows, (layer * 2 + plane) * self._stride) for plane in range(2)
         )
         q = e.reshape(q, (batch.tokens, self._spec.num_attention_heads, self._spec.head_dim))
         result = packed_attention(e, q, keys, values, batch.token_rows, batch.positions)

@@ -15,17 +15,17 @@ LOWEST = "-1.0e30"
 
 
 @dataclass(frozen=True, slots=True)
-class PackedKeys:
+class CachePlane:
     """K or V of one layer: row `slots[row, n] + offset` of `cache` is slot n of that row of the batch."""
 
     cache: Tensor  # [cache rows, kv_heads * head_dim]
     slots: Tensor  # [rows, slots] i64
     offset: int
 
-    def read(self, head: str, group: int, head_dim: int) -> str:
-        """Text that sets %value f32, 0 where slot %n is past the query, and %visible.
+    def read(self, group: int, head_dim: int) -> str:
+        """Text that sets %value f32: element %d of query head %h's K/V head in slot %n, 0 past the query.
 
-        It reads %n, %d, %{head}, and the query's row and position as %row.i64 and %position.i64.
+        It takes the query's row as %b and its position as %c, i64 both.
         """
         dtype = self.cache.dtype
         name = "%raw" if dtype == "f32" else "%narrow"
@@ -35,10 +35,10 @@ class PackedKeys:
   %head_dim = arith.constant {head_dim} : index
   %plane = arith.constant {self.offset} : i64
   %nothing = arith.constant 0.0 : f32
-  %row = arith.index_cast %row.i64 : i64 to index
-  %position = arith.index_cast %position.i64 : i64 to index
+  %row = arith.index_cast %b : i64 to index
+  %position = arith.index_cast %c : i64 to index
   %visible = arith.cmpi ule, %n, %position : index
-  %kv_head = arith.divui {head}, %group : index
+  %kv_head = arith.divui %h, %group : index
   %in_row = arith.muli %kv_head, %head_dim : index
   %column = arith.addi %in_row, %d : index
   %slot = tensor.extract {self.slots.name}[%row, %n] : {self.slots.type}
@@ -62,7 +62,7 @@ def slot_rows(e: Emitter, blocks: Tensor, stride: int, page_rows: int) -> Tensor
 
 
 def packed_attention(
-    e: Emitter, q: Tensor, keys: PackedKeys, values: PackedKeys, token_rows: Tensor, positions: Tensor
+    e: Emitter, q: Tensor, keys: CachePlane, values: CachePlane, token_rows: Tensor, positions: Tensor
 ) -> Tensor:
     """q [tokens, heads, head_dim] f32 -> the same shape: each query attends to slots 0 to its position."""
     weights = _softmax(e, _scores(e, q, keys, token_rows, positions))
@@ -70,8 +70,7 @@ def packed_attention(
   %h = linalg.index 1 : index
   %d = linalg.index 2 : index
   %n = linalg.index 3 : index
-{_query("%b", "%c")}
-{values.read("%h", _group(q, values), _head_dim(q))}\
+{values.read(_group(q, values), _head_dim(q))}\
   %product = arith.mulf %a, %value : f32
   %sum = arith.addf %out, %product : f32
   linalg.yield %sum : f32"""
@@ -80,15 +79,14 @@ def packed_attention(
     return e.elementwise("thdn", ("thd", q.shape, "f32"), ins, body, zero)
 
 
-def _scores(e: Emitter, q: Tensor, keys: PackedKeys, token_rows: Tensor, positions: Tensor) -> Tensor:
+def _scores(e: Emitter, q: Tensor, keys: CachePlane, token_rows: Tensor, positions: Tensor) -> Tensor:
     """[tokens, heads, slots] f32, LOWEST past the query's position."""
     shape = (q.shape[0], q.shape[1], keys.slots.shape[1])
     product = f"""\
   %h = linalg.index 1 : index
   %n = linalg.index 2 : index
   %d = linalg.index 3 : index
-{_query("%b", "%c")}
-{keys.read("%h", _group(q, keys), _head_dim(q))}\
+{keys.read(_group(q, keys), _head_dim(q))}\
   %product = arith.mulf %a, %value : f32
   %sum = arith.addf %out, %product : f32
   linalg.yield %sum : f32"""
@@ -124,18 +122,9 @@ def _softmax(e: Emitter, scores: Tensor) -> Tensor:
     return e.elementwise("thn", ("thn", scores.shape, "f32"), [(powers, "thn"), (totals, "th")], share)
 
 
-def _query(row: str, position: str) -> str:
-    """Names the query's row and position as PackedKeys.read wants them."""
-    zero = "  %zero = arith.constant 0 : i64\n"
-    return (
-        f"{zero}  %row.i64 = arith.addi {row}, %zero : i64\n"
-        f"  %position.i64 = arith.addi {position}, %zero : i64"
-    )
-
-
-def _group(q: Tensor, keys: PackedKeys) -> int:
+def _group(q: Tensor, plane: CachePlane) -> int:
     """Query heads of one K/V head."""
-    heads, columns = q.shape[1], keys.cache.shape[1]
+    heads, columns = q.shape[1], plane.cache.shape[1]
     assert isinstance(heads, int)
     assert isinstance(columns, int)
     return heads * _head_dim(q) // columns
