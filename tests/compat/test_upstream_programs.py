@@ -154,6 +154,17 @@ def test_a_config_of_another_program_is_refused_at_start(
         device.close()
 
 
+def test_chunks_of_a_model_that_takes_whole_prompts_are_refused(compiled: Compiled) -> None:
+    """As upstream does: its `--chunk_block_size` needs `has_prefill_position`."""
+    variant = VARIANTS["logits"]
+    device = open_device("local-task", "iree")
+    try:
+        with pytest.raises(ArtifactError, match="--chunk-block-size"):
+            make(device, compiled(variant), variant.config(), EngineOptions(chunk_tokens=STRIDE))
+    finally:
+        device.close()
+
+
 def test_the_oracle_depends_on_every_token_and_its_place() -> None:
     prompt = [3, 1, 4, 1, 5]
     rows = [continuation(np.roll(prompt, shift).tolist(), 1) for shift in range(5)]

@@ -9,6 +9,7 @@ from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
 from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
 
 DEFAULT_CHUNK_TOKENS = 128
 DEFAULT_TOKEN_BUDGET = 256
@@ -38,6 +39,11 @@ class ModeKind:
 
 def _default(config: ModelConfig, options: BatchOptions) -> BatchMode:
     chunk = None
+    if not config.has_prefill_position and options.chunk_tokens is not None:
+        raise ArtifactError(
+            "a chunk length was given, but this model takes whole prompts only (`has_prefill_position` is "
+            "false in its config.json); leave out `--chunk-block-size`, or export it with that option"
+        )
     if config.has_prefill_position:
         chunk = _whole_pages(options.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
     return DefaultMode(
