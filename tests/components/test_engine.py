@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from itertools import count
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -276,6 +277,31 @@ def test_logprobs_need_logits() -> None:
     rig = make_rig(logits_result=False)
     with pytest.raises(InvalidRequestError, match="without logits"):
         rig.engine.check(call("a", [1], logprobs=1))
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+def test_soak_of_ten_times_the_pool(prefix_cache: PrefixCache, mode: str) -> None:
+    """Requests of every kind, first one by one and then together, through a pool a tenth of their size."""
+    rig = make_rig(fake_config(pages=20), prefix_cache=prefix_cache, mode=mode, max_running=6)
+    random = np.random.default_rng(3)
+    prompts = {str(i): random.integers(0, 3, int(random.integers(1, 30))).tolist() for i in range(120)}
+    pages = sum(-(-(len(prompt) + 6) // 4) for prompt in prompts.values())
+    assert pages > 10 * rig.cache.usage().total
+    for index, (request_id, prompt) in enumerate(prompts.items()):
+        rig.engine.add(call(request_id, prompt, max_tokens=6))
+        if index < 60:
+            rig.run()
+        elif index % 10 == 9:
+            rig.take([delta for delta in [rig.engine.abort(request_id)] if delta is not None])
+    rig.run()
+    for request_id, prompt in prompts.items():
+        if rig.reason(request_id) is FinishReason.LENGTH:
+            assert rig.outputs[request_id] == greedy_continuation(prompt, 6)
+    usage = rig.cache.usage()
+    assert usage.leased == 0
+    assert usage.free + usage.cached == usage.total
+    assert rig.all_pages_back()
 
 
 class EngineMachine(RuleBasedStateMachine):
