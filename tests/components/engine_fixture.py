@@ -87,7 +87,8 @@ def make_rig(
     program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
     device = FakeDevice(program)
     cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
-    batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk_tokens, token_budget=token_budget))
+    chunk = chunk_tokens if config.has_prefill_position else None
+    batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk, token_budget=token_budget))
     scheduler = Scheduler(cache, batching, max_running)
     slab = device.allocate(
         (config.paged_kv_cache.device_block_count, config.stride), config.paged_kv_cache.dtype
