@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.build.spec import BuildOptions
@@ -20,6 +22,11 @@ def pytest_configure() -> None:
     # A shell that runs us in the background has SIGINT ignored, and children inherit that: tests that
     # press Ctrl-C would wait forever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hypothesis limits each example's time by default; on a busy machine that only finds the others.
+    settings.register_profile(
+        "unhurried", settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
+    )
+    settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
