@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.components import loading
+from shortfin_apps.llm.components.loading import EngineOptions, load_engine, max_running
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.errors import ArtifactError
+
+NO_EOS: frozenset[int] = frozenset()
+
+
+def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def open_and_watch(*args: object, **kwargs: object) -> Device:
+        device = open_device()
+        monkeypatch.setattr(device, "close", lambda: closed.append("closed"), raising=False)
+        return device
+
+    monkeypatch.setattr(loading, "open_device", open_and_watch)
+    with pytest.raises(ArtifactError, match="--pages"):
+        load_engine(
+            tiny_artifact.config,
+            tiny_artifact.vmfb,
+            tiny_artifact.parameters,
+            NO_EOS,
+            EngineOptions(pages=1),
+        )
+    assert closed == ["closed"]
+
+
+def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:
+    config = tiny_artifact.config
+    assert max_running(config, EngineOptions()) == max(config.decode_batch_sizes)
+    assert max_running(config, EngineOptions(batch_mode="extend-attention")) == 256
+    assert max_running(config, EngineOptions(max_running=3)) == 3
