@@ -78,7 +78,7 @@ def logprobs_of(logits: Floats, token: int, num_top: int) -> TokenLogprobs:
     wide = logits.astype(np.float64)
     shifted = wide - wide.max()
     logprobs = shifted - np.log(np.exp(shifted).sum())
-    top = _best(logprobs, num_top)
+    top = _leading(logprobs, num_top)
     return TokenLogprobs(float(logprobs[token]), tuple((int(i), float(logprobs[i])) for i in top))
 
 
@@ -104,12 +104,15 @@ def _weights(logits: Floats, best: Any, params: SamplingParams) -> Floats:
     return weights
 
 
-def _leading(weights: Floats, count: int) -> Ints:
-    """Indices of the `count` largest, best first, ties by lower index."""
-    if count >= len(weights):
-        return np.argsort(-weights, kind="stable")
-    part = np.sort(np.argpartition(-weights, count)[:count])
-    return part[np.argsort(-weights[part], kind="stable")]
+def _leading(values: Floats, count: int) -> Ints:
+    """Indices of the `count` largest, best first, ties by lower index; no more is sorted than needed."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    least = np.partition(values, -count)[-count]
+    part = np.flatnonzero(values >= least)
+    return part[np.argsort(-values[part], kind="stable")][:count]
 
 
 def _decides(leading: Floats, weights: Floats, params: SamplingParams) -> bool:
@@ -140,11 +143,6 @@ def _draw(indices: Ints | None, weights: Floats, draw: float) -> int:
     mass = np.cumsum(weights, dtype=np.float64)
     position = min(int(np.searchsorted(mass, draw * mass[-1], side="right")), len(weights) - 1)
     return position if indices is None else int(indices[position])
-
-
-def _best(values: Floats, count: int) -> Ints:
-    """Indices of the `count` largest values, best first, ties by lower index."""
-    return np.argsort(-values, kind="stable")[:count]
 
 
 def _uniform(seed: int, index: int) -> float:
