@@ -116,6 +116,7 @@ class BatchRunner:
         self._page_table = list(page_table)
         self._clock = clock
         self.buckets = Buckets(program.entries, config.stride, has_position=config.has_prefill_position)
+        self.returns_logits = _returns_logits(program.entries[self.buckets.any_decode()], config)
         self._block_table: BlockTable | None = None
         self.num_plans = 0
         self.padded_tokens = 0
@@ -126,13 +127,6 @@ class BatchRunner:
     def num_candidates(self) -> int:
         """K of the entries' top-k; 0 when they return logits only."""
         return self._config.top_k or 0
-
-    @property
-    def returns_logits(self) -> bool:
-        signature = self._program.entries[self.buckets.any_decode()]
-        if self._config.top_k is None:
-            return True
-        return signature.results is not None and len(signature.results) > 2
 
     def run(self, batch: Batch) -> BatchResult:
         """Invokes the nearest entry and waits for it. Raises InvocationError."""
@@ -197,6 +191,12 @@ class BatchRunner:
     def _count(self, shape: Shape, batch: Batch) -> None:
         self.invocations[shape.entry] += 1
         self.padded_tokens += shape.tokens - sum(len(task.input_tokens) for task in batch.tasks)
+
+
+def _returns_logits(signature: EntrySignature, config: ModelConfig) -> bool:
+    if config.top_k is None:
+        return True
+    return signature.results is not None and len(signature.results) > 2
 
 
 def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:

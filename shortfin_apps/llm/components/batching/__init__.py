@@ -39,13 +39,13 @@ class ModeKind:
 
 def _default(config: ModelConfig, options: BatchOptions) -> BatchMode:
     chunk = None
-    if not config.has_prefill_position and options.chunk_tokens is not None:
+    if config.has_prefill_position:
+        chunk = _whole_pages(options.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
+    elif options.chunk_tokens is not None:
         raise ArtifactError(
             "a chunk length was given, but this model takes whole prompts only (`has_prefill_position` is "
             "false in its config.json); leave out `--chunk-block-size`, or export it with that option"
         )
-    if config.has_prefill_position:
-        chunk = _whole_pages(options.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
     return DefaultMode(
         stride=config.stride,
         chunk_tokens=chunk,
