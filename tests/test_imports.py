@@ -17,9 +17,10 @@ MAX_LINES = 500
 MAY_IMPORT = {
     "errors": (),
     "config": ("errors",),
+    "host_cpu": (),
     "components.kvcache": ("errors",),
     "components.runtime.device": (),  # the interface; the rest of `runtime` is behind it
-    "components.runtime": ("components.runtime.device", "config", "errors"),
+    "components.runtime": ("components.runtime.device", "config", "errors", "host_cpu"),
     "components.batching": ("components", "components.kvcache", "config", "errors"),
     "components": (
         *("components.batching", "components.kvcache", "components.runtime.device"),
@@ -30,8 +31,8 @@ MAY_IMPORT = {
         *("components.runtime", "components.runtime.device", "config", "errors"),
     ),
     "api": ("components", "errors"),
-    "build.artifact": ("build", "config", "errors"),  # the directory that the server opens
-    "build": ("build.artifact", "cli", "config", "errors"),
+    "build.artifact": ("build", "config", "errors", "host_cpu"),  # the directory that the server opens
+    "build": ("build.artifact", "cli", "config", "errors", "host_cpu"),
     "client": ("errors",),
     "terminal": ("cli", "client", "errors"),
     "bench": ("cli", "client", "errors", "terminal"),

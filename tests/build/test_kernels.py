@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,30 @@ from shortfin_apps.llm.build.graph_topk import top_k as generic_top_k
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
 from shortfin_apps.llm.build.spec import BuildOptions, WeightType
+from shortfin_apps.llm.host_cpu import permit_amx
 from tests.build.compiled_model import DTYPES, TINY
 
 F32 = npt.NDArray[np.float32]
 Run = Callable[..., list[Any]]
 
-# 48 and 80 leave half a panel, 130 rows cross a row block, 1 to 15 take every tail.
-IN, FFN, OUT = 80, 112, 48
-ROWS = [1, 2, 3, 5, 7, 8, 15, 130]
+# 130 rows cross a row block, the others take every kind of tail.
+ROWS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 130]
 TYPES: list[WeightType] = ["bf16", "f16", "f32"]
 MATMUL_TOLERANCE = {"bf16": 2e-2, "f16": 2e-3, "f32": 1e-5}
 HOST = resolve_target("cpu")
 # The same CPU without the bf16 dot and wide registers: the tiles that smaller machines get.
 NARROW = replace(HOST, features=frozenset({"avx2", "fma"}))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    hidden: int
+    ffn: int
+    out: int
+
+
+UNEVEN = Sizes(hidden=80, ffn=112, out=48)  # 48 and 80 leave half a panel
+WHOLE_TILES = Sizes(hidden=96, ffn=160, out=64)  # what the matrix unit takes
 
 
 class ConstantWeights(WeightTypes):
@@ -55,6 +66,7 @@ class ConstantWeights(WeightTypes):
 
 def load(text: str, folder: Path) -> Any:
     compile_text(text, HOST.flags, folder / "kernel.vmfb")
+    permit_amx()
     config = iree.Config("local-sync")
     module = iree.VmModule.copy_buffer(config.vm_instance, (folder / "kernel.vmfb").read_bytes())
     return iree.load_vm_module(module, config)
@@ -93,9 +105,14 @@ def widen(e: Emitter, x: Tensor) -> Tensor:
 
 
 @cache
-def matmul_weights(kind: WeightType) -> dict[str, npt.NDArray[Any]]:
+def matmul_weights(kind: WeightType, sizes: Sizes) -> dict[str, npt.NDArray[Any]]:
     rng = np.random.default_rng(0)
-    shapes = {"plain.w": (OUT, IN), "residual.w": (IN, FFN), "gated.w": (2 * FFN, IN), "norm.w": (IN,)}
+    shapes = {
+        "plain.w": (sizes.out, sizes.hidden),
+        "residual.w": (sizes.hidden, sizes.ffn),
+        "gated.w": (2 * sizes.ffn, sizes.hidden),
+        "norm.w": (sizes.hidden,),
+    }
     return {
         name: rng.standard_normal(shape)
         .astype(np.float32)
@@ -104,44 +121,58 @@ def matmul_weights(kind: WeightType) -> dict[str, npt.NDArray[Any]]:
     }
 
 
+@dataclass(frozen=True)
+class LinearKernels:
+    kind: WeightType
+    sizes: Sizes
+    module: Any
+
+    @classmethod
+    def build(cls, kind: WeightType, target: Target, sizes: Sizes, folder: Path) -> LinearKernels:
+        spec = replace(TINY, hidden_size=sizes.hidden, intermediate_size=sizes.ffn)
+        arrays = matmul_weights(kind, sizes)
+        weights = ConstantWeights(arrays, {name: "f32" if name == "norm.w" else kind for name in arrays})
+        form = CpuForm(spec, BuildOptions(weights=kind), target, weights)
+        x: dict[str, tuple[int | str, ...]] = {"x": ("?", sizes.hidden)}
+        h: dict[str, tuple[int | str, ...]] = {"h": ("?", sizes.ffn), "r": ("?", sizes.hidden)}
+        functions = [
+            function("plain", x, lambda e, x: [form.linear(e, narrow(e, x, kind), "plain.w")]),
+            function("residual", h, lambda e, h, r: [form.linear(e, narrow(e, h, kind), "residual.w", r)]),
+            function(
+                "gated", x, lambda e, x: [widen(e, form.gated_linear(e, narrow(e, x, kind), "gated.w"))]
+            ),
+            function("norm", x, lambda e, x: [widen(e, form.rms_norm(e, x, "norm.w"))]),
+        ]
+        text = "\n".join(
+            ["module @kernels {", *weights.declarations(), *form.declarations(), *functions, "}"]
+        )
+        return cls(kind, sizes, load(text, folder))
+
+    def activations(self, rng: np.random.Generator, rows: int, width: int) -> F32:
+        return rng.standard_normal((rows, width)).astype(DTYPES[self.kind]).astype(np.float32)
+
+
+CASES: list[tuple[WeightType, Target, Sizes]] = [
+    *((kind, target, UNEVEN) for kind in TYPES for target in (HOST, NARROW)),
+    ("bf16", HOST, WHOLE_TILES),
+]
+
+
 @pytest.fixture(
-    scope="module", params=[(k, t) for k in TYPES for t in ("host", "narrow")], ids=lambda p: f"{p[0]}-{p[1]}"
+    scope="module",
+    params=CASES,
+    ids=lambda c: f"{c[0]}-{'host' if c[1] is HOST else 'narrow'}-{'uneven' if c[2] is UNEVEN else 'tiles'}",
 )
-def linear_kernels(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[WeightType, Any]:
-    kind, which = request.param
-    target: Target = HOST if which == "host" else NARROW
-    spec = replace(TINY, hidden_size=IN, intermediate_size=FFN)
-    arrays = matmul_weights(kind)
-    weights = ConstantWeights(arrays, {name: "f32" if name == "norm.w" else kind for name in arrays})
-    form = CpuForm(spec, BuildOptions(weights=kind), target, weights)
-    functions = [
-        function("plain", {"x": ("?", IN)}, lambda e, x: [form.linear(e, narrow(e, x, kind), "plain.w")]),
-        function(
-            "residual",
-            {"x": ("?", FFN), "r": ("?", IN)},
-            lambda e, x, r: [form.linear(e, narrow(e, x, kind), "residual.w", r)],
-        ),
-        function(
-            "gated",
-            {"x": ("?", IN)},
-            lambda e, x: [widen(e, form.gated_linear(e, narrow(e, x, kind), "gated.w"))],
-        ),
-        function("norm", {"x": ("?", IN)}, lambda e, x: [widen(e, form.rms_norm(e, x, "norm.w"))]),
-    ]
-    text = "\n".join(["module @kernels {", *weights.declarations(), *form.declarations(), *functions, "}"])
-    return kind, load(text, tmp_path_factory.mktemp("linear"))
+def linear(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LinearKernels:
+    kind, target, sizes = request.param
+    return LinearKernels.build(kind, target, sizes, tmp_path_factory.mktemp("linear"))
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_linear_kernels(linear_kernels: tuple[WeightType, Any], rows: int) -> None:
-    kind, module = linear_kernels
-    weights = {name: array.astype(np.float32) for name, array in matmul_weights(kind).items()}
+def test_linear_kernels(linear: LinearKernels, rows: int) -> None:
+    kind, sizes, module = linear.kind, linear.sizes, linear.module
+    weights = {name: array.astype(np.float32) for name, array in matmul_weights(kind, sizes).items()}
     rng = np.random.default_rng(rows)
-
-    def activations(width: int) -> F32:
-        return rng.standard_normal((rows, width)).astype(DTYPES[kind]).astype(np.float32)
 
     def check(actual: Any, expected: F32) -> None:
         scale = np.abs(expected).max()
@@ -149,12 +180,29 @@ def test_linear_kernels(linear_kernels: tuple[WeightType, Any], rows: int) -> No
             actual.to_host() / scale, expected / scale, rtol=0, atol=MATMUL_TOLERANCE[kind]
         )
 
-    x, h, r = activations(IN), activations(FFN), activations(IN)
+    x, h = linear.activations(rng, rows, sizes.hidden), linear.activations(rng, rows, sizes.ffn)
+    r = linear.activations(rng, rows, sizes.hidden)
     check(module.plain(x), x @ weights["plain.w"].T)
     check(module.residual(h, r), r + h @ weights["residual.w"].T)
     gate, up = np.split(x @ weights["gated.w"].T, 2, axis=1)
     check(module.gated(x), gate / (1 + np.exp(-gate)) * up)
     check(module.norm(x), x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5) * weights["norm.w"])
+
+
+def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(linear: LinearKernels) -> None:
+    rng = np.random.default_rng(1)
+    h = linear.activations(rng, ROWS[-1], linear.sizes.ffn)
+    x = linear.activations(rng, ROWS[-1], linear.sizes.hidden)
+    module = linear.module
+
+    def compute(rows: int) -> list[F32]:
+        results = (module.plain(x[:rows]), module.residual(h[:rows], x[:rows]), module.gated(x[:rows]))
+        return [result.to_host() for result in results]
+
+    everything = compute(ROWS[-1])
+    for rows in ROWS:
+        for part, whole in zip(compute(rows), everything, strict=True):
+            np.testing.assert_array_equal(part, whole[:rows])
 
 
 TOP_K_SHAPES = [(512, 1), (512, 64), (1000, 7), (96, 96), (49152, 64)]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from shortfin_apps.llm.build.host_cpu import missing_features
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.host_cpu import missing_features
 
 FORMAT_VERSION = 1
 

@@ -51,8 +51,15 @@ _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
 # What turns a source's tensors into parameters; every other file but those of `_BORDER` makes the program.
 _WEIGHTS_CODE = ("sources/", "weights.py", "weights_archive.py")
-_BORDER = ("artifact.py", "builder.py", "cache.py", "cli.py", "host_cpu.py", "model_config.py", "progress.py",
-           "tokenizer_gguf.py")  # fmt: skip
+_BORDER = (
+    "artifact.py",
+    "builder.py",
+    "cache.py",
+    "cli.py",
+    "model_config.py",
+    "progress.py",
+    "tokenizer_gguf.py",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

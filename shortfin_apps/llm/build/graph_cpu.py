@@ -15,6 +15,7 @@ from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.errors import BuildError
 
 LANES = 16  # f32 of one panel and of one vector; narrower registers take a vector in parts
+AMX_SIZE = 32  # bf16 of one row of a tile, and columns of two
 
 
 class CpuForm:
@@ -157,18 +158,24 @@ class CpuForm:
     def _matmul(self, weight: str, epilogue: str) -> str:
         out_features, in_features = self._weights.shape(weight)
         panels = -(-out_features // (2 * LANES))
+        name = f"matmul_{out_features}x{in_features}_{epilogue}"
+        shape = {
+            "n": out_features,
+            "k_size": in_features,
+            "epilogue": epilogue,
+            "panels_per_group": max(1, panels // 32),
+            "row_block": 128,
+        }
+        if self._dot2 and self._target.has_amx and out_features % AMX_SIZE == in_features % AMX_SIZE == 0:
+            return self._kernel("matmul_amx", name, **shape)
         tile_rows = 8 if self._target.has_wide_vectors else 2
         return self._kernel(
             "matmul",
-            f"matmul_{out_features}x{in_features}_{epilogue}",
-            n=out_features,
-            k_size=in_features,
-            epilogue=epilogue,
+            name,
+            **shape,
             dtype=self._options.weights,
             dot2=self._dot2,
             lanes=LANES,
-            panels_per_group=max(1, panels // 32),
-            row_block=128,
             tile_rows=tile_rows,
             tail_sizes=[size for size in (4, 2, 1) if size < tile_rows],
         )

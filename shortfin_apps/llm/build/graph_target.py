@@ -10,6 +10,7 @@ from functools import cache
 from iree.compiler.tools.binaries import find_tool
 
 from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.host_cpu import permit_amx
 
 _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
 _TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}>', re.DOTALL)
@@ -42,6 +43,11 @@ class Target:
     @property
     def has_bf16_dot(self) -> bool:
         return self.is_cpu and {"avx512bf16", "avx512f"} <= self.features
+
+    @property
+    def has_amx(self) -> bool:
+        """Whether the CPU multiplies tiles of bf16 (Intel AMX)."""
+        return self.is_cpu and {"amx-tile", "amx-bf16", "avx512bf16", "avx512f"} <= self.features
 
     @property
     def has_wide_vectors(self) -> bool:
@@ -79,10 +85,11 @@ def _cpu_target(device: str, cpu: str) -> Target:
     if probe.returncode or not found:
         raise BuildError(f"the compiler does not know the CPU {cpu!r} ({_first_line(probe.stderr)})")
     attributes = dict(re.findall(r'(\w+) = "([^"]*)"', found[2]))
-    enabled = (f[1:] for f in attributes.get("cpu_features", "").split(",") if f.startswith("+"))
-    return Target(
-        device, flags, found[1].removeprefix("embedded-elf-"), attributes.get("cpu", ""), frozenset(enabled)
-    )
+    names = attributes.get("cpu_features", "").split(",")
+    features = frozenset(name[1:] for name in names if name.startswith("+"))
+    if cpu == "host" and not permit_amx():
+        features = frozenset(name for name in features if not name.startswith("amx"))
+    return Target(device, flags, found[1].removeprefix("embedded-elf-"), attributes.get("cpu", ""), features)
 
 
 def _first_line(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.host_cpu import permit_amx
 
 Runtime = Literal["auto", "shortfin", "iree"]
 
@@ -42,6 +43,7 @@ def open_device(
 
 
 def _open_cpu(runtime: Runtime, threads: int | None) -> Device:
+    permit_amx()  # whether a program needs it is known when the artefact is opened
     if runtime == "shortfin":
         _require_shortfin()
         from shortfin_apps.llm.components.runtime.shortfin_device import open_hostcpu

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
+import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -12,6 +16,22 @@ CPUINFO = Path("/proc/cpuinfo")
 _DECISIVE = re.compile(r"avx(?!10).*|amx.*|fma|f16c|gfni|vaes|neon|dotprod|i8mm|bf16|sve2?|fullfp16")
 _LINUX_NAMES = {"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp"}
 
+# Linux, Documentation/arch/x86/xstate.rst: a process asks before its threads may use tile registers.
+_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
+
+
+@cache
+def permit_amx() -> bool:
+    """Asks the kernel, once, to let every thread of this process use AMX's tile registers.
+
+    False where the CPU or the kernel has none, or a sandbox forbids it: AMX code would then be killed.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
+
 
 def missing_features(needed: Iterable[str], cpuinfo: Path = CPUINFO) -> list[str]:
     """Those of `needed` (LLVM's names) that this host lacks; none where the host does not say."""
@@ -19,7 +39,13 @@ def missing_features(needed: Iterable[str], cpuinfo: Path = CPUINFO) -> list[str
     if not host:
         return []
     decisive = (name for name in needed if _DECISIVE.fullmatch(name))
-    return sorted(name for name in decisive if _plain(_LINUX_NAMES.get(name, name)) not in host)
+    return sorted(name for name in decisive if not _has(host, name))
+
+
+def _has(host: frozenset[str], name: str) -> bool:
+    if name.startswith("amx") and not permit_amx():
+        return False
+    return _plain(_LINUX_NAMES.get(name, name)) in host
 
 
 def _host_features(cpuinfo: Path) -> frozenset[str]:

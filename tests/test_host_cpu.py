@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from shortfin_apps.llm import host_cpu
 from shortfin_apps.llm.build.graph_target import resolve_target
-from shortfin_apps.llm.build.host_cpu import missing_features
+from shortfin_apps.llm.host_cpu import missing_features
 
 
 @pytest.fixture
@@ -15,9 +16,15 @@ def cpuinfo(tmp_path: Path) -> Path:
     return path
 
 
-def test_names_what_is_missing(cpuinfo: Path) -> None:
+def test_names_what_is_missing(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cpu, "permit_amx", lambda: True)
     assert missing_features(["avx2", "avx512bf16", "amx-tile"], cpuinfo) == []
     assert missing_features(["avx2", "avx512vnni", "avx512f"], cpuinfo) == ["avx512f", "avx512vnni"]
+
+
+def test_amx_without_the_permission_is_missing(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cpu, "permit_amx", lambda: False)
+    assert missing_features(["avx2", "amx-tile"], cpuinfo) == ["amx-tile"]
 
 
 def test_features_that_linux_does_not_report_are_not_missed(cpuinfo: Path) -> None:
