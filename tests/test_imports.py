@@ -35,7 +35,11 @@ MAY_IMPORT = {
     "build": ("build.artifact", "cli", "config", "errors", "host_cpu"),
     "client": ("errors",),
     "terminal": ("cli", "client", "errors"),
-    "bench": ("cli", "client", "errors", "terminal"),
+    "bench": ("bench.roofline", "cli", "client", "errors", "terminal"),
+    "bench.roofline": (  # the one tool that measures a compiled model and no server
+        *("bench", "build", "build.artifact", "cli", "components", "components.batching"),
+        *("components.loading", "components.runtime", "components.runtime.device", "config", "errors"),
+    ),
     "cli": ("errors",),
     "__main__": ("cli",),
     "server_config": ("errors",),

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import secrets
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from shortfin_apps.llm.bench.campaign import run_campaign
+from shortfin_apps.llm.bench.console import positive, positives, progress_bar, table_console, write_json
 from shortfin_apps.llm.bench.report import compare, document, print_report, ratio_table, read_document
+from shortfin_apps.llm.bench.roofline import cli as roofline_cli
 from shortfin_apps.llm.bench.target import TargetOptions, open_target, parse_urls
 from shortfin_apps.llm.bench.workload import PRESETS, Workload, chosen_presets, custom_workloads
 from shortfin_apps.llm.cli import Subparsers
@@ -27,7 +24,6 @@ from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE
 
 EXIT_REQUESTS_FAILED = 1
-TABLE_WIDTH = 180  # columns, where no terminal says otherwise
 
 DESCRIPTION = """\
 Measures any server that has OpenAI's /v1/completions: streams answers of fixed lengths to prompts of
@@ -45,6 +41,7 @@ examples:
   shortfin-llm bench --url ours=http://127.0.0.1:8000 --url vllm=http://127.0.0.1:8001 --repeat 3
   shortfin-llm bench --preset W2 --compare out.json           # against an earlier run
   shortfin-llm bench --prompt-tokens 256 --output-tokens 64 --concurrency 1,2,4,8,16,32,64
+  shortfin-llm bench roofline smollm2                         # a compiled model against this machine's limits
 
 The exit status is 1 when a request failed.
 """
@@ -59,6 +56,8 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    tools = parser.add_subparsers(dest="tool", metavar="TOOL", title="beside measuring servers")
+    roofline_cli.add_parser(tools)
     _add_workload_options(parser)
     _add_server_options(parser)
     output = parser.add_argument_group("output")
@@ -69,19 +68,19 @@ def add_parser(subparsers: Subparsers) -> None:
 def _add_workload_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--preset", metavar="W1,..", help="presets, or all (default: all)")
-    group.add_argument("--repeat", type=_positive, default=1, metavar="N", help="times (default: 1)")
+    group.add_argument("--repeat", type=positive, default=1, metavar="N", help="times (default: 1)")
     group.add_argument("--seed", help="derive the prompts from this; a server may have cached them then")
     custom = parser.add_argument_group("custom workload, instead of a preset")
-    custom.add_argument("--prompt-tokens", type=_positive, metavar="N", help="tokens in (default: 128)")
-    custom.add_argument("--output-tokens", type=_positive, metavar="N", help="tokens out (default: 128)")
+    custom.add_argument("--prompt-tokens", type=positive, metavar="N", help="tokens in (default: 128)")
+    custom.add_argument("--output-tokens", type=positive, metavar="N", help="tokens out (default: 128)")
     custom.add_argument(
-        "--concurrency", type=_positives, metavar="N,..", help="clients; several values: several runs"
+        "--concurrency", type=positives, metavar="N,..", help="clients; several values: several runs"
     )
     custom.add_argument(
-        "--requests", type=_positive, metavar="N", help="requests in all (default: 2 for each client)"
+        "--requests", type=positive, metavar="N", help="requests in all (default: 2 for each client)"
     )
     custom.add_argument(
-        "--shared-prefix-tokens", type=_positive, metavar="N", help="tokens that all prompts begin with"
+        "--shared-prefix-tokens", type=positive, metavar="N", help="tokens that all prompts begin with"
     )
 
 
@@ -107,6 +106,8 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.tool is not None:
+        return roofline_cli.run(args)
     workloads = chosen_workloads(args)
     earlier = None if args.compare is None else read_document(args.compare)  # before minutes of measuring
     doc = asyncio.run(_measure(args, workloads))
@@ -151,7 +152,7 @@ async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> d
         urls = parse_urls(args.url or [DEFAULT_URL])
         targets = [await stack.enter_async_context(open_target(*url, options)) for url in urls]
         requests = sum(len(w.prompt_tokens) * len(w.passes) for w in workloads)
-        with _progress() as progress:
+        with progress_bar("requests") as progress:
             task = progress.add_task("", total=requests * len(targets) * args.repeat)
             results = [
                 result
@@ -167,48 +168,11 @@ async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> d
     return document(targets, workloads, results, seed, started)
 
 
-def _progress() -> Progress:
-    # Two frames a second: drawing takes time from the server on the same machine.
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("requests"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        refresh_per_second=2,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-
-
 def print_tables(doc: dict[str, Any], earlier: dict[str, Any] | None) -> None:
     """The report on stdout, wide enough for its columns where stdout is not a terminal."""
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    console = table_console()
     print_report(console, doc)
     if earlier is not None:
         rows = compare(doc, earlier)
         title = f"ratios to the run of {earlier['started']} (another time: mind the machine's drift)"
         console.print(ratio_table(rows, title) if rows else "the earlier run has none of these workloads")
-
-
-def write_json(doc: dict[str, Any], destination: str) -> None:
-    """To a file, or to stdout for `-`. Raises InvalidRequestError when the file cannot be written."""
-    text = json.dumps(doc, indent=2)
-    if destination == "-":
-        print(text)
-        return
-    try:
-        Path(destination).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequestError(f"cannot write {destination}: {error.strerror}", "json") from error
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def _positives(text: str) -> list[int]:
-    return list(dict.fromkeys(_positive(part.strip()) for part in text.split(",")))

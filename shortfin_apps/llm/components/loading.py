@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.engine import Engine, ModelLimits
 from shortfin_apps.llm.components.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.runtime.check import check_program, check_results
-from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -85,11 +85,7 @@ def make_engine(
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config)
-    page_table = [
-        device.allocate((num_pages, elements), config.paged_kv_cache.dtype, stage)
-        for stage, elements in enumerate(config.page_elements)
-    ]
-    runner = BatchRunner(device, program, config, page_table=page_table)
+    runner = make_runner(device, program, config, num_pages)
     if BATCH_MODES[options.batch_mode].needs_extend_entries and not runner.buckets.has_extend:
         raise ArtifactError(
             f"the VMFB has no `extend` entry, which batch mode {options.batch_mode} needs; "
@@ -103,6 +99,15 @@ def make_engine(
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
     )
+
+
+def make_runner(device: Device, program: Program, config: ModelConfig, num_pages: int) -> BatchRunner:
+    """Runs batches of `program` on a page table of its own, `num_pages` with the scratch page."""
+    page_table = [
+        device.allocate((num_pages, elements), config.paged_kv_cache.dtype, stage)
+        for stage, elements in enumerate(config.page_elements)
+    ]
+    return BatchRunner(device, program, config, page_table=page_table)
 
 
 def max_running(config: ModelConfig, options: EngineOptions) -> int:

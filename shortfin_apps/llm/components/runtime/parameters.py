@@ -34,6 +34,12 @@ def open_parameters(paths: Sequence[Path]) -> Any:
     return index
 
 
+def parameter_bytes(paths: Sequence[Path]) -> dict[str, int]:
+    """The size of every parameter, by name. Raises ArtifactError."""
+    index = open_parameters(paths)
+    return {entry.key: entry.length for entry in (index[i] for i in range(len(index)))}
+
+
 def _check_extents(path: Path, size: int, entries: Sequence[Any]) -> None:
     for entry in entries:
         if entry.is_file and entry.file_storage[1] + entry.length > size:

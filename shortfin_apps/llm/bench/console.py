@@ -1,0 +1,61 @@
+"""What the commands that measure have in common on the command line and on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shortfin_apps.llm.errors import InvalidRequestError
+
+TABLE_WIDTH = 180  # columns, where no terminal says otherwise
+
+
+def progress_bar(unit: str) -> Progress:
+    """A bar on stderr that counts `unit`s, if that is a terminal."""
+    # Two frames a second: drawing takes time from what is measured on the same machine.
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        refresh_per_second=2,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def table_console() -> Console:
+    """Stdout, wide enough for the tables' columns where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+
+
+def write_json(doc: dict[str, Any], destination: str) -> None:
+    """To a file, or to stdout for `-`. Raises InvalidRequestError when the file cannot be written."""
+    text = json.dumps(doc, indent=2)
+    if destination == "-":
+        print(text)
+        return
+    try:
+        Path(destination).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {destination}: {error.strerror}", "json") from error
+
+
+def positive(text: str) -> int:
+    """An argparse type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def positives(text: str) -> list[int]:
+    """An argparse type: positive numbers with commas between, without repetitions."""
+    return list(dict.fromkeys(positive(part.strip()) for part in text.split(",")))

@@ -1,0 +1,92 @@
+"""The invocations that are timed: batches as a server would make them, on pages in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.components.buckets import Buckets
+from shortfin_apps.llm.components.messages import GenerateCall
+from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A batch before it has pages: `rows` tasks of `new_tokens` each, the last of them at `context - 1`."""
+
+    phase: Phase
+    rows: int
+    new_tokens: int
+    context: int
+
+    def pages(self, stride: int) -> int:
+        return self.rows * -(-self.context // stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan, the batch that it became, and the entry which the runner takes for it."""
+
+    entry: str
+    plan: Plan
+    batch: Batch
+
+
+def plans(
+    config: ModelConfig, contexts: Sequence[int], prompt_tokens: Sequence[int], *, has_extend: bool
+) -> Iterator[Plan]:
+    """Every decode size at every context, every prefill size with every prompt, and those in one extend.
+
+    What does not fit the model's longest sequence is left out.
+    """
+    for context in contexts:
+        for rows in config.decode_batch_sizes:
+            if context <= config.max_seq_len:
+                yield Plan(Phase.DECODE, rows, 1, context)
+    for tokens in prompt_tokens:
+        if tokens > config.max_seq_len:
+            continue
+        for rows in config.prefill_batch_sizes:
+            yield Plan(Phase.PREFILL, rows, tokens, tokens)
+        if has_extend:
+            yield Plan(Phase.EXTEND, 1, tokens, tokens)
+
+
+def choose(all_plans: Iterable[Plan], buckets: Buckets, stride: int, patterns: Sequence[str]) -> list[Case]:
+    """The cases of those plans whose entry fits one of the shell-like patterns; of all without any.
+
+    Raises InvalidRequestError when none is left.
+    """
+    cases = [_make_case(plan, buckets, stride) for plan in all_plans]
+    found = [case for case in cases if not patterns or any(fnmatchcase(case.entry, p) for p in patterns)]
+    if not found:
+        names = ", ".join(sorted({case.entry for case in cases})) or "none of such lengths"
+        raise InvalidRequestError(f"no entry fits {', '.join(patterns)}; there are {names}", "entry")
+    return found
+
+
+def _make_case(plan: Plan, buckets: Buckets, stride: int) -> Case:
+    batch = make_batch(plan, stride)
+    return Case(buckets.of(batch).entry, plan, batch)
+
+
+def make_batch(plan: Plan, stride: int) -> Batch:
+    """Tasks whose pages, the first of the table but for the scratch page, are in a shuffled order."""
+    pages = list(range(1, 1 + plan.pages(stride)))
+    random.Random(0).shuffle(pages)
+    per_row = len(pages) // plan.rows
+    tasks = [_task(plan, pages[row * per_row : (row + 1) * per_row]) for row in range(plan.rows)]
+    return Batch(plan.phase, tuple(tasks))
+
+
+def _task(plan: Plan, page_ids: list[int]) -> LlmTaskInput:
+    tokens = [1 + position % 97 for position in range(plan.context)]
+    call = GenerateCall(request_id="roofline", prompt_ids=tuple(tokens), params=SamplingParams(max_tokens=1))
+    start = plan.context - plan.new_tokens
+    return LlmTaskInput(Request(call), tokens[start:], start, plan.context, page_ids)

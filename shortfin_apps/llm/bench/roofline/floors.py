@@ -1,0 +1,75 @@
+"""What an invocation cannot do without, from the model's shape: bytes to move and operations to do.
+
+    bytes  weights once, but of the embedding table the rows of the tokens (all of it where it is the head
+           too); of the cache, the pages of each task's earlier tokens, and the new tokens' K and V
+    FLOPs  2 x tokens x every matrix of every layer; 2 x rows x head; attention: a token at position p
+           takes 4 x (p + 1) x head_dim x query heads in each layer
+
+Activations and logits count nothing: they can stay in the processor's caches. Nor does padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shortfin_apps.llm.build.spec import LlamaSpec
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.config import ModelConfig
+
+EMBEDDING = "token_embd.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one invocation must move (bytes) and compute (FLOPs: a multiply and an add are two)."""
+
+    num_bytes: int
+    flops: int
+
+    def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
+        """The least time on a machine with these speeds: moving and computing overlap at best."""
+        return max(self.num_bytes / bytes_per_s, self.flops / flops_per_s)
+
+    def is_memory_bound(self, bytes_per_s: float, flops_per_s: float) -> bool:
+        return self.num_bytes / bytes_per_s >= self.flops / flops_per_s
+
+
+class CostModel:
+    """Counts the work of batches of one model. `parameter_bytes` are those of its archive, by name."""
+
+    def __init__(self, spec: LlamaSpec, config: ModelConfig, parameter_bytes: Mapping[str, int]) -> None:
+        self._spec = spec
+        self._stride = config.stride
+        self._page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
+        table = parameter_bytes[EMBEDDING]
+        self._row_bytes = table // spec.vocab_size
+        self._weight_bytes = sum(parameter_bytes.values()) - (0 if spec.tie_word_embeddings else table)
+
+    def of(self, batch: Batch) -> Work:
+        tokens = sum(len(task.input_tokens) for task in batch.tasks)
+        cache_bytes = sum(self._cache_bytes(task) for task in batch.tasks)
+        attention = sum(self._attention_flops(task) for task in batch.tasks)
+        head = self._spec.vocab_size * self._spec.hidden_size
+        return Work(
+            num_bytes=self._weight_bytes + tokens * self._row_bytes + cache_bytes,
+            flops=2 * tokens * self._matrix_elements() + 2 * len(batch.tasks) * head + attention,
+        )
+
+    def _matrix_elements(self) -> int:
+        """Of all layers, without embedding and head."""
+        spec = self._spec
+        heads = spec.num_attention_heads * spec.head_dim
+        attention = spec.hidden_size * (spec.qkv_features + heads)
+        return spec.num_hidden_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
+
+    def _cache_bytes(self, task: LlmTaskInput) -> int:
+        pages_read = -(-task.start_position // self._stride)
+        written = len(task.input_tokens) * self._page_bytes // self._stride
+        return pages_read * self._page_bytes + written
+
+    def _attention_flops(self, task: LlmTaskInput) -> int:
+        """Causal: the sum of (p + 1) over the task's positions, times what one pair takes."""
+        pairs = (task.seq_len * (task.seq_len + 1) - task.start_position * (task.start_position + 1)) // 2
+        spec = self._spec
+        return 4 * pairs * spec.head_dim * spec.num_attention_heads * spec.num_hidden_layers

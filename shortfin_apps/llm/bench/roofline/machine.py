@@ -1,0 +1,132 @@
+"""What the machine can do: two probes, compiled for the artefact's target and run on its device.
+
+stream [rows, 16384] i32   reads every byte once, as a sum over rows
+matmul [1024, 1024]        the model's own kind of linear layer, with weights that stay in the caches
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from shortfin_apps.llm.build.compile import compile_text
+from shortfin_apps.llm.build.graph import choose_form
+from shortfin_apps.llm.build.graph_form import Form
+from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.graph_weights import WeightTypes, parameter_types
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.weights_archive import ArchiveEntry, write_archive
+from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
+from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+
+STREAM_COLUMNS = 16384
+STREAM_ROW_BYTES = 4 * STREAM_COLUMNS
+SIZE = 1024  # rows, in and out features of the matmul
+RUNS = 5
+_MATRIX = "blk.0.ffn_down.weight"
+_I32 = np.dtype(np.int32)
+
+
+class Machine:
+    """The two probes, loaded on a device. Both answer with the best of a few runs back to back."""
+
+    def __init__(
+        self,
+        device: Device,
+        program: Program,
+        activations: str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device = device
+        self.program = program
+        self._clock = clock
+        self._streamed: DeviceBuffer | None = None
+        self._x = device.allocate((SIZE, SIZE), MLIR_DTYPES[activations])
+
+    def bytes_per_s(self, num_bytes: int) -> float:
+        """Of a streaming read over about this many bytes, which decides how much caches can hold."""
+        rows = max(1, round(num_bytes / STREAM_ROW_BYTES))
+        if self._streamed is None or self._streamed.shape[0] != rows:
+            self._streamed = None  # two need not be there at once
+            self._streamed = self._device.allocate((rows, STREAM_COLUMNS), _I32)
+        return rows * STREAM_ROW_BYTES / self._best_s("stream", self._streamed)
+
+    def flops_per_s(self) -> float:
+        return 2 * SIZE**3 / self._best_s("matmul", self._x)
+
+    def _best_s(self, entry: str, argument: DeviceBuffer) -> float:
+        best = float("inf")
+        for _ in range(1 + RUNS):
+            begin = self._clock()
+            self.program.submit(entry, [argument]).wait()
+            best = min(best, self._clock() - begin)
+        return best
+
+
+def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Machine:
+    """Compiles the probes for what the artefact was compiled for. Takes seconds. Raises BuildError."""
+    with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
+        vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
+        target = resolve_target(options.device)
+        probe = _probe_spec(spec)
+        weights = WeightTypes(probe, options)
+        form = choose_form(probe, options, target, weights)
+        functions = [_stream(), _matmul(form, options)]
+        compile_text(
+            "\n".join(["module @module {", *weights.declarations(), *form.declarations(), *functions, "}"]),
+            (*target.flags, *target.tuning),
+            vmfb,
+        )
+        _write_zeros(parameters, probe, options)
+        return Machine(device, device.load_program(vmfb, [parameters], "module"), options.weights)
+
+
+def _probe_spec(spec: LlamaSpec) -> LlamaSpec:
+    """A layer of square matrices, so that the peak is the machine's and not this model's."""
+    return replace(
+        spec,
+        vocab_size=SIZE,
+        hidden_size=SIZE,
+        intermediate_size=SIZE,
+        num_hidden_layers=1,
+        num_attention_heads=SIZE // spec.head_dim,
+        num_key_value_heads=SIZE // spec.head_dim,
+    )
+
+
+def _matmul(form: Form, options: BuildOptions) -> str:
+    e = Emitter()
+    x = Tensor("%x", (SIZE, SIZE), options.weights)
+    return _function("matmul", e, x, form.linear(e, x, _MATRIX))
+
+
+def _stream() -> str:
+    e = Emitter()
+    rows = e.value(f"tensor.dim %x, {e.constant(0)} : tensor<?x{STREAM_COLUMNS}xi32>")
+    x = Tensor("%x", (rows, STREAM_COLUMNS), "i32")
+    body = "  %sum = arith.addi %out, %a : i32\n  linalg.yield %sum : i32"
+    sums = e.elementwise("rc", ("r", (rows,), "i32"), [(x, "rc")], body, e.fill("0", (rows,), "i32"))
+    return _function("stream", e, x, sums)
+
+
+def _function(name: str, e: Emitter, x: Tensor, result: Tensor) -> str:
+    body = "\n".join(e.lines)
+    return (
+        f"func.func @{name}({x.name}: {x.type}) -> {result.type} {{\n{body}\n"
+        f"return {result.name} : {result.type}\n}}"
+    )
+
+
+def _write_zeros(path: Path, spec: LlamaSpec, options: BuildOptions) -> None:
+    entries = [
+        ArchiveEntry(name, prod(shape) * MLIR_DTYPES[dtype].itemsize)
+        for name, (shape, dtype) in parameter_types(spec, options).items()
+    ]
+    write_archive(path, entries, (bytes(entry.num_bytes) for entry in entries))

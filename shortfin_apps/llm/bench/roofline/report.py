@@ -1,0 +1,96 @@
+"""What was found, as a table for people and JSON for machines."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.bench.roofline.measure import Result
+from shortfin_apps.llm.build.artifact import Manifest
+
+SCHEMA = "shortfin-llm-roofline/1"
+
+
+def document(manifest: Manifest, results: Sequence[Result]) -> dict[str, Any]:
+    """Everything about a run; times in seconds, speeds per second."""
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "model": manifest.spec.name,
+        "weights": manifest.options.weights,
+        "target": {"device": manifest.target.device, "cpu": manifest.target.cpu},
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "entries": [_entry(result) for result in results],
+    }
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    plan, samples = result.case.plan, result.samples
+    return {
+        "entry": result.case.entry,
+        "phase": plan.phase.value,
+        "rows": plan.rows,
+        "new_tokens": plan.new_tokens,
+        "context": plan.context,
+        "bytes": result.work.num_bytes,
+        "flops": result.work.flops,
+        "bound": _bound(result),
+        "bytes_per_s": [sample.bytes_per_s for sample in samples],
+        "flops_per_s": [sample.flops_per_s for sample in samples],
+        "time_s": [sample.time_s for sample in samples],
+        "time_s_median": result.time_s,
+        "time_s_min": result.min_time_s,
+        "floor_s": result.floor_s,
+        "ratio": median(result.ratios),
+        "ratio_min": min(result.ratios),
+        "ratio_max": max(result.ratios),
+    }
+
+
+def speeds(doc: dict[str, Any]) -> str:
+    """The machine's speeds in this run, in a line."""
+    bandwidths = [value for entry in doc["entries"] for value in entry["bytes_per_s"]]
+    peaks = [value for entry in doc["entries"] for value in entry["flops_per_s"]]
+    return (
+        f"streaming reads {_range(bandwidths, 1e9)} GB/s, {doc['weights']} matmul {_range(peaks, 1e9)} "
+        "GFLOP/s (median, least to greatest)"
+    )
+
+
+def table(doc: dict[str, Any]) -> Table:
+    made = Table(title=f"{doc['model']}, {doc['weights']}, {doc['target']['cpu']}", title_justify="left")
+    for name in ("entry", "rows x tokens", "context"):
+        made.add_column(name)
+    for name in ("time ms", "min ms", "floor ms", "bound by", "ratio", "least to greatest"):
+        made.add_column(name, justify="right")
+    for entry in doc["entries"]:
+        made.add_row(
+            entry["entry"],
+            f"{entry['rows']} x {entry['new_tokens']}",
+            f"{entry['context']:,}",
+            _ms(entry["time_s_median"]),
+            _ms(entry["time_s_min"]),
+            _ms(entry["floor_s"]),
+            entry["bound"],
+            f"{entry['ratio']:.2f}",
+            f"{entry['ratio_min']:.2f} to {entry['ratio_max']:.2f}",
+        )
+    return made
+
+
+def _bound(result: Result) -> str:
+    return "memory" if result.is_memory_bound else "arithmetic"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"
+
+
+def _range(values: Sequence[float], unit: float) -> str:
+    return f"{median(values) / unit:.1f} ({min(values) / unit:.1f} to {max(values) / unit:.1f})"

@@ -1,0 +1,74 @@
+"""Puts a measurement together: artefact, device, cases, machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.bench.console import progress_bar
+from shortfin_apps.llm.bench.roofline.cases import Case, choose, plans
+from shortfin_apps.llm.bench.roofline.floors import CostModel
+from shortfin_apps.llm.bench.roofline.machine import load_machine
+from shortfin_apps.llm.bench.roofline.measure import Result, measure
+from shortfin_apps.llm.bench.roofline.report import document
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.components.buckets import Buckets
+from shortfin_apps.llm.components.loading import make_runner
+from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
+from shortfin_apps.llm.config import ModelConfig
+
+
+def roofline(
+    directory: Path,
+    *,
+    patterns: Sequence[str],
+    contexts: Sequence[int],
+    prompt_tokens: Sequence[int],
+    repeats: int,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Measures the artefact in `directory`; report.py says what comes back. Raises LlmError."""
+    artifact = Artifact.open(directory)
+    assert artifact.manifest is not None, "a directory has one"
+    device = open_device(artifact.manifest.options.device.partition(":")[0], threads=threads)
+    try:
+        program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
+        check_program(program, artifact.config)
+        cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
+        return document(artifact.manifest, _measure(artifact, device, program, cases, repeats))
+    finally:
+        device.close()
+
+
+def _cases(
+    program: Program,
+    config: ModelConfig,
+    patterns: Sequence[str],
+    contexts: Sequence[int],
+    prompt_tokens: Sequence[int],
+) -> list[Case]:
+    buckets = Buckets(program.entries, config.stride, has_position=config.has_prefill_position)
+    all_plans = plans(config, contexts, prompt_tokens, has_extend=buckets.has_extend)
+    return choose(all_plans, buckets, config.stride, patterns)
+
+
+def _measure(
+    artifact: Artifact, device: Device, program: Program, cases: Sequence[Case], repeats: int
+) -> list[Result]:
+    manifest, config = artifact.manifest, artifact.config
+    assert manifest is not None
+    costs = CostModel(manifest.spec, config, parameter_bytes(artifact.parameters))
+    num_pages = 1 + max(case.plan.pages(config.stride) for case in cases)
+    runner = make_runner(device, program, config, num_pages)
+    machine = load_machine(device, manifest.spec, manifest.options)
+    with progress_bar("samples") as bar:
+        task = bar.add_task("", total=len(cases) * repeats)
+
+        def on_sample(case: Case) -> None:
+            bar.update(task, description=case.entry, advance=1)
+
+        return measure([(c, costs.of(c.batch)) for c in cases], runner, machine, repeats, on_sample)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shortfin_apps.llm.bench.roofline.report import SCHEMA
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.cli import main
+
+
+def roofline(artifact: Artifact, *argv: str) -> int:
+    return main(["bench", "roofline", str(artifact.vmfb.parent), "--repeat", "1", *argv])
+
+
+def test_every_kind_of_entry_is_held_against_its_floor(
+    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--context", "20", "--prompt-tokens", "32", "--json", "-"]
+    patterns = ["--entry", "decode_bs[14]", "--entry", "prefill_bs1", "--entry", "extend"]
+    assert roofline(tiny_artifact, *options, *patterns) == 0
+    doc = json.loads(capsys.readouterr().out)
+    assert doc["schema"] == SCHEMA
+    assert [(e["entry"], e["rows"], e["context"]) for e in doc["entries"]] == [
+        ("decode_bs1", 1, 20),
+        ("decode_bs4", 4, 20),
+        ("prefill_bs1", 1, 32),
+        ("extend", 1, 32),
+    ]
+    for entry in doc["entries"]:
+        floor = max(entry["bytes"] / entry["bytes_per_s"][0], entry["flops"] / entry["flops_per_s"][0])
+        assert entry["floor_s"] == pytest.approx(floor)
+        assert entry["ratio"] == pytest.approx(entry["time_s"][0] / floor)
+
+
+def test_the_table_has_a_line_for_each(tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    assert roofline(tiny_artifact, "--context", "20,40", "--entry", "decode_bs1") == 0
+    out = capsys.readouterr().out
+    assert [line.split("│")[3].strip() for line in out.splitlines() if "decode_bs1" in line] == ["20", "40"]
+    assert "GB/s" in out
+
+
+def test_an_entry_that_is_not_there_is_named(
+    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert roofline(tiny_artifact, "--entry", "verify") == 2
+    assert "no entry fits verify" in capsys.readouterr().err
