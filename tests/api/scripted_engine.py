@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+from shortfin_apps.llm.components.entry_counts import EntryCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.messages import (
     Delta,
@@ -78,9 +79,8 @@ class ScriptedEngine:
             prompt_tokens=11,
             cached_tokens=5,
             generation_tokens=13,
-            padded_tokens=17,
             preemptions=1,
-            invocations={"decode_bs4": 6, "prefill_bs1": 1},
+            entries=_entries(),
             step_s=0.5,
             device_s=0.4,
         )
@@ -141,6 +141,14 @@ def _spell(call: GenerateCall, ids: list[int], last: FinishReason, cached: int) 
             num_cached_tokens=cached,
             finish_reason=reason,
         )
+
+
+def _entries() -> dict[str, EntryCounts]:
+    decode, prefill = EntryCounts(), EntryCounts()
+    for _ in range(6):
+        decode.add([1, 1, 1], rows=4)
+    prefill.add([117], rows=128)
+    return {"decode_bs4": decode, "prefill_bs1": prefill}
 
 
 def _logprobs(token_id: int, count: int) -> TokenLogprobs:

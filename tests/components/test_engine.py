@@ -164,6 +164,20 @@ def test_a_steady_decode_batch_keeps_its_block_table() -> None:
     assert stats.plans == 1  # the prefill's serves the decodes too
 
 
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+def test_every_row_computed_is_counted_by_what_for(mode: str) -> None:
+    rig = make_rig(mode=mode, prefix_cache="none")
+    for index, length in enumerate((14, 6, 20)):
+        rig.engine.add(call(str(index), PROMPT[:1] * length, max_tokens=5))
+    rig.run()
+    entries = rig.engine.stats().entries.values()
+    assert sum(counts.invocations for counts in entries) == rig.engine.stats().steps
+    assert sum(counts.prefill_tokens.total for counts in entries) == 14 + 6 + 20
+    assert sum(counts.decode_tokens.total for counts in entries) == 3 * 4
+    rows = sum(math.prod(shape) for _, shape in rig.program.calls)
+    assert rig.engine.stats().padded_tokens == rows - (14 + 6 + 20) - 3 * 4
+
+
 def test_queue_time_ends_with_the_first_step_that_works_on_it() -> None:
     clock = count()
     rig = make_rig(max_running=1, clock=lambda: float(next(clock)))

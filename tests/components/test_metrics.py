@@ -77,7 +77,25 @@ async def test_the_engines_numbers_are_read_when_scraped() -> None:
     }
     assert {name: value(metrics, name) for name in expected} == expected
     assert value(metrics, "shortfin_llm:invocations_total", entry="prefill_bs1") == 1
+    rows = {("decode_bs4", "decode"): 18, ("decode_bs4", "prefill"): 0, ("decode_bs4", "padding"): 6}
+    rows |= {("prefill_bs1", "decode"): 0, ("prefill_bs1", "prefill"): 117, ("prefill_bs1", "padding"): 11}
+    name = "shortfin_llm:computed_tokens_total"
+    assert {key: value(metrics, name, entry=key[0], kind=key[1]) for key in rows} == rows
     assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 11
+
+
+async def test_the_mix_in_each_invocation() -> None:
+    metrics = ServerMetrics("m")
+    metrics.watch(ScriptedEngine(lambda call: iter(())))
+    decode, prefill = {"entry": "decode_bs4"}, {"entry": "prefill_bs1"}
+    assert value(metrics, "shortfin_llm:invocation_tasks_sum", **decode) == 18
+    assert value(metrics, "shortfin_llm:invocation_tasks_count", **decode) == 6
+    assert value(metrics, "shortfin_llm:invocation_decode_tokens_bucket", le="2.0", **decode) == 0
+    assert value(metrics, "shortfin_llm:invocation_decode_tokens_bucket", le="4.0", **decode) == 6
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="0.0", **decode) == 6
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="64.0", **prefill) == 0
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="128.0", **prefill) == 1
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="+Inf", **prefill) == 1
 
 
 def test_two_servers_do_not_share_metrics() -> None:

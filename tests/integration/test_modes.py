@@ -84,7 +84,7 @@ def test_the_modes_agree(
         with open_engine(tiny_artifact, options) as engine:
             crowd = [prompts[index] for index in traffic.prompts]
             got = generate(engine, crowd, MAX_TOKENS, traffic.arrivals)
-            used = {name.split("_")[0] for name, n in engine.stats().invocations.items() if n}
+            used = {name.split("_")[0] for name in engine.stats().entries}
         assert [c.token_ids for c in got] == [alone[index].token_ids for index in traffic.prompts]
         assert used == {"extend"} if mode == "extend-attention" else {"prefill", "decode"} <= used
 

@@ -131,9 +131,8 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generation_tokens=self._generation_tokens,
-            padded_tokens=self._runner.padded_tokens,
             preemptions=self._scheduler.num_preemptions,
-            invocations=dict(self._runner.invocations),
+            entries=self._runner.counts(),
             step_s=self._step_s,
             device_s=self._runner.device_s,
         )

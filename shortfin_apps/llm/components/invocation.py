@@ -15,7 +15,7 @@ or those and then logits. A padding row has tokens 0, start 0, seq_len 1 and the
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.buckets import Buckets, Layout, Shape
+from shortfin_apps.llm.components.entry_counts import EntryCounts
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
@@ -119,14 +120,17 @@ class BatchRunner:
         self.returns_logits = _returns_logits(program.entries[self.buckets.any_decode()], config)
         self._block_table: BlockTable | None = None
         self.num_plans = 0
-        self.padded_tokens = 0
-        self.invocations: Counter[str] = Counter()
+        self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
         self.device_s = 0.0
 
     @property
     def num_candidates(self) -> int:
         """K of the entries' top-k; 0 when they return logits only."""
         return self._config.top_k or 0
+
+    def counts(self) -> dict[str, EntryCounts]:
+        """What was computed so far, by entry; a copy, for other threads to read."""
+        return {entry: counts.copy() for entry, counts in self._counts.items()}
 
     def run(self, batch: Batch) -> BatchResult:
         """Invokes the nearest entry and waits for it. Raises InvocationError."""
@@ -136,7 +140,7 @@ class BatchRunner:
         results = self._program.submit(shape.entry, [*arguments, *self._page_table]).wait()
         result = self._result(batch, results)
         self.device_s += self._clock() - begin
-        self._count(shape, batch)
+        self._counts[shape.entry].add([len(task.input_tokens) for task in batch.tasks], shape.tokens)
         return result
 
     def warm_up(self) -> list[EntrySignature]:
@@ -187,10 +191,6 @@ class BatchRunner:
             return BatchResult(batch, None, None, lambda: download(results[0]))
         fetch = (lambda: download(results[2])) if len(results) > 2 else None
         return BatchResult(batch, download(results[0]), download(results[1]), fetch)
-
-    def _count(self, shape: Shape, batch: Batch) -> None:
-        self.invocations[shape.entry] += 1
-        self.padded_tokens += shape.tokens - sum(len(task.input_tokens) for task in batch.tasks)
 
 
 def _returns_logits(signature: EntrySignature, config: ModelConfig) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from shortfin_apps.llm.components.entry_counts import EntryCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import LlmError
@@ -71,11 +72,15 @@ class EngineStats:
     prompt_tokens: int  # computed, without those found in the cache
     cached_tokens: int  # found in the cache, counted once at admission
     generation_tokens: int
-    padded_tokens: int  # rows computed for nobody
     preemptions: int
-    invocations: Mapping[str, int]  # by entry name
+    entries: Mapping[str, EntryCounts]  # by name, those that ran
     step_s: float  # total time inside steps
     device_s: float  # of that, between submit and the results' arrival
+
+    @property
+    def padded_tokens(self) -> int:
+        """Rows computed for nobody."""
+        return sum(counts.padded_tokens for counts in self.entries.values())
 
 
 class EngineClient(Protocol):

@@ -6,12 +6,14 @@ Latencies are measured here, on the HTTP side; the engine's counters are read wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shortfin_apps.llm.components.entry_counts import BOUNDS, Distribution, EntryCounts
 from shortfin_apps.llm.components.messages import EngineClient, EngineStats, FinishReason
 from shortfin_apps.llm.errors import OverloadedError, UnavailableError
 
@@ -118,10 +120,7 @@ class _EngineCollector(Collector):
             yield self._family(GaugeMetricFamily(name, help_text), gauge)
         for name, help_text, count in _counters(stats):
             yield self._family(CounterMetricFamily(name, help_text), count)
-        invocations = CounterMetricFamily("shortfin_llm:invocations", "Invocations, by entry")
-        for entry, count in sorted(stats.invocations.items()):
-            invocations.add_sample("shortfin_llm:invocations_total", {**self._labels, "entry": entry}, count)
-        yield invocations
+        yield from self._entries(sorted(stats.entries.items()))
         by_source = CounterMetricFamily("vllm:prompt_tokens_by_source", "Prompt tokens, by origin")
         for source, count in (
             ("local_compute", stats.prompt_tokens),
@@ -131,10 +130,48 @@ class _EngineCollector(Collector):
             by_source.add_sample("vllm:prompt_tokens_by_source_total", labels, count)
         yield by_source
 
+    def _entries(self, entries: Sequence[tuple[str, EntryCounts]]) -> Iterator[Metric]:
+        labels = [*self._labels, "entry"]
+        invocations = CounterMetricFamily("shortfin_llm:invocations", "Invocations", labels=labels)
+        tokens = CounterMetricFamily(
+            "shortfin_llm:computed_tokens", "Rows computed, by what for", labels=[*labels, "kind"]
+        )
+        mixes = [HistogramMetricFamily(name, help_text, labels=labels) for name, help_text in _MIXES]
+        for entry, counts in entries:
+            values = [*self._labels.values(), entry]
+            invocations.add_metric(values, counts.invocations)
+            for kind, count in _tokens_by_kind(counts):
+                tokens.add_metric([*values, kind], count)
+            distributions = (counts.tasks, counts.prefill_tokens, counts.decode_tokens)
+            for mix, distribution in zip(mixes, distributions, strict=True):
+                mix.add_metric(values, _cumulative(distribution), distribution.total)
+        yield from (invocations, tokens, *mixes)
+
     def _family(self, family: Metric, value: float) -> Metric:
         suffix = "_total" if family.type == "counter" else ""
         family.add_sample(family.name + suffix, self._labels, value)
         return family
+
+
+_MIXES = (
+    ("shortfin_llm:invocation_tasks", "Tasks in an invocation"),
+    ("shortfin_llm:invocation_prefill_tokens", "Tokens of prefills in an invocation"),
+    ("shortfin_llm:invocation_decode_tokens", "Tokens of decodes in an invocation"),
+)
+
+
+def _tokens_by_kind(counts: EntryCounts) -> list[tuple[str, int]]:
+    return [
+        ("prefill", counts.prefill_tokens.total),
+        ("decode", counts.decode_tokens.total),
+        ("padding", counts.padded_tokens),
+    ]
+
+
+def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
+    """A histogram's buckets: sizes up to each bound, the last of which is infinite."""
+    bounds = [*(str(float(bound)) for bound in BOUNDS), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.bins), strict=True))
 
 
 def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
