@@ -77,6 +77,8 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
         (["DIR", "--port", "x"], "`--port`"),
         (["DIR", "--port", "65536"], "`--port`"),
         (["DIR", "--prefix-cache", "radix"], "`--prefix-cache`"),
+        (["DIR", "--token-budget", "256", "--max-pages-per-batch", "16"], "not both"),
+        (["DIR", "--max_pages_per_batch", "1"], "`--max-pages-per-batch`"),
         (["DIR", "--num_beams", "0"], "`--num-beams`"),
         (["DIR", "--default-temperature", "nan"], "`--default-temperature`"),
         (["DIR", "--config", "no-such-file"], "no-such-file"),

@@ -220,9 +220,7 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
     """The engine over the artefact's VMFB on the configured device."""
     from shortfin_apps.llm.components import loading  # imports the device libraries
 
-    chunk_tokens = config.chunk_tokens
-    if chunk_tokens is None and config.chunk_block_size is not None:
-        chunk_tokens = config.chunk_block_size * artifact.config.stride
+    stride = artifact.config.stride
     options = loading.EngineOptions(
         device=config.device,
         runtime=config.runtime,
@@ -231,8 +229,8 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
         batch_mode=config.batch_mode,
         prefix_cache=config.prefix_cache,
         pages=config.pages,
-        chunk_tokens=chunk_tokens,
-        token_budget=config.token_budget,
+        chunk_tokens=_in_tokens(config.chunk_tokens, config.chunk_block_size, stride),
+        token_budget=_in_tokens(config.token_budget, config.max_pages_per_batch, stride),
         prefills_per_decode=config.prefills_per_decode,
         max_running=config.max_running,
         max_queue=config.max_queue,
@@ -240,6 +238,11 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
     return loading.load_engine(
         artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options
     )
+
+
+def _in_tokens(tokens: int | None, pages: int | None, stride: int) -> int | None:
+    """What two settings for the same thing say, one in tokens and one in pages."""
+    return pages * stride if tokens is None and pages is not None else tokens
 
 
 def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:

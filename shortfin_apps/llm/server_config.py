@@ -98,7 +98,10 @@ class ServerConfig(BaseSettings):
     )
     chunk_block_size: int | None = Field(None, ge=1, description="the same in pages (upstream's flag)")
     token_budget: int | None = Field(
-        None, ge=1, description="extend-attention: the most tokens in one invocation (default: 256)"
+        None, ge=1, description="extend-attention: the most tokens in one invocation (default: 192)"
+    )
+    max_pages_per_batch: int | None = Field(
+        None, ge=2, description="the same in pages, instead of --token-budget"
     )
     prefills_per_decode: int = Field(
         1, ge=1, description="default mode: prefill invocations for each decode, when both have work"
@@ -140,6 +143,12 @@ class ServerConfig(BaseSettings):
             raise ValueError("name the model directory to serve: `shortfin-llm serve DIR`")
         if self.artifact is None and missing:
             raise ValueError(f"without a model directory, {missing[0]} is needed too")
+        return self
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> ServerConfig:
+        if self.token_budget is not None and self.max_pages_per_batch is not None:
+            raise ValueError("give --token-budget or --max-pages-per-batch, not both")
         return self
 
     @classmethod

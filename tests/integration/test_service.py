@@ -133,3 +133,15 @@ def test_a_port_in_use_is_one_sentence(tiny_artifact: Artifact, service: Service
     assert second.returncode == 2
     assert second.stderr.startswith("error: port")
     assert len(second.stderr.strip().splitlines()) == 1
+
+
+async def test_a_budget_in_pages_limits_every_invocation(tiny_artifact: Artifact) -> None:
+    service = start(tiny_artifact, "--batch-mode", "extend-attention", "--max-pages-per-batch", "4")
+    try:
+        async with LlmClient(service.url) as client:
+            await client.generate([7] * 200, max_tokens=3, temperature=0)
+        exposition = httpx.get(f"{service.url}/metrics").text
+    finally:
+        assert stop(service) == 0
+    computed = re.findall(r'invocation_prefill_tokens_bucket\{.*le="(?:32|64)\.0".*\} (\S+)', exposition)
+    assert computed == ["3.0", "6.0"]  # 2 decodes and the last 8 tokens; 3 chunks of 64

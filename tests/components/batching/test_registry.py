@@ -7,6 +7,7 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultMode
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.errors import ArtifactError
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 
@@ -28,3 +29,15 @@ def test_token_counts_are_rounded_up_to_whole_pages(name: str) -> None:
     request.start(lease)
     tasks = make_mode(name, fake_config(), options).make_task_inputs(request)
     assert [len(task.input_tokens) for task in tasks] == [12, 12, 6]
+
+
+def test_a_budget_without_room_for_a_decode_beside_a_page_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="`--token-budget 8` or more"):
+        make_mode("extend-attention", fake_config(), BatchOptions(token_budget=4))
+    make_mode("extend-attention", fake_config(), BatchOptions(token_budget=5))
+
+
+def test_the_default_budget_holds_two_pages_of_any_size() -> None:
+    assert isinstance(
+        make_mode("extend-attention", fake_config(stride=512), BatchOptions()), ExtendAttentionMode
+    )

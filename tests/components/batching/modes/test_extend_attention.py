@@ -13,8 +13,8 @@ from shortfin_apps.llm.components.request import Request
 from tests.components.batching.modes.running_requests import STRIDE, running
 
 
-def mode(chunk: int = 128, budget: int = 256) -> ExtendAttentionMode:
-    return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, token_budget=budget)
+def mode(chunk: int = 128, budget: int = 256, span: int = 1024) -> ExtendAttentionMode:
+    return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, token_budget=budget, context_span=span)
 
 
 def next_batch(batching: ExtendAttentionMode, requests: Iterable[Request]) -> Batch:
@@ -95,6 +95,21 @@ def test_decodes_leave_a_page_to_a_waiting_prompt_and_rotate() -> None:
     assert max(served.values()) <= min(served.values()) + 1 <= 2
 
 
+@pytest.mark.parametrize(("context", "chunk"), [(0, 240), (512, 160), (1024, 112), (3072, 48), (12000, 16)])
+def test_beside_streams_a_chunk_gets_shorter_as_its_context_grows(context: int, chunk: int) -> None:
+    stream = running("stream", 20, computed=19)
+    prompt = running("prompt", context + 4096, context)
+    assert [len(task.input_tokens) for task in next_batch(mode(), [stream, prompt]).tasks] == [1, chunk]
+    assert [len(task.input_tokens) for task in next_batch(mode(), [prompt]).tasks] == [256]
+
+
+def test_a_prompt_deep_in_its_context_leaves_the_rest_to_shallow_ones() -> None:
+    stream = running("stream", 20, computed=19)
+    prompts = [running("deep", 8192, 3072), running("fresh", 400), running("later", 400)]
+    batch = next_batch(mode(chunk=32), [stream, *prompts])
+    assert spans(batch.tasks) == [(19, 20), (3072, 3104), (0, 80), (0, 32)]
+
+
 def test_nothing_to_do() -> None:
     assert mode().next_batch([]) is None
 
@@ -108,15 +123,16 @@ def test_a_budget_without_room_for_both_is_refused() -> None:
     st.lists(st.tuples(st.integers(1, 400), st.integers(0, 24), st.booleans()), min_size=1, max_size=24),
     st.integers(1, 12),
     st.integers(2, 20),
+    st.sampled_from([1, 100, 1024]),
 )
 def test_every_batch_keeps_the_budget_and_every_request_advances_in_order(
-    shapes: list[tuple[int, int, bool]], chunk_pages: int, budget_pages: int
+    shapes: list[tuple[int, int, bool]], chunk_pages: int, budget_pages: int, span: int
 ) -> None:
     requests = []
     for index, (length, cached_pages, is_decode) in enumerate(shapes):
         computed = length - 1 if is_decode else min(cached_pages * STRIDE, (length - 1) // STRIDE * STRIDE)
         requests.append(running(str(index), length, computed))
-    batching = mode(chunk=chunk_pages * STRIDE, budget=budget_pages * STRIDE)
+    batching = mode(chunk_pages * STRIDE, budget_pages * STRIDE, span)
     for _ in range(2000):
         left = [r for r in requests if r.num_uncomputed]
         if not left:

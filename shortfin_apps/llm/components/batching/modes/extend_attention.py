@@ -8,6 +8,10 @@ Order of a batch, and what it promises:
 3. What is still left goes to the same requests in the same order: the target is soft, and one long
    chunk is the same work as two short ones in fewer invocations.
 
+The later in a prompt a token is, the more attention it takes. So that this does not stretch the time that
+the streams wait, a page beside decodes takes 1 + context / `context_span` pages of the budget: chunks get
+shorter as a long prompt goes on. With nobody decoding, a page is a page.
+
 While a prompt waits, one page of the budget is kept from the decodes (they rotate), so the oldest
 prompt gets at least a page of every invocation however many streams run. No request has two tasks in a
 batch: a longer chunk computes the same thing, as every layer stores a chunk's keys before it reads them.
@@ -23,15 +27,21 @@ from shortfin_apps.llm.components.request import Request
 
 
 class ExtendAttentionMode(BatchMode):
-    """`chunk_tokens` and `token_budget` are multiples of `stride`, both in tokens."""
+    """`chunk_tokens` and `token_budget` are multiples of `stride`, both in tokens.
 
-    def __init__(self, *, stride: int, chunk_tokens: int, token_budget: int) -> None:
+    `context_span` is the context, in tokens, whose attention takes a token about as long as all the rest
+    of the model.
+    """
+
+    def __init__(self, *, stride: int, chunk_tokens: int, token_budget: int, context_span: int) -> None:
         assert chunk_tokens > 0
         assert chunk_tokens % stride == token_budget % stride == 0
         assert token_budget >= 2 * stride, "no room for a page of prefill beside the decodes"
+        assert context_span > 0
         self._stride = stride
         self._chunk_tokens = chunk_tokens
         self._token_budget = token_budget
+        self._context_span = context_span
 
     def make_task_inputs(self, request: Request) -> list[LlmTaskInput]:
         total = len(request.tokens)
@@ -41,11 +51,9 @@ class ExtendAttentionMode(BatchMode):
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        if prefills:
-            decodes = self._rotate(decodes, self._token_budget - self._stride)
-        else:
-            decodes = self._rotate(decodes, self._token_budget)
-        lengths = self._share(prefills, self._token_budget - len(decodes))
+        decodes = self._rotate(decodes, self._token_budget - (self._stride if prefills else 0))
+        costs = [self._page_cost(r) if decodes else 1.0 for r in prefills]
+        lengths = self._share(prefills, costs, self._token_budget - len(decodes))
         tasks = [_task(r, r.num_computed, r.num_computed + 1) for r in decodes]
         tasks += [
             _task(r, r.num_computed, min(r.num_computed + length, len(r.tokens)))
@@ -59,24 +67,27 @@ class ExtendAttentionMode(BatchMode):
             return decodes
         return sorted(decodes, key=lambda r: r.last_turn)[:places]
 
-    def _share(self, prefills: Sequence[Request], budget: int) -> list[int]:
+    def _share(self, prefills: Sequence[Request], costs: Sequence[float], budget: int) -> list[int]:
         """Tokens (whole pages) for each of the oldest prefills; ends where the budget does."""
-        left = budget // self._stride
+        left = float(budget // self._stride)
         target = self._chunk_tokens // self._stride
         pages: list[int] = []
-        for request in prefills:
-            share = min(target, self._pages_left(request), left)
+        for request, cost in zip(prefills, costs, strict=True):
+            affordable = max(_pages_for(left, cost), 0 if pages else 1)  # the oldest always advances
+            share = min(target, self._pages_left(request), affordable)
             if share == 0:
                 break
             pages.append(share)
-            left -= share
+            left -= share * cost
         for index, share in enumerate(pages):
-            if left == 0:
-                break
-            more = min(self._pages_left(prefills[index]) - share, left)
+            more = min(self._pages_left(prefills[index]) - share, _pages_for(left, costs[index]))
             pages[index] += more
-            left -= more
+            left -= more * costs[index]
         return [count * self._stride for count in pages]
+
+    def _page_cost(self, request: Request) -> float:
+        """What a page of the request takes of the budget, in pages."""
+        return 1 + request.num_computed / self._context_span
 
     def _pages_left(self, request: Request) -> int:
         return -(-request.num_uncomputed // self._stride)
@@ -84,6 +95,10 @@ class ExtendAttentionMode(BatchMode):
 
 def _is_decode(request: Request) -> bool:
     return request.num_uncomputed == 1
+
+
+def _pages_for(budget_pages: float, cost: float) -> int:
+    return max(0, int(budget_pages / cost))
 
 
 def _task(request: Request, start: int, end: int) -> LlmTaskInput:

@@ -1,0 +1,92 @@
+"""What the batching modes do to throughput and to running streams, on simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.batching import BatchOptions
+from tests.components.simulation import AMX, AVX512, CostModel, Simulation
+
+NUM_STREAMS = 8
+LONG_TOKENS = 4096
+# The bench's presets: prompt lengths, tokens out, clients.
+W1 = ([128] * 3, 128, 1)
+W2 = ([128] * 8, 128, 8)
+W3 = (list(range(16, 513, 16)), 64, 32)
+MODELS = {"avx512": AVX512, "amx": AMX}
+
+
+@pytest.fixture(params=list(MODELS.values()), ids=list(MODELS))
+def cost(request: pytest.FixtureRequest) -> CostModel:
+    chosen: CostModel = request.param
+    return chosen
+
+
+def served(cost: CostModel, mode: str, workload: tuple[Sequence[int], int, int]) -> Simulation:
+    lengths, output_tokens, clients = workload
+    simulation = Simulation(cost, mode)
+    simulation.serve(lengths, output_tokens, clients)
+    return simulation
+
+
+def p99(gaps_s: Sequence[float]) -> float:
+    return float(np.percentile(gaps_s, 99))
+
+
+@pytest.mark.parametrize("workload", [W1, W2, W3], ids=["W1", "W2", "W3"])
+def test_mixing_is_not_slower(cost: CostModel, workload: tuple[Sequence[int], int, int]) -> None:
+    default, extend = (served(cost, mode, workload) for mode in ("default", "extend-attention"))
+    assert extend.clock.now_s < 1.01 * default.clock.now_s
+
+
+def test_streams_wait_a_third_as_long_beside_a_crowd_of_prompts(cost: CostModel) -> None:
+    default, extend = (served(cost, mode, W3) for mode in ("default", "extend-attention"))
+    assert p99(extend.gaps_s()) < p99(default.gaps_s()) / 3
+
+
+def test_mixing_wastes_no_rows(cost: CostModel) -> None:
+    assert served(cost, "extend-attention", W3).engine.stats().padded_tokens == 0
+
+
+def test_mixing_gives_more_tokens_where_rows_are_cheap_beside_the_weights() -> None:
+    """A fifth more at W3, once a row takes less than a hundredth of the time that the weights take."""
+    cheap = replace(AMX, row_s=0.08e-3, decode_row_s=0.08e-3, key_s=0.1e-6)
+    default, extend = (served(cheap, mode, W3) for mode in ("default", "extend-attention"))
+    assert default.clock.now_s > 1.2 * extend.clock.now_s
+
+
+@pytest.mark.parametrize("budget", [192, 256])
+@pytest.mark.parametrize("streams_first", [True, False])
+def test_a_long_prompt_keeps_streams_within_twice_the_budgets_time(
+    cost: CostModel, budget: int, streams_first: bool
+) -> None:
+    """The step time at a budget is that of an invocation of so many tokens at the beginning of a prompt."""
+    simulation = Simulation(cost, "extend-attention", BatchOptions(token_budget=budget))
+    if streams_first:
+        add_streams(simulation)
+        simulation.run_until(lambda: all(len(times) > 20 for times in simulation.times_s.values()))
+        simulation.add("long", LONG_TOKENS, 1)
+    else:
+        simulation.add("long", LONG_TOKENS, 1)
+        simulation.step()
+        add_streams(simulation)
+    begin_s = simulation.clock.now_s
+    simulation.run_until(lambda: bool(simulation.times_s["long"]))
+    gaps = [
+        after - before
+        for times in simulation.times_s.values()
+        for before, after in pairwise(times)
+        if after > begin_s
+    ]
+    assert len(gaps) > NUM_STREAMS * LONG_TOKENS / budget / 2, "the streams stood still"
+    assert p99(gaps) < 2 * cost.invocation_s("extend", budget, budget * budget // 2)
+
+
+def add_streams(simulation: Simulation) -> None:
+    for index in range(NUM_STREAMS):
+        simulation.add(f"stream {index}", 32, 1000)
