@@ -43,9 +43,10 @@ MAY_IMPORT = {
     "cli": ("errors",),
     "__main__": ("cli",),
     "server_config": ("errors",),
+    "server_protocol": (),
     "server": (
         *("api", "build.artifact", "components", "components.loading"),
-        *("config", "errors", "server_config"),
+        *("config", "errors", "server_config", "server_protocol"),
     ),
 }
 # Of `components`, batching knows only what describes a request, never what runs it.
@@ -57,7 +58,7 @@ ONLY_IN = {
     "iree": ("components.runtime", "build"),
     "fastapi": ("api", "server"),
     "starlette": ("api", "server"),
-    "uvicorn": ("server",),
+    "uvicorn": ("server", "server_protocol"),
 }
 # The pure parts: their tests run in milliseconds because nothing here is heavy.
 PURE = ("components.kvcache", "components.batching")

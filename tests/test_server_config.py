@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.server_config import ServerConfig, ServerConfigError, add_arguments, from_arguments
+from shortfin_apps.llm.server_config import (
+    SECRETS,
+    ServerConfig,
+    ServerConfigError,
+    add_arguments,
+    from_arguments,
+    read_keys,
+)
 
 UPSTREAM = [
     "--tokenizer_json=t.json", "--tokenizer_config_json=c.json", "--model_config=m.json", "--vmfb=m.vmfb",
@@ -82,6 +90,8 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
         (["DIR", "--num_beams", "0"], "`--num-beams`"),
         (["DIR", "--default-temperature", "nan"], "`--default-temperature`"),
         (["DIR", "--config", "no-such-file"], "no-such-file"),
+        (["DIR", "--ssl-keyfile", "k.pem"], "--ssl-certfile"),
+        (["DIR", "--max-logprobs", "21"], "`--max-logprobs`"),
     ],
 )
 def test_what_is_wrong_is_named(argv: list[str], message: str) -> None:
@@ -104,3 +114,53 @@ def test_every_setting_has_a_flag_with_help() -> None:
     for name, field in ServerConfig.model_fields.items():
         assert field.description
         assert name == "artifact" or f"--{name.replace('_', '-')}" in text
+
+
+SECRET = "sk-do-not-show"
+
+
+def test_keys_come_from_flags_environment_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the night shift\n\n  k3  \nk4\n")
+    config = parse("--api-key", "k1", "--api_key", "k2", "--api-key-file", str(path), "DIR")
+    assert read_keys(config.api_key, config.api_key_file) == ["k1", "k2", "k3", "k4"]
+    monkeypatch.setenv("SHORTFIN_LLM_API_KEY", "k5,k6")
+    monkeypatch.setenv("SHORTFIN_LLM_ADMIN_API_KEY", "k7")
+    config = parse("DIR")
+    assert read_keys(config.api_key, None) == ["k5", "k6"]
+    assert read_keys(config.admin_api_key, None) == ["k7"]
+
+
+def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SECRETS:
+        monkeypatch.setenv(f"SHORTFIN_LLM_{name.upper()}", SECRET)
+    monkeypatch.setenv("SHORTFIN_LLM_SSL_CERTFILE", "c.pem")
+    config = parse("DIR")
+    assert SECRET not in repr(config)
+    assert SECRET not in str(config.model_dump(mode="json"))
+    for name in SECRETS:
+        (tmp_path / "c.yaml").write_text(f"{name}: {{a: {SECRET}}}")
+        monkeypatch.delenv(f"SHORTFIN_LLM_{name.upper()}")  # it would win
+        with pytest.raises(ServerConfigError) as caught:
+            parse("DIR", "--config", str(tmp_path / "c.yaml"))
+        assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "# only\n", "two words\n", "schlüssel\n", "bell\x07\n"])
+def test_a_file_without_proper_keys_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ServerConfigError, match="key") as caught:
+        read_keys([], path)
+    assert "two words" not in str(caught.value)
+
+
+def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ServerConfigError, match=re.escape(str(path))):
+            read_keys([], path)
+
+
+def test_an_empty_key_is_none() -> None:
+    with pytest.raises(ServerConfigError, match="visible ASCII"):
+        read_keys(parse("DIR", "--api-key", " ").api_key, None)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import concurrent.futures
+import dataclasses
 import errno
+import ipaddress
 import logging
 import math
 import os
@@ -25,6 +27,8 @@ import uvicorn
 
 from shortfin_apps.llm import server_config
 from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.auth import KeyRing
+from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
 from shortfin_apps.llm.build.artifact import Artifact
@@ -35,6 +39,7 @@ from shortfin_apps.llm.components.text_generation import TextGenerator
 from shortfin_apps.llm.components.tokenizer import Tokenizer, read_json_object
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, LlmError
 from shortfin_apps.llm.server_config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.server_protocol import bounded
 
 logger = logging.getLogger(__name__)
 
@@ -64,18 +69,7 @@ class Server(uvicorn.Server):
     """uvicorn over a model that `load` brings; `load` runs in a thread and may take its time."""
 
     def __init__(self, config: ServerConfig, service: Service, load: Callable[[], Loaded]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                create_app(service, root_path=config.root_path),
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=config.log_level == "debug",
-                timeout_keep_alive=config.timeout_keep_alive,
-                timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + LAST_WORDS_S,
-            )
-        )
+        super().__init__(http_config(config, service))
         self.failure: Exception | None = None  # why the model could not be loaded
         self._shutdown_timeout_s = config.shutdown_timeout
         self._service = service
@@ -119,11 +113,50 @@ class Server(uvicorn.Server):
             return
         self._engine = loaded.engine
         self._service.serve(loaded.model)
-        print(_banner(self._service.name, sockets), flush=True)
+        print(_banner(self._service.name, _url(sockets, self.config.is_ssl)), flush=True)
 
     async def _drain(self) -> None:
         if self._engine is not None:
             await self._engine.drain(self._shutdown_timeout_s)
+
+
+def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
+    """How uvicorn is to serve `service`. Raises ServerConfigError for keys or certificates that are none."""
+    keys = KeyRing(
+        server_config.read_keys(config.api_key, config.api_key_file),
+        server_config.read_keys(config.admin_api_key, config.admin_api_key_file),
+    )
+    password = config.ssl_keyfile_password
+    http = uvicorn.Config(
+        create_app(service, root_path=config.root_path, keys=keys, cors_origins=config.cors_origin),
+        http=bounded(read_timeout_s=config.read_timeout, max_body_bytes=config.max_body_bytes),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=config.log_level == "debug",
+        server_header=False,
+        limit_concurrency=config.limit_concurrency,
+        timeout_keep_alive=config.timeout_keep_alive,
+        timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + LAST_WORDS_S,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_keyfile_password=None if password is None else password.get_secret_value(),
+    )
+    try:
+        http.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ServerConfigError(
+            f"--ssl-certfile, --ssl-keyfile: not a certificate and its key ({error})"
+        ) from error
+    if not (keys.asks or _is_loopback(config.host)):
+        logger.warning("anyone who reaches %s may use this server: give it an --api-key", config.host)
+    return http
+
+
+def limits_of(config: ServerConfig) -> Limits:
+    """The settings `max_...` that bound one request."""
+    names = (field.name for field in dataclasses.fields(Limits))
+    return Limits(**{name: getattr(config, f"max_{name}") for name in names})
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -144,9 +177,14 @@ def run(args: argparse.Namespace) -> int:
     artifact = open_artifact(config)
     name = config.served_model_name or artifact.name
     sock = bind(config.host, config.port)
-    service = Service(name=name, metrics=ServerMetrics(name), config=config.model_dump(mode="json"))
+    service = Service(
+        name=name,
+        metrics=ServerMetrics(name),
+        config=config.model_dump(mode="json"),  # secrets as stars
+        limits=limits_of(config),
+    )
     server = Server(config, service, lambda: load_model(artifact, config, service.metrics))
-    logger.info("listening on %s, loading %s", _url([sock]), name)
+    logger.info("listening on %s, loading %s", _url([sock], server.config.is_ssl), name)
     server.run(sockets=[sock])
     status = _exit_status(server)
     if server.is_loading:
@@ -280,13 +318,20 @@ def _abandon_loader(status: int) -> None:
     os._exit(status)
 
 
-def _url(sockets: Sequence[socket.socket]) -> str:
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _url(sockets: Sequence[socket.socket], is_tls: bool) -> str:
     host, port = sockets[0].getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _banner(name: str, sockets: Sequence[socket.socket]) -> str:
-    url = _url(sockets)
+def _banner(name: str, url: str) -> str:
     return (
         f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -30,6 +31,7 @@ from shortfin_apps.llm.errors import LlmError
 logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "SHORTFIN_LLM_"
+KEY = re.compile(r"[\x21-\x7e]+")
 
 # Upstream's word: ours.
 UPSTREAM_NAMES = {
@@ -47,6 +49,9 @@ UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
     "amdgpu_allocators": "value",
     "decode_config": "value",
 }
+
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+REPEATED = ("api_key", "admin_api_key", "cors_origin")  # flags that take one value each time
 
 
 class ServerConfigError(LlmError):
@@ -80,6 +85,28 @@ class ServerConfig(BaseSettings):
     timeout_keep_alive: int = Field(5, ge=1, description="seconds to keep an idle connection")
     shutdown_timeout: float = Field(
         30.0, ge=0, description="seconds that running requests get to finish after Ctrl-C or SIGTERM"
+    )
+    read_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="seconds in which a request must have arrived whole, or its connection is closed",
+    )
+    limit_concurrency: int = Field(
+        4096, ge=1, description="connections at once; requests on more are answered 503"
+    )
+    ssl_keyfile: Path | None = Field(None, description="TLS: the private key (PEM)")
+    ssl_certfile: Path | None = Field(None, description="TLS: the certificate chain (PEM); turns TLS on")
+    ssl_keyfile_password: SecretStr | None = Field(None, description="TLS: password of the private key")
+    api_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="key that requests must send as `Authorization: Bearer KEY`; may be repeated"
+    )
+    api_key_file: Path | None = Field(None, description="file with more API keys, one a line")
+    admin_api_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="key that opens /abort_all, /flush_cache and /log_level too; may be repeated"
+    )
+    admin_api_key_file: Path | None = Field(None, description="file with more admin keys, one a line")
+    cors_origin: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="origin whose pages may call from a browser, or *; may be repeated (default: none)"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much to log")
 
@@ -118,6 +145,14 @@ class ServerConfig(BaseSettings):
     max_queue: int = Field(
         256, ge=1, description="requests that may wait beside the running ones; more are answered 429"
     )
+    max_body_bytes: int = Field(4 << 20, ge=1, description="largest body of a request; more is answered 413")
+    max_json_depth: int = Field(32, ge=1, description="arrays and objects inside each other in a body")
+    max_prompts: int = Field(256, ge=1, description="prompts in one request")
+    max_prompt_chars: int = Field(1_000_000, ge=1, description="characters of one prompt or conversation")
+    max_n: int = Field(128, ge=1, description="choices for one prompt")
+    max_stops: int = Field(16, ge=0, description="stop strings of one request")
+    max_stop_chars: int = Field(1024, ge=1, description="characters of one stop string")
+    max_logprobs: int = Field(20, ge=0, le=20, description="alternatives reported for a token")
     default_temperature: float | None = Field(
         None, ge=0, le=100, description="temperature of requests that name none (default: the model's)"
     )
@@ -125,7 +160,7 @@ class ServerConfig(BaseSettings):
         1, ge=1, description="beams of /generate requests that name none; 1 is no beam search"
     )
 
-    @field_validator("parameters", "device_ids", mode="before")
+    @field_validator("parameters", "device_ids", "api_key", "admin_api_key", "cors_origin", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
         """Environment variables hold lists with commas."""
@@ -151,6 +186,12 @@ class ServerConfig(BaseSettings):
             raise ValueError("give --token-budget or --max-pages-per-batch, not both")
         return self
 
+    @model_validator(mode="after")
+    def _whole_tls(self) -> ServerConfig:
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password):
+            raise ValueError("TLS needs a certificate: give --ssl-certfile too")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -171,9 +212,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
     for name, field in ServerConfig.model_fields.items():
         if name != "artifact":
-            nargs = "*" if get_origin(field.annotation) is tuple else None
             metavar = _metavar(field.annotation)
-            _add_flag(parser, name, name, nargs=nargs, metavar=metavar, help=_help(name))
+            _add_flag(parser, name, name, metavar=metavar, help=_help(name), **_arity(name, field.annotation))
     for upstream, ours in UPSTREAM_NAMES.items():
         _add_flag(parser, upstream, ours, help=argparse.SUPPRESS)
     for name, kind in UPSTREAM_IGNORED.items():
@@ -219,6 +259,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_keys(given: Sequence[SecretStr], path: Path | None) -> list[str]:
+    """The keys that were given and those in the file, where empty lines and those with # are none.
+
+    Raises ServerConfigError, which tells no key.
+    """
+    keys = [key.get_secret_value() for key in given]
+    if path is not None:
+        try:
+            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ServerConfigError(f"{path}: cannot be read as a file of keys ({error})") from error
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise ServerConfigError(f"{path}: holds no key; write one a line")
+        keys += found
+    if not all(KEY.fullmatch(key) for key in keys):
+        raise ServerConfigError("a key must be made of visible ASCII characters, without spaces")
+    return keys
+
+
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -227,7 +287,8 @@ def _first_problem(error: ValidationError) -> str:
     name = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
         return f"there is no setting `{name}`; `--help` lists them"
-    return f"`--{name.replace('_', '-')}`: {message}, not {problem['input']!r}"
+    given = "" if name in SECRETS else f", not {problem['input']!r}"
+    return f"`--{name.replace('_', '-')}`: {message}{given}"
 
 
 def _note_ignored(name: str) -> None:
@@ -241,6 +302,13 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: 
     if plain != dashed:
         hidden = {**options, "help": argparse.SUPPRESS}
         parser.add_argument(plain, dest=dest, default=argparse.SUPPRESS, **hidden)
+
+
+def _arity(name: str, annotation: object) -> dict[str, Any]:
+    """How a flag takes several values: one each time, or as upstream's do, all at once."""
+    if get_origin(annotation) is not tuple:
+        return {}
+    return {"action": "append"} if name in REPEATED else {"nargs": "*"}
 
 
 def _help(name: str) -> str:
@@ -258,4 +326,4 @@ def _metavar(annotation: object) -> str:
         return _metavar(options[0])
     if get_origin(annotation) is tuple:
         return _metavar(options[0])
-    return {Path: "PATH", int: "N", float: "X"}.get(annotation, "NAME")  # type: ignore[call-overload,no-any-return]
+    return {Path: "PATH", int: "N", float: "X", SecretStr: "KEY"}.get(annotation, "NAME")  # type: ignore[call-overload,no-any-return]

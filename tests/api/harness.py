@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
 from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.auth import KeyRing
+from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
 from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.components.text_generation import TextGenerator
+from shortfin_apps.llm.components.tokenizer import Tokenizer
 from tests.api.scripted_engine import Script, ScriptedEngine, saying
 from tests.components.tiny_tokenizers import byte_level_tokenizer
 
@@ -26,19 +30,31 @@ BASE_URL = "http://test"
 class Harness:
     """`engine` is what the routes talk to; `client` talks to the routes."""
 
-    def __init__(self, script: Script | None = None, *, loaded: bool = True) -> None:
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        loaded: bool = True,
+        limits: Limits | None = None,
+        keys: KeyRing | None = None,
+        cors_origins: Sequence[str] = (),
+        tokenizer: Tokenizer = TOKENIZER,
+    ) -> None:
         self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
         metrics = ServerMetrics(MODEL)
-        self.service = Service(name=MODEL, metrics=metrics, config={"port": 8000}, clock=lambda: 1234.5)
+        self.service = Service(
+            name=MODEL, metrics=metrics, config={"port": 8000}, limits=limits, clock=lambda: 1234.5
+        )
+        self.tokenizer = tokenizer
         if loaded:
             self.load(metrics)
-        self.app: FastAPI = create_app(self.service)
+        self.app: FastAPI = create_app(self.service, keys=keys, cors_origins=cors_origins)
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url=BASE_URL)
 
     def load(self, metrics: ServerMetrics) -> None:
         generator = TextGenerator(
-            TOKENIZER, self.engine, max_seq_len=MAX_SEQ_LEN, max_requests=MAX_REQUESTS, metrics=metrics
+            self.tokenizer, self.engine, max_seq_len=MAX_SEQ_LEN, max_requests=MAX_REQUESTS, metrics=metrics
         )
         self.service.serve(
             ServedModel(

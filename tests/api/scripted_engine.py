@@ -34,6 +34,7 @@ class ScriptedEngine:
         self.waiting = asyncio.Event()  # a stream stands before the gate
         self.freed = asyncio.Event()  # some request was aborted
         self.draining = False
+        self.flushes = 0
         self.healthy = True
         self.drained_with: float | None = None
         self.stuck = False  # requests do not end when drained
@@ -68,6 +69,12 @@ class ScriptedEngine:
         self.aborted.append(request_id)
         self.freed.set()
         return True
+
+    def abort_all(self) -> int:
+        return sum(self.abort(request_id) for request_id in list(self.live))
+
+    def flush_cache(self) -> None:
+        self.flushes += 1
 
     def stats(self) -> EngineStats:
         return EngineStats(

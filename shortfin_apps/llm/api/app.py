@@ -4,28 +4,53 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
-from shortfin_apps.llm.api import native, openai, ops
+from shortfin_apps.llm.api import admin, native, openai, ops
+from shortfin_apps.llm.api.auth import AuthMiddleware, KeyRing
+from shortfin_apps.llm.api.body_limit import BodyLimitMiddleware
 from shortfin_apps.llm.api.errors import install_error_handlers
 from shortfin_apps.llm.api.service import Service
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def create_app(service: Service, *, root_path: str = "") -> FastAPI:
+def create_app(
+    service: Service,
+    *,
+    root_path: str = "",
+    keys: KeyRing | None = None,
+    cors_origins: Sequence[str] = (),
+) -> FastAPI:
     """An application over `service`, which may still be loading its model."""
     app = FastAPI(title="shortfin-llm", version=__version__, root_path=root_path)
     app.state.service = service
-    for router in (native.router, openai.router, ops.router):
+    for router in (native.router, openai.router, ops.router, admin.router):
         app.include_router(router)
     install_error_handlers(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(BodyLimitMiddleware, max_bytes=service.limits.body_bytes)
+    app.add_middleware(AuthMiddleware, keys=keys or KeyRing())
+    if cors_origins:  # before the keys: browsers ask what is allowed without sending one
+        _add_cors(app, cors_origins)
     app.add_middleware(RequestIdMiddleware)
     return app
+
+
+def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "PUT"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        expose_headers=["Retry-After", "X-Request-Id"],
+    )
 
 
 class RequestIdMiddleware:

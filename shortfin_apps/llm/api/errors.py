@@ -37,6 +37,14 @@ class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
 
 
+class UnauthorizedError(LlmError):
+    """The request carries no key that is known here."""
+
+
+class ForbiddenError(LlmError):
+    """The caller is known, but the route is not for them."""
+
+
 class Answer(NamedTuple):
     """How a class of errors is told: HTTP status, OpenAI's `type`, and the `code` of both shapes."""
 
@@ -48,6 +56,8 @@ class Answer(NamedTuple):
 # The first class that an error is an instance of counts.
 ANSWERS: tuple[tuple[type[Exception], Answer], ...] = (
     (ModelNotFoundError, Answer(404, "invalid_request_error", "model_not_found")),
+    (UnauthorizedError, Answer(401, "authentication_error", "invalid_api_key")),
+    (ForbiddenError, Answer(403, "permission_error", "FORBIDDEN")),
     (InvalidRequestError, Answer(400, "invalid_request_error", "INVALID_REQUEST_ARGS")),
     (OverloadedError, Answer(429, "rate_limit_error", "QUEUE_FULL")),
     (UnavailableError, Answer(503, "service_unavailable_error", "UNAVAILABLE")),
@@ -74,7 +84,7 @@ def error_body(error: Exception, *, native: bool) -> dict[str, Any]:
 
 def error_response(request: Request, error: Exception) -> Response:
     body = error_body(error, native=is_native(request))
-    return JsonResponse(body, status_code=answer_to(error).status, headers=_retry_after(error))
+    return JsonResponse(body, status_code=answer_to(error).status, headers=_headers(error))
 
 
 def is_native(request: Request) -> bool:
@@ -95,7 +105,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _http_response(request, error)
+        return http_response(request, error)
 
     app.add_exception_handler(LlmError, on_llm_error)
     app.add_exception_handler(RequestValidationError, on_validation)
@@ -103,7 +113,9 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_unexpected)
 
 
-def _retry_after(error: Exception) -> dict[str, str]:
+def _headers(error: Exception) -> dict[str, str]:
+    if isinstance(error, UnauthorizedError):
+        return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, OverloadedError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, UnavailableError):
@@ -117,7 +129,7 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
     first = problems[0]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
-        return InvalidRequestError(f"the body is not valid JSON: {reason}")
+        return InvalidRequestError(f"the body is no JSON that can be read: {reason}")
     param = _field(first["loc"])
     if param is None:
         if "json" not in request.headers.get("content-type", ""):
@@ -133,8 +145,8 @@ def _field(location: Sequence[int | str]) -> str | None:
     return ".".join(names) or None
 
 
-def _http_response(request: Request, error: HTTPException) -> Response:
-    """404, 405 and the like, which Starlette raises itself."""
+def http_response(request: Request, error: HTTPException) -> Response:
+    """404, 405, 413 and the like: of HTTP, and of no route of ours."""
     message = f"{request.method} {request.url.path}: {error.detail}"
     if is_native(request):
         body: dict[str, Any] = {"error": message, "code": "INVALID_REQUEST_ARGS"}

@@ -10,6 +10,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.service import service_of
+
 
 class JsonResponse(Response):
     """A body serialised by orjson."""
@@ -24,7 +26,9 @@ class JsonRequest(Request):
     """A request whose body is parsed by orjson; its error is a `json.JSONDecodeError`."""
 
     async def json(self) -> Any:
-        return orjson.loads(await self.body())
+        value = orjson.loads(await self.body())
+        service_of(self).limits.check_json(value)
+        return value
 
 
 class JsonRoute(APIRoute):

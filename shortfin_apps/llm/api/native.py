@@ -7,15 +7,17 @@ Streamed: data: {"text", "output_ids", "meta_info", "index"} with everything so 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.errors import error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
 from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 router = APIRouter(route_class=JsonRoute, tags=["native"])
 
 DEFAULT_MAX_TOKENS = 50  # upstream's
+MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
 
 T = TypeVar("T")
@@ -61,8 +64,8 @@ class Item:
 async def generate(body: GenerateBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     model = service_of(request).model
-    items = await read_items(body, model, request_id_of(request))
-    requests = [text_request(item, model, i) for item in items for i in range(item.sampling.n or 1)]
+    items = await read_items(body, request)
+    requests = [text_request for item in items for text_request in text_requests(item, model)]
     if body.stream:
         _refuse_streamed_beams(requests)
         streams = await model.generator.submit(requests)
@@ -77,15 +80,22 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     return JsonResponse({"responses": _by_prompt(items, answers, bool(body.return_input_ids))})
 
 
-async def read_items(body: GenerateBody, model: ServedModel, request_id: str) -> list[Item]:
+async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     """The prompts of a body with what belongs to each. Raises InvalidRequestError."""
+    service, generator = service_of(request), service_of(request).model.generator
     body.refuse_unsupported()
     texts, id_lists = _prompts(body)
+    service.limits.check_prompts(texts or id_lists, "text" if texts else "input_ids")
     count = len(texts or id_lists)
     sampling = _each("sampling_params", body.sampling_params, count, SamplingBody())
-    rids = _request_ids(body.rid, count, request_id)
+    for params in sampling:
+        service.limits.check_choices(params.n, params.stop, PREFIX)
+    generator.check_count(sum(params.n or 1 for params in sampling), PREFIX + "n")
+    rids = _request_ids(body.rid, count, request_id_of(request))
     wanted = _each("return_logprob", body.return_logprob, count, False)
     tops = _each("top_logprobs_num", body.top_logprobs_num, count, 0)
+    for top in tops:
+        service.limits.check_logprobs(top, "top_logprobs_num")
     starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
     if any(w and start != -1 for w, start in zip(wanted, starts, strict=True)):
         raise InvalidRequestError(
@@ -94,7 +104,8 @@ async def read_items(body: GenerateBody, model: ServedModel, request_id: str) ->
         )
     items = []
     for i in range(count):
-        prompt_ids = await model.generator.encode(texts[i]) if texts else tuple(id_lists[i])
+        prompt_ids = await generator.encode(texts[i]) if texts else tuple(id_lists[i])
+        await asyncio.sleep(0)  # a batch of many must not keep others from being heard
         items.append(
             Item(
                 text=texts[i] if texts else None,
@@ -102,14 +113,14 @@ async def read_items(body: GenerateBody, model: ServedModel, request_id: str) ->
                 sampling=sampling[i],
                 request_id=rids[i],
                 logprobs=tops[i] if wanted[i] else None,
-                cache_salt=body.cache_salt,
+                cache_salt=caller_of(request).cache_salt(body.cache_salt),
             )
         )
     return items
 
 
-def text_request(item: Item, model: ServedModel, choice: int) -> TextRequest:
-    """One of the `n` requests of an item. Raises InvalidRequestError with the caller's field name."""
+def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
+    """The `n` requests of an item. Raises InvalidRequestError with the caller's field name."""
     body, generator = item.sampling, model.generator
     body.refuse_unsupported(PREFIX)
     num_beams = _num_beams(body, model)
@@ -132,16 +143,17 @@ def text_request(item: Item, model: ServedModel, choice: int) -> TextRequest:
             seed=seed,
             logprobs=item.logprobs,
         )
-    return TextRequest(
+    first = TextRequest(
         request_id=item.request_id,
         prompt_ids=item.prompt_ids,
-        params=with_seed(params, choice),
+        params=params,
         stop=stop_strings(body.stop),
         include_stop=bool(body.no_stop_trim),
         skip_special_tokens=body.skip_special_tokens is not False,
         cache_salt=item.cache_salt,
         num_beams=num_beams,
     )
+    return [replace(first, params=with_seed(params, choice)) for choice in range(body.n or 1)]
 
 
 @dataclass(slots=True)
@@ -261,7 +273,12 @@ def _request_ids(rid: str | list[str] | None, count: int, request_id: str) -> li
         return [request_id] if count == 1 else [f"{request_id}-{i}" for i in range(count)]
     if isinstance(rid, str) and count > 1:
         raise InvalidRequestError(f"`rid` must be a list of {count} for a batch of {count}", "rid")
-    return _each("rid", rid, count, request_id)
+    rids = _each("rid", rid, count, request_id)
+    if not all(0 < len(each) <= MAX_ID_CHARS for each in rids):
+        raise InvalidRequestError(f"`rid`: an id has 1 to {MAX_ID_CHARS} characters", "rid")
+    if len(set(rids)) < count:
+        raise InvalidRequestError("`rid`: no two requests may have the same id", "rid")
+    return rids
 
 
 def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:

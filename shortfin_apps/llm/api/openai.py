@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.errors import ModelNotFoundError, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Shape, usage
@@ -35,15 +38,15 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         raise InvalidRequestError(
             "`echo` with `logprobs`: log-probabilities of the prompt are not supported", "echo"
         )
-    prompts = await _prompt_ids(body, model)
+    service.limits.check_logprobs(body.logprobs, "logprobs")
+    prompts = await _prompt_ids(body, service)
     requests = [
         request_
         for prompt_ids in prompts
         for request_ in _requests(
             body,
-            model,
+            request,
             prompt_ids,
-            request_id=request_id_of(request),
             prompt_field="prompt",
             max_tokens=("max_tokens", body.max_tokens),
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
@@ -59,20 +62,23 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answers a conversation."""
     service = service_of(request)
     model = _prepare(service, body)
-    text = model.generator.tokenizer.apply_chat_template(
-        [message.for_template() for message in body.messages],
-        add_generation_prompt=body.add_generation_prompt is not False,
-        **(body.chat_template_kwargs or {}),
+    logprobs = _chat_logprobs(body)
+    service.limits.check_logprobs(logprobs, "top_logprobs")
+    model.generator.check_count(body.n or 1, "n")
+    text = await conversation_text(
+        service,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        variables=body.chat_template_kwargs,
     )
     requests = _requests(
         body,
-        model,
+        request,
         await model.generator.encode(text, add_special_tokens=False),
-        request_id=request_id_of(request),
         prompt_field="messages",
         max_tokens=_chat_max_tokens(body),
         default_max_tokens=None,
-        logprobs=_chat_logprobs(body),
+        logprobs=logprobs,
     )
     shape = ChatShape(model.generator.tokenizer)
     return await _respond(request, body, model, requests, shape)
@@ -93,6 +99,7 @@ async def model(model_id: str, request: Request) -> Response:
 def _prepare(service: Service, body: OpenAIBody) -> ServedModel:
     _check_model(service, body.model)
     body.refuse_unsupported()
+    service.limits.check_choices(body.n, body.stop)
     return service.model
 
 
@@ -111,14 +118,19 @@ def _model_card(service: Service) -> dict[str, Any]:
     }
 
 
-async def _prompt_ids(body: CompletionBody, model: ServedModel) -> list[tuple[int, ...]]:
+async def _prompt_ids(body: CompletionBody, service: Service) -> list[tuple[int, ...]]:
     """The batch of prompts as token ids; a single prompt is a batch of one."""
     prompt, special = body.prompt, body.add_special_tokens is not False
+    generator = service.model.generator
     batch: list[Any] = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
-    return [
-        await model.generator.encode(p, add_special_tokens=special) if isinstance(p, str) else tuple(p)
-        for p in batch
-    ]
+    service.limits.check_prompts(batch, "prompt")
+    generator.check_count(len(batch) * (body.n or 1), "n")
+    prompts = []
+    for each in batch:
+        is_text = isinstance(each, str)
+        prompts.append(await generator.encode(each, add_special_tokens=special) if is_text else tuple(each))
+        await asyncio.sleep(0)  # a batch of many must not keep others from being heard
+    return prompts
 
 
 def _is_ids(prompt: Sequence[object]) -> bool:
@@ -127,10 +139,9 @@ def _is_ids(prompt: Sequence[object]) -> bool:
 
 def _requests(
     body: OpenAIBody,
-    model: ServedModel,
+    request: Request,
     prompt_ids: tuple[int, ...],
     *,
-    request_id: str,
     prompt_field: str,
     max_tokens: tuple[str, int | None],
     default_max_tokens: int | None,
@@ -138,6 +149,7 @@ def _requests(
 ) -> list[TextRequest]:
     """The `n` requests of one prompt."""
     max_name, max_value = max_tokens
+    model = service_of(request).model
     generator = model.generator
     logprobs_name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
     with spelled({"max_tokens": max_name, "logprobs": logprobs_name}):
@@ -152,13 +164,13 @@ def _requests(
         )
     return [
         TextRequest(
-            request_id=request_id,
+            request_id=request_id_of(request),
             prompt_ids=prompt_ids,
             params=with_seed(params, choice),
             stop=stop_strings(body.stop),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
-            cache_salt=body.cache_salt,
+            cache_salt=caller_of(request).cache_salt(body.cache_salt),
         )
         for choice in range(body.n or 1)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm import __version__
+from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
 from shortfin_apps.llm.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.api.service import service_of
@@ -60,13 +62,14 @@ async def server_info(request: Request) -> Response:
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a text, or of a conversation as the chat template writes it."""
-    generator = service_of(request).model.generator
+    service = service_of(request)
+    generator = service.model.generator
     special = body.add_special_tokens is not False
     text = body.prompt or ""
+    service.limits.check_chars(len(text), "prompt")
     if body.messages is not None:
-        text = generator.tokenizer.apply_chat_template(
-            [message.for_template() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt is not False,
+        text = await conversation_text(
+            service, body.messages, add_generation_prompt=body.add_generation_prompt
         )
         special = body.add_special_tokens is True
     ids = await generator.encode(text, add_special_tokens=special)
@@ -78,12 +81,15 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Text of token ids, special tokens included."""
-    tokenizer = service_of(request).model.generator.tokenizer
+    service = service_of(request)
+    tokenizer = service.model.generator.tokenizer
+    service.limits.check_chars(len(body.tokens), "tokens")  # a token has a character at least
     if (stranger := first_out_of_range(body.tokens, tokenizer.vocab_size)) is not None:
         raise InvalidRequestError(
             f"`tokens`: token id {stranger} is not in [0, {tokenizer.vocab_size})", "tokens"
         )
-    return JsonResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return JsonResponse({"prompt": text})
 
 
 def _state(word: str, holds: bool) -> Response:

@@ -1,4 +1,4 @@
-"""The bodies that routes accept. Types are strict; ranges of sampling parameters are SamplingParams' matter.
+"""The bodies that routes accept. Types are strict; ranges are SamplingParams' matter, sizes api/limits.py's.
 
 Fields that nobody here knows are ignored, unless a `REFUSED` table names them: those would change
 the answer, so they are refused, unless they hold a value that changes nothing.
@@ -13,15 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shortfin_apps.llm.errors import InvalidRequestError
 
-MAX_CHOICES = 128
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 1024  # characters
-
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
-Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenIds = list[int]
+# One wrong entry is enough to refuse a list; to collect millions would take seconds.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -69,11 +65,11 @@ class SamplingBody(Body):
     top_p: Number | None = None
     top_k: int | None = None
     min_p: Number | None = None
-    n: Choices | None = None
+    n: int | None = None
     num_beams: int | None = None
     seed: int | None = None
     sampling_seed: int | None = None
-    stop: Stops | None = None
+    stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -95,10 +91,10 @@ class GenerateBody(Body):
         "session_params": (),
     }
 
-    text: str | list[str] | None = None
-    input_ids: TokenIds | list[TokenIds] | None = None
+    text: str | Strings | None = None
+    input_ids: TokenIds | TokenIdLists | None = None
     sampling_params: SamplingBody | list[SamplingBody] | None = None
-    rid: str | list[str] | None = None
+    rid: str | Strings | None = None
     return_input_ids: bool | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
@@ -141,9 +137,9 @@ class OpenAIBody(Body):
     top_p: Number | None = None
     top_k: int | None = None
     min_p: Number | None = None
-    n: Choices | None = None
+    n: int | None = None
     seed: int | None = None
-    stop: Stops | None = None
+    stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -156,7 +152,7 @@ class OpenAIBody(Body):
 class CompletionBody(OpenAIBody):
     """`POST /v1/completions`."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: str | TokenIds | Strings | TokenIdLists
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
@@ -197,7 +193,7 @@ class ChatBody(OpenAIBody):
         "continue_final_message": (False,),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.components.text_generation import TextGenerator
@@ -39,12 +40,14 @@ class Service:
         name: str,
         metrics: ServerMetrics,
         config: Mapping[str, Any],
+        limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name  # as clients see it
         self.clock = clock  # seconds since the epoch
         self.created = int(clock())
         self.metrics = metrics
+        self.limits = limits or Limits()
         self.config = config  # the effective server configuration, for /server_info
         self._model: ServedModel | None = None
 

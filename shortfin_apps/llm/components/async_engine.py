@@ -31,6 +31,13 @@ logger = logging.getLogger(__name__)
 STALL_TIMEOUT_S = 60.0
 
 
+class FlushCache:
+    """Tells the engine's thread to forget what is only cached."""
+
+
+Message = GenerateCall | str | FlushCache  # a request, the id of one to abort, or that
+
+
 class AsyncEngine:
     """Implements messages.EngineClient over an Engine. `start` it in the loop that will call it.
 
@@ -52,7 +59,7 @@ class AsyncEngine:
         self._max_request_tokens = engine.max_request_tokens
         self._on_close = on_close
         self._clock = clock
-        self._inbox: deque[GenerateCall | str] = deque()
+        self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._draining = False
@@ -87,6 +94,12 @@ class AsyncEngine:
             return False
         self._send(request_id)
         return True
+
+    def abort_all(self) -> int:
+        return sum(self.abort(request_id) for request_id in list(self._streams))
+
+    def flush_cache(self) -> None:
+        self._send(FlushCache())
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -130,7 +143,7 @@ class AsyncEngine:
         finally:
             self.abort(request_id)  # known no more, unless the caller left early
 
-    def _send(self, message: GenerateCall | str) -> None:
+    def _send(self, message: Message) -> None:
         self._inbox.append(message)
         self._wake.set()
 
@@ -177,6 +190,8 @@ class AsyncEngine:
             message = self._inbox.popleft()
             if isinstance(message, GenerateCall):
                 self._engine.add(message)
+            elif isinstance(message, FlushCache):
+                self._engine.flush_cache()
             elif (delta := self._engine.abort(message)) is not None:
                 deltas.append(delta)
         return deltas

@@ -98,6 +98,10 @@ class Engine:
             return None
         return self._finish(request, FinishReason.ABORT)
 
+    def flush_cache(self) -> None:
+        """Frees every page that is only kept for its prefix."""
+        self._cache.flush()
+
     def fail_all(self, error: LlmError) -> list[Delta]:
         """Ends everything; for a bug in the engine itself."""
         return [self._finish(r, FinishReason.ERROR, error=error) for r in list(self._requests.values())]

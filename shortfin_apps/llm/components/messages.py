@@ -101,6 +101,14 @@ class EngineClient(Protocol):
         """Ends a request; its stream then yields a last Delta with ABORT. False when unknown."""
         ...
 
+    def abort_all(self) -> int:
+        """Aborts every request and says how many there were."""
+        ...
+
+    def flush_cache(self) -> None:
+        """Forgets all cached pages that no request uses, before any request submitted from now on starts."""
+        ...
+
     def stats(self) -> EngineStats: ...
 
     @property

@@ -264,9 +264,6 @@ class TextGenerator:
         """
         if not prompt_ids:
             raise InvalidRequestError(f"`{param}` must hold at least one token", param)
-        if (stranger := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
-            size = self.tokenizer.vocab_size
-            raise InvalidRequestError(f"`{param}`: token id {stranger} is not in [0, {size})", param)
         room = self.max_seq_len - len(prompt_ids)
         if room < 1:
             raise InvalidRequestError(
@@ -274,6 +271,9 @@ class TextGenerator:
                 " and must have room for one more",
                 param,
             )
+        if (stranger := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
+            size = self.tokenizer.vocab_size
+            raise InvalidRequestError(f"`{param}`: token id {stranger} is not in [0, {size})", param)
         if max_tokens is None:
             return room if default is None else min(default, room)
         if max_tokens > room:
@@ -283,6 +283,16 @@ class TextGenerator:
                 "max_tokens",
             )
         return max_tokens
+
+    def check_count(self, num_sequences: int, param: str | None = None) -> None:
+        """Raises InvalidRequestError for more sequences than are ever admitted together."""
+        if num_sequences > self._max_requests:
+            field = f"`{param}`: " if param else ""
+            raise InvalidRequestError(
+                f"{field}{num_sequences} sequences in one request can never fit: the queue has"
+                f" {self._max_requests} places",
+                param,
+            )
 
     async def submit(self, requests: Sequence[TextRequest]) -> list[TextStream]:
         """Admits all of them or, raising what the engine raised, none. Each has one beam."""
@@ -295,11 +305,7 @@ class TextGenerator:
     async def _admit(
         self, requests: Sequence[TextRequest], start: Callable[[TextRequest], AnsweringT]
     ) -> list[AnsweringT]:
-        if len(requests) > self._max_requests:
-            raise InvalidRequestError(
-                f"{len(requests)} sequences in one request can never fit: the queue has {self._max_requests}"
-                " places"
-            )
+        self.check_count(len(requests))
         started: list[AnsweringT] = []
         try:
             for request in requests:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from shortfin_apps.llm.components.chat_template import ChatTemplate, pick_template
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8 (yet)
@@ -42,7 +37,8 @@ class Tokenizer:
         self.bos_token = _token_text(settings.get("bos_token"))
         self.eos_token = _token_text(settings.get("eos_token"))
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
-        self._template = _compile_template(settings.get("chat_template"))
+        source = pick_template(settings.get("chat_template"))
+        self._template = None if source is None else ChatTemplate(source)
 
     @classmethod
     def load(cls, tokenizer_json: Path, tokenizer_config_json: Path | None = None) -> Tokenizer:
@@ -100,26 +96,22 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Renders messages (`role`, `content`, ...) as the model was trained to read them.
 
-        Encode the result with `add_special_tokens=False`: the template writes them itself. Raises
-        InvalidRequestError when the model has no template or its template refuses the messages.
+        Encode the result with `add_special_tokens=False`: the template writes them itself. Up to a second
+        of work for a template that means no good. Raises InvalidRequestError when the model has no
+        template or its template refuses the messages.
         """
         if self._template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
-        context = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or "", **variables}
-        try:
-            return self._template.render(
-                context, messages=list(messages), add_generation_prompt=add_generation_prompt
-            )
-        except Exception as error:  # a template is a program: it may raise anything
-            raise InvalidRequestError(
-                f"the chat template refused these messages: {error}", "messages"
-            ) from error
+        tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables={**tokens, **(variables or {})}
+        )
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
         ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
@@ -158,53 +150,6 @@ def _token_text(token: object) -> str | None:
     """A special token as `tokenizer_config.json` has it: a string, or an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks assistant text for training; when serving, its body is all there is."""
-
-    tags: set[str] = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _compile_template(template: object) -> jinja2.Template | None:
-    source = _pick_template(template)
-    if source is None:
-        return None
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ArtifactError(f"the chat template does not compile: {error}") from error
-
-
-def _pick_template(template: object) -> str | None:
-    """One template, or the one named `default` (else the first) of a list of named ones."""
-    if not isinstance(template, list):
-        return template if isinstance(template, str) else None
-    named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-    chosen = named.get("default", next(iter(named.values()), None))
-    return chosen if isinstance(chosen, str) else None
-
-
-def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **kwargs)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def first_out_of_range(ids: Iterable[int], vocab_size: int) -> int | None:

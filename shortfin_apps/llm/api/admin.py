@@ -1,0 +1,46 @@
+"""What concerns all callers at once; for holders of an admin key."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shortfin_apps.llm.api.auth import require_admin
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.schema import Body
+from shortfin_apps.llm.api.service import service_of
+
+logger = logging.getLogger(__name__)
+router = APIRouter(route_class=JsonRoute, tags=["admin"], dependencies=[Depends(require_admin)])
+
+
+class LogLevelBody(Body):
+    """`POST /log_level`."""
+
+    level: Literal["debug", "info", "warning", "error"]
+
+
+@router.post("/flush_cache")
+async def flush_cache(request: Request) -> Response:
+    """Forgets every cached prefix that no running request uses; requests sent from now on find none."""
+    service_of(request).model.generator.engine.flush_cache()
+    return JsonResponse({"status": "flushed"})
+
+
+@router.post("/abort_all")
+async def abort_all(request: Request) -> Response:
+    """Ends every request, whoever sent it; says how many sequences there were."""
+    count = service_of(request).model.generator.engine.abort_all()
+    logger.warning("an admin aborted all %d sequences", count)
+    return JsonResponse({"aborted": count})
+
+
+@router.post("/log_level")
+async def log_level(body: LogLevelBody) -> Response:
+    """How much the server logs from now on; at `debug` that may include prompts."""
+    logging.getLogger().setLevel(body.level.upper())
+    return JsonResponse({"level": body.level})

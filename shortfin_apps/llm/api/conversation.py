@@ -1,0 +1,33 @@
+"""Messages to the text of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shortfin_apps.llm.api.schema import ChatMessage
+from shortfin_apps.llm.api.service import Service
+
+
+async def conversation_text(
+    service: Service,
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool | None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """What the model's chat template makes of `messages`. Raises InvalidRequestError.
+
+    A template is a program that came with the model, so it runs beside the event loop.
+    """
+    read = [message.for_template() for message in messages]
+    service.limits.check_chars(sum(len(message["content"]) for message in read), "messages")
+    text = await asyncio.to_thread(
+        service.model.generator.tokenizer.apply_chat_template,
+        read,
+        add_generation_prompt=add_generation_prompt is not False,
+        variables=variables,
+    )
+    service.limits.check_chars(len(text), "messages")
+    return text

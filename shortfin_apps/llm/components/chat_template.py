@@ -1,0 +1,147 @@
+"""Chat templates: small programs that come with a model and write messages as it was trained to read them.
+
+They run in jinja2's sandbox, which keeps them from the interpreter and from ever longer `range`s. What it
+leaves them is time and memory, so here every turn of a loop and every call of a macro looks at the clock,
+and products and texts have a largest size. That bounds what a careless template makes of long messages;
+whoever wrote a hostile one can still waste memory, and has the model's weights to do worse with.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence, Sized
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.parser
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+
+MAX_CPU_S = 1.0  # of one rendering; a usual one takes a thousandth
+MAX_CHARS = 1 << 24  # of what it writes
+MAX_PRODUCT = 1 << 20  # items of a repeated sequence, or bits of a number
+TICK = "_tick"
+
+
+class ChatTemplate:
+    """A compiled template. Immutable; renderings in several threads do not meet.
+
+    `clock` counts the calling thread's seconds of processor time. Raises ArtifactError for a source that
+    does not compile.
+    """
+
+    def __init__(self, source: str, clock: Callable[[], float] = time.thread_time) -> None:
+        environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(_with_ticks(environment.parse(source)))
+        except Exception as error:  # deep nesting, for one, ends in Python's own errors
+            raise ArtifactError(f"the chat template does not compile: {error}") from error
+        self._clock = clock
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Takes up to MAX_CPU_S. Raises InvalidRequestError when the template refuses the messages."""
+        deadline = self._clock() + MAX_CPU_S
+
+        def tick() -> None:
+            if self._clock() > deadline:
+                raise SecurityError(f"it took more than {MAX_CPU_S:g} s over them")
+
+        context = {
+            **variables,
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            TICK: tick,
+        }
+        try:
+            return self._join(context)
+        except Exception as error:  # a template is a program: it may raise anything
+            raise InvalidRequestError(
+                f"the chat template refused these messages: {error}", "messages"
+            ) from error
+
+    def _join(self, context: Mapping[str, Any]) -> str:
+        pieces, size = [], 0
+        for piece in self._template.generate(context):
+            size += len(piece)
+            if size > MAX_CHARS:
+                raise SecurityError(f"it wrote more than {MAX_CHARS} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def pick_template(template: object) -> str | None:
+    """`chat_template` of a `tokenizer_config.json`: it, or of several the `default` or first."""
+    if not isinstance(template, list):
+        return template if isinstance(template, str) else None
+    named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
+    chosen = named.get("default", next(iter(named.values()), None))
+    return chosen if isinstance(chosen, str) else None
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if _product_size(operator, left, right) > MAX_PRODUCT:
+            raise SecurityError(f"the result of `{operator}` would be too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks assistant text for training; when serving, its body is all there is."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _with_ticks(tree: nodes.Template) -> nodes.Template:
+    """Puts a call of TICK first in whatever may run more than once."""
+    for node in list(tree.find_all(nodes.Stmt)):
+        if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
+            call = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+    return tree
+
+
+def _product_size(operator: str, left: Any, right: Any) -> int:
+    """Items or bits of `left OPERATOR right`; 0 for what is small by nature."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        return bits + right.bit_length() if operator == "*" else bits * max(right, 0)
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, Sized) and isinstance(count, int):
+            return len(sequence) * max(count, 0)
+    return 0
+
+
+def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **kwargs: Any) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **kwargs)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

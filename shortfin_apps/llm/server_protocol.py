@@ -1,0 +1,74 @@
+"""uvicorn's HTTP with the bounds it lacks: on the time and on the bytes in which a request arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 1024
+# A chunk of one byte takes six on the wire.
+CHUNKING_FACTOR = 8
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes connections that are silent or slow (slow loris), or whose header or trailer has no end.
+
+    uvicorn itself bounds only the pause between two requests. `bounded` sets the bounds.
+    """
+
+    read_timeout_s: ClassVar[float]
+    max_body_bytes: ClassVar[int]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._in_head = True
+        self._num_bytes = 0  # of the request that is arriving
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        super().data_received(data)
+        body_bytes = 0 if self._in_head else CHUNKING_FACTOR * self.max_body_bytes
+        if self._num_bytes > MAX_HEAD_BYTES + body_bytes and not self.transport.is_closing():
+            if self._in_head:
+                self.transport.write(TOO_LARGE)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._num_bytes = True, 0
+        self._arm()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        super().on_message_complete()
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(self.read_timeout_s, self.transport.close)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def bounded(*, read_timeout_s: float, max_body_bytes: int) -> type[BoundedProtocol]:
+    """The protocol with these bounds, for uvicorn to make its instances of."""
+    bounds = {"read_timeout_s": read_timeout_s, "max_body_bytes": max_body_bytes}
+    return type("BoundedProtocol", (BoundedProtocol,), bounds)

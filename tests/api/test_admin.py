@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from shortfin_apps.llm.api.auth import KeyRing
+from tests.api.harness import TOKENIZER, Harness
+from tests.api.scripted_engine import forever
+
+ROOT, USER = {"authorization": "Bearer root"}, {"authorization": "Bearer user"}
+ROUTES = [("/flush_cache", None), ("/abort_all", None), ("/log_level", {"level": "info"})]
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger()
+    level = logger.level
+    yield logger
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize(
+    ("keys", "headers"),
+    [
+        (KeyRing(["user"], ["root"]), USER),
+        (KeyRing(["user"]), USER),
+        (KeyRing(), {}),
+        (KeyRing([], ["root"]), {}),
+        (KeyRing([], ["root"]), USER),
+    ],
+)
+async def test_who_is_no_admin_is_told_so(
+    path: str, body: object, keys: KeyRing, headers: dict[str, str]
+) -> None:
+    harness = Harness(keys=keys)
+    response = await harness.client.post(path, json=body, headers=headers)
+    assert response.status_code == 403
+    assert "--admin-api-key" in response.json()["error"]["message"]
+    assert harness.engine.flushes == 0
+
+
+async def test_flush_cache() -> None:
+    harness = Harness(keys=KeyRing([], ["root"]))
+    assert (await harness.client.post("/flush_cache", headers=ROOT)).json() == {"status": "flushed"}
+    assert harness.engine.flushes == 1
+
+
+async def test_abort_all_ends_what_runs_and_nothing_else() -> None:
+    harness = Harness(forever(TOKENIZER, "the "), keys=KeyRing([], ["root"]))
+    harness.engine.gate.clear()
+    body = {"text": ["a", "b"], "sampling_params": {"max_tokens": 99}}
+    running = asyncio.create_task(harness.post("/generate", body))
+    await harness.engine.waiting.wait()
+    assert (await harness.client.post("/abort_all", headers=ROOT)).json() == {"aborted": 2}
+    harness.engine.gate.set()
+    answers = (await running).json()["responses"]
+    reasons = [a["responses"][0]["meta_info"]["finish_reason"]["type"] for a in answers]
+    assert reasons == ["abort", "abort"]
+    assert (await harness.post("/generate", {"text": "a"})).status_code == 200
+
+
+async def test_log_level(root_logger: logging.Logger) -> None:
+    harness = Harness(keys=KeyRing([], ["root"]))
+    response = await harness.client.post("/log_level", json={"level": "error"}, headers=ROOT)
+    assert response.json() == {"level": "error"}
+    assert root_logger.level == logging.ERROR
+    response = await harness.client.post("/log_level", json={"level": "loud"}, headers=ROOT)
+    assert response.status_code == 400

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import hmac
+
+import pytest
+from fastapi.routing import APIRoute
+
+from shortfin_apps.llm.api.auth import ANYONE, OPEN_PATHS, KeyRing
+from tests.api.harness import Harness
+
+KEYS = KeyRing(["first", "second"], ["root"])
+GENERATE = {"text": "a"}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def routes() -> list[tuple[str, str]]:
+    app = Harness(keys=KEYS).app
+    paths = [(path, method) for path, item in app.openapi()["paths"].items() for method in item]
+    return [*paths, ("/docs", "get"), ("/redoc", "get"), ("/openapi.json", "get"), ("/nowhere", "get")]
+
+
+def test_every_route_is_looked_at() -> None:
+    declared = {route.path for route in Harness().app.routes if isinstance(route, APIRoute)}
+    assert declared <= {path for path, _ in routes()}
+
+
+@pytest.mark.parametrize(("path", "method"), routes())
+@pytest.mark.parametrize(
+    "headers", [{}, bearer("third"), bearer(""), {"authorization": "first"}, {"authorization": "Basic first"}]
+)
+async def test_strangers_see_only_whether_the_server_is_well(
+    path: str, method: str, headers: dict[str, str]
+) -> None:
+    harness = Harness(keys=KEYS)
+    response = await harness.client.request(method, path, headers=headers)
+    if path in OPEN_PATHS:
+        assert response.status_code == 200
+        return
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    error = response.json()["error"]
+    assert (error if path == "/generate" else error["message"]).startswith("an API key is needed")
+
+
+@pytest.mark.parametrize("path", ["/health/", "//health", "/health/../metrics", "/healthx", "/ready%20"])
+async def test_nothing_is_as_open_as_it_looks(path: str) -> None:
+    assert (await Harness(keys=KEYS).client.get(path)).status_code == 401
+
+
+@pytest.mark.parametrize("key", ["first", "second", "root"])
+async def test_each_key_opens(key: str) -> None:
+    harness = Harness(keys=KEYS)
+    response = await harness.client.post("/generate", json=GENERATE, headers=bearer(key))
+    assert response.status_code == 200
+    assert (await harness.client.get("/metrics", headers={"authorization": f"bearer  {key} "})).is_success
+
+
+async def test_without_keys_everybody_is_served_and_any_key_is_ignored(harness: Harness) -> None:
+    assert (await harness.client.post("/generate", json=GENERATE, headers=bearer("x"))).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["first", "third", "schlüssel", "\ud800", "", "roo", "roott"])
+def test_every_key_is_compared_in_constant_time(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    genuine = hmac.compare_digest
+
+    def compare(a: bytes, b: bytes) -> bool:
+        lengths.append((len(a), len(b)))
+        return genuine(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    KEYS.caller(key)
+    assert lengths == [(32, 32)] * 3
+
+
+def test_a_tenant_tells_nothing_about_the_key() -> None:
+    first, second = KEYS.caller("first"), KEYS.caller("second")
+    assert first is not None
+    assert second is not None
+    assert len({first.tenant, second.tenant}) == 2
+    assert first == KEYS.caller("first")
+    assert first != KeyRing(["first"]).caller("first")  # another process, another secret
+
+
+async def test_tenants_never_share_a_prefix() -> None:
+    harness = Harness(keys=KEYS)
+    for key, body in (
+        ("first", {}),
+        ("second", {}),
+        ("first", {"cache_salt": "s"}),
+        ("second", {"cache_salt": "s"}),
+        ("first", {}),
+    ):
+        await harness.client.post("/generate", json={**GENERATE, **body}, headers=bearer(key))
+        await harness.client.post("/v1/completions", json={"prompt": "a", **body}, headers=bearer(key))
+    salts = [call.cache_salt for call in harness.engine.calls]
+    assert salts[::2] == salts[1::2]
+    assert len(set(salts)) == 4
+    assert salts[0] == salts[8]
+    assert not any("first" in (salt or "") for salt in salts)
+
+
+def test_without_keys_the_callers_salt_stands() -> None:
+    assert ANYONE.cache_salt("s") == "s"
+    assert ANYONE.cache_salt(None) is None
+
+
+@pytest.mark.parametrize("origins", [(), ("https://a.example",), ("*",)])
+async def test_browsers_are_let_in_by_name_only(origins: tuple[str, ...]) -> None:
+    harness = Harness(keys=KEYS, cors_origins=origins)
+    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    asked = await harness.client.options("/v1/chat/completions", headers=headers)
+    assert asked.is_success is bool(origins)
+    assert ("access-control-allow-origin" in asked.headers) is bool(origins)
+    stranger = {**headers, "origin": "https://b.example"}
+    asked = await harness.client.options("/v1/chat/completions", headers=stranger)
+    assert ("access-control-allow-origin" in asked.headers) is (origins == ("*",))
+    refused = await harness.client.post("/generate", json=GENERATE, headers=headers)
+    assert refused.status_code == 401, "an allowed origin needs a key all the same"
