@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import openai
@@ -18,46 +15,9 @@ import pytest
 
 from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.client import LlmClient
+from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
-PATIENCE_S = 60.0
 PROMPTS = [[token % 200 + 3 for token in range(start, start + 40 + 7 * start)] for start in range(12)]
-
-
-@dataclass(frozen=True)
-class Service:
-    url: str
-    process: subprocess.Popen[str]
-
-    def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
-
-    def cpu_s(self) -> float:
-        """Processor time of all its threads so far."""
-        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-
-
-def start(artifact: Artifact, *flags: str) -> Service:
-    command = [sys.executable, "-m", "shortfin_apps.llm.server", str(artifact.vmfb.parent), "--port", "0"]
-    process = subprocess.Popen(
-        [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.search(r" at (http://\S+)", line):
-            return Service(found[1], process)
-    raise AssertionError(f"the server ended with {process.wait()} before it was ready")
-
-
-def stop(service: Service) -> int:
-    service.process.send_signal(signal.SIGTERM)
-    try:
-        return service.process.wait(PATIENCE_S)
-    finally:
-        service.process.kill()
-        assert service.process.stdout is not None
-        service.process.stdout.close()
 
 
 @pytest.fixture(scope="module", params=["iree", "shortfin"])

@@ -1,0 +1,53 @@
+"""The program as a person runs it: a server process on a real artefact."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from shortfin_apps.llm.build.artifact import Artifact
+
+PATIENCE_S = 60.0  # for what takes seconds
+
+
+@dataclass(frozen=True)
+class Service:
+    url: str
+    process: subprocess.Popen[str]
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+    def cpu_s(self) -> float:
+        """Processor time of all its threads so far."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def start(artifact: Artifact, *flags: str) -> Service:
+    command = [sys.executable, "-m", "shortfin_apps.llm.server", str(artifact.vmfb.parent), "--port", "0"]
+    process = subprocess.Popen(
+        [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r" at (http://\S+)", line):
+            return Service(found[1], process)
+    raise AssertionError(f"the server ended with {process.wait()} before it was ready")
+
+
+def stop(service: Service) -> int:
+    service.process.send_signal(signal.SIGTERM)
+    try:
+        return service.process.wait(PATIENCE_S)
+    finally:
+        service.process.kill()
+        assert service.process.stdout is not None
+        service.process.stdout.close()
