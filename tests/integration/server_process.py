@@ -31,6 +31,11 @@ class Service:
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
+def llm(*arguments: str) -> list[str]:
+    """The command line of the console script."""
+    return [sys.executable, "-m", "shortfin_apps.llm", *arguments]
+
+
 def start(artifact: Artifact, *flags: str) -> Service:
     command = [sys.executable, "-m", "shortfin_apps.llm.server", str(artifact.vmfb.parent), "--port", "0"]
     process = subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import tempfile
@@ -41,7 +43,8 @@ def compile_model(
     """Writes the VMFB of `spec` to `out`, whole or not at all.
 
     The module reads the parameters that `parameter_types` lists, in scope `model`. Raises BuildError when
-    the target is unknown or the compiler fails; an interrupt stops the compiler and leaves nothing behind.
+    the target is unknown or the compiler fails, OSError when the disk is full; an interrupt stops the
+    compiler and leaves nothing behind.
     """
     report = on_progress or (lambda _: None)
     target = resolve_target(options.device)
@@ -67,12 +70,16 @@ def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:
             check=False,
         )
         if run.returncode:
-            raise BuildError(_failure(run))
+            raise _failure(run)
         made.replace(out)
 
 
-def _failure(run: subprocess.CompletedProcess[str]) -> str:
+def _failure(run: subprocess.CompletedProcess[str]) -> Exception:
     if run.returncode < 0:
-        return f"the compiler was stopped by {signal.Signals(-run.returncode).name}; is there enough memory?"
-    error = next((line for line in run.stderr.splitlines() if "error:" in line), f"exit {run.returncode}")
-    return f"the compiler failed: {error}"
+        by = signal.Signals(-run.returncode).name
+        return BuildError(f"the compiler was stopped by {by}; is there enough memory?")
+    if os.strerror(errno.ENOSPC) in run.stderr:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lines = run.stderr.splitlines()
+    error = next((line for line in lines if "error:" in line.lower()), f"exit {run.returncode}")
+    return BuildError(f"the compiler failed: {error}")

@@ -82,10 +82,10 @@ def make_engine(
         prefills_per_decode=options.prefills_per_decode,
     )
     mode = make_mode(options.batch_mode, config, batch_options)
-    cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config)
     runner = make_runner(device, program, config, num_pages)
+    cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
     if BATCH_MODES[options.batch_mode].needs_extend_entries and not runner.buckets.has_extend:
         raise ArtifactError(
             f"the VMFB has no `extend` entry, which batch mode {options.batch_mode} needs; "
@@ -102,11 +102,21 @@ def make_engine(
 
 
 def make_runner(device: Device, program: Program, config: ModelConfig, num_pages: int) -> BatchRunner:
-    """Runs batches of `program` on a page table of its own, `num_pages` with the scratch page."""
-    page_table = [
-        device.allocate((num_pages, elements), config.paged_kv_cache.dtype, stage)
-        for stage, elements in enumerate(config.page_elements)
-    ]
+    """Runs batches of `program` on a page table of its own, `num_pages` with the scratch page.
+
+    Raises ArtifactError when the device has no memory for so many.
+    """
+    dtype = config.paged_kv_cache.dtype
+    try:
+        page_table = [
+            device.allocate((num_pages, elements), dtype, stage)
+            for stage, elements in enumerate(config.page_elements)
+        ]
+    except Exception as error:  # the runtimes have no common one for it
+        size = num_pages * sum(config.page_elements) * dtype.itemsize
+        raise ArtifactError(
+            f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
+        ) from error
     return BatchRunner(device, program, config, page_table=page_table)
 
 

@@ -1,0 +1,168 @@
+"""Damaged files, full disks and signals: a sentence and an exit status, from the program as it is run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shortfin_apps.llm import cli
+from shortfin_apps.llm.build.artifact import Artifact
+from tests.integration.server_process import PATIENCE_S, Service, llm, start, stop
+
+FORGETFUL = 0  # seconds of --shutdown-timeout
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def ask_for_too_much(path: Path) -> None:
+    path.write_text(path.read_text().replace('"device_block_count": ', '"device_block_count": 99999999'))
+
+
+DAMAGE: list[tuple[str, Callable[[Path], None]]] = [
+    ("model.vmfb", cut),
+    ("model.vmfb", zero),
+    ("model.irpa", cut),
+    ("model.irpa", zero),
+    ("config.json", cut),
+    ("config.json", make_folder),
+    ("config.json", ask_for_too_much),
+    ("tokenizer.json", cut),
+    ("tokenizer.json", zero),
+    ("tokenizer_config.json", cut),
+    ("generation_config.json", make_folder),
+    ("manifest.json", zero),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE, ids=[f"{n} {d.__name__}" for n, d in DAMAGE])
+def test_a_damaged_artefact_is_one_sentence(
+    name: str,
+    damage: Callable[[Path], None],
+    tiny_artifact: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_artifact.vmfb.parent, folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    damage(folder / name)
+    assert cli.main(["serve", str(folder), "--port", "0", "--log-level", "error"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert len(captured.err.splitlines()) == 1, captured.err
+    assert name in captured.err or "--pages" in captured.err
+
+
+SMALL = ("--prefill-batch-sizes", "1", "--decode-batch-sizes", "1", "--chunk-sizes", "none")
+
+
+def build_command(out: Path) -> list[str]:
+    return llm("build", "random:tiny", "-o", str(out), *SMALL)
+
+
+def test_a_build_that_is_killed_leaves_nothing_broken(tmp_path: Path) -> None:
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    environment = {**os.environ, "SHORTFIN_LLM_CACHE": str(cache)}
+    building = subprocess.Popen(build_command(out), env=environment, stderr=subprocess.PIPE, text=True)
+    assert building.stderr is not None
+    for line in building.stderr:
+        if line.startswith("compile: compiling"):
+            break
+    building.kill()
+    assert building.wait(PATIENCE_S) == -signal.SIGKILL
+    building.stderr.close()
+    assert list(cache.rglob("*.partial")), "it was killed in the middle"
+    assert not out.exists()
+    again = subprocess.run(build_command(out), env=environment, capture_output=True, timeout=PATIENCE_S)
+    assert again.returncode == 0
+    assert Artifact.open(out).manifest is not None
+    assert not [*cache.rglob("*.partial"), *tmp_path.glob(".*")]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for the weights of `random:tiny` and not for its program."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_sentence(small_disk: Path) -> None:
+    environment = {**os.environ, "SHORTFIN_LLM_CACHE": str(small_disk / "cache")}
+    out = small_disk / "out"
+    run = subprocess.run(
+        build_command(out), env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert run.returncode == 2
+    assert (
+        run.stderr.splitlines()[-1]
+        == f"error: no space left while building {out}; free some and run it again"
+    )
+    assert not out.exists()
+    assert not list(small_disk.rglob("*.partial"))
+
+
+@pytest.fixture
+def forgetful(tiny_artifact: Artifact) -> Iterator[Service]:
+    """A server that gives running requests no time when it is told to stop."""
+    running = start(tiny_artifact, "--shutdown-timeout", str(FORGETFUL))
+    yield running
+    stop(running)
+
+
+def long_stream(service: Service) -> Iterator[str]:
+    """The lines of an answer that takes seconds; the first token has come when this returns."""
+    params = {"max_completion_tokens": 900, "ignore_eos": True}
+    body = {"text": "hello", "sampling_params": params, "stream": True}
+    with httpx.stream("POST", f"{service.url}/generate", json=body, timeout=PATIENCE_S) as response:
+        yield from response.iter_lines()
+
+
+def test_what_still_runs_at_the_timeout_is_told_that_it_was_aborted(forgetful: Service) -> None:
+    lines = long_stream(forgetful)
+    next(lines)
+    forgetful.process.send_signal(signal.SIGTERM)
+    rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"type":"abort"' in rest[-2]
+    assert forgetful.process.wait(PATIENCE_S) == 0
+
+
+def test_a_signal_lets_a_stream_end_and_a_second_one_does_not(tiny_artifact: Artifact) -> None:
+    service = start(tiny_artifact, "--shutdown-timeout", "60")
+    try:
+        lines = long_stream(service)
+        next(lines)
+        service.process.send_signal(signal.SIGTERM)
+        for _ in range(20):
+            next(lines)  # it goes on
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(PATIENCE_S) == 1
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+    finally:
+        stop(service)
