@@ -16,6 +16,7 @@ from shortfin_apps.llm.errors import BuildError
 
 LANES = 16  # f32 of one panel and of one vector; narrower registers take a vector in parts
 AMX_SIZE = 32  # bf16 of one row of a tile, and columns of two
+AMX_ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 
 
 class CpuForm:
@@ -164,15 +165,16 @@ class CpuForm:
             "k_size": in_features,
             "epilogue": epilogue,
             "panels_per_group": max(1, panels // 32),
-            "row_block": 128,
         }
         if self._dot2 and self._target.has_amx and out_features % AMX_SIZE == in_features % AMX_SIZE == 0:
-            return self._kernel("matmul_amx", name, **shape)
+            row_block = min(512, AMX_ROWS_BYTES // (2 * in_features) // AMX_SIZE * AMX_SIZE)
+            return self._kernel("matmul_amx", name, **shape, row_block=max(row_block, AMX_SIZE), max_chunk=10)
         tile_rows = 8 if self._target.has_wide_vectors else 2
         return self._kernel(
             "matmul",
             name,
             **shape,
+            row_block=128,
             dtype=self._options.weights,
             dot2=self._dot2,
             lanes=LANES,
