@@ -69,6 +69,35 @@ def test_greedy_agrees_with_transformers(
     check(weights, together, least=0.9 if weights == "f32" else 0.5)
 
 
+@pytest.mark.parametrize(("token_budget", "apart"), [(None, 0), (32, 3)])
+def test_mixed_invocations_agree_with_transformers(
+    smollm2: Artifact, weights: WeightType, token_budget: int | None, apart: int
+) -> None:
+    """All at once under the default budget; and each joining a few steps after the other, in chunks of one
+    or two pages beside the decodes of those before."""
+    arrivals = [apart * index for index in range(len(PROMPTS))][::-1]
+    options = EngineOptions(batch_mode="extend-attention", token_budget=token_budget, pages=256)
+    with open_engine(smollm2, options) as engine:
+        got = generate(engine, PROMPTS, max(len(e.token_ids) for e in EXPECTED), arrivals)
+        used = engine.stats().entries
+    check(weights, got, least=0.9 if weights == "f32" else 0.5)
+    assert list(used) == ["extend"]
+
+
+def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
+    """The same prompts at the same steps in either mode; the last finds most of itself in the cache."""
+    crowd = [*PROMPTS[::-1], PROMPTS[-1] + PROMPTS[0]]
+    arrivals = [(5 * index) % 11 for index in range(len(crowd) - 1)] + [20]
+    said = []
+    for mode in ("default", "extend-attention"):
+        options = EngineOptions(batch_mode=mode, chunk_tokens=32, token_budget=48, pages=256)
+        with open_engine(smollm2, options) as engine:
+            said.append(generate(engine, crowd, 12, arrivals))
+            assert engine.stats().cached_tokens > 100
+    compared = [assert_same(a, b.token_ids, TOLERANCE[weights] / 4) for a, b in zip(*said, strict=True)]
+    assert sum(compared) > len(crowd) * 12 / 2, "near ties ended almost every comparison"
+
+
 def test_alone_as_together(smollm2: Artifact, weights: WeightType) -> None:
     with open_engine(smollm2, EngineOptions(pages=256)) as engine:
         alone = [generate(engine, [prompt], 24)[0] for prompt in PROMPTS]
