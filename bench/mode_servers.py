@@ -1,0 +1,60 @@
+"""A server in each batching mode on the same model directory, for scripts that compare the two."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+MODES = {"default": "default", "extend": "extend-attention"}  # label: --batch-mode
+
+
+@contextmanager
+def mode_servers(artifact: Path, flags: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Addresses by label. The one that is idle takes nothing worth speaking of from the other."""
+    with ExitStack() as stack:
+        yield {
+            label: stack.enter_context(_server([str(artifact), "--batch-mode", mode, *flags]))
+            for label, mode in MODES.items()
+        }
+
+
+@contextmanager
+def _server(flags: Sequence[str]) -> Iterator[str]:
+    command = [sys.executable, "-m", "shortfin_apps.llm.server", *flags, "--port", "0"]
+    process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield next(found[1] for line in process.stdout if (found := re.search(r" at (http://\S+)", line)))
+    except StopIteration:
+        raise SystemExit(f"the server ended with {process.wait()} before it was ready") from None
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        process.stdout.close()
+
+
+def counters(url: str) -> Counter[str]:
+    """Samples of `/metrics` by name, those of all entries together; the rows computed by their `kind`."""
+    exposition = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            found[sample.labels.get("kind", sample.name)] += sample.value
+    return found
+
+
+def bench(servers: Mapping[str, str], *options: str) -> None:
+    """`shortfin-llm bench` of the servers in turns; ends the program where that fails."""
+    urls = [f"--url={label}={url}" for label, url in servers.items()]
+    command = [sys.executable, "-m", "shortfin_apps.llm", "bench", *urls, *options]
+    if status := subprocess.run(command, check=False).returncode:
+        raise SystemExit(status)
