@@ -1,10 +1,11 @@
-"""What a long prompt costs the running streams, and what they cost it.
+"""What a long prompt costs the running streams, and what they cost it, in both batching modes.
 
-    shortfin-llm serve DIR            # in another terminal, in either batch mode
-    python bench/long_prefill.py      # --url, --streams 8, --prompt-tokens 4096
+    python bench/long_prefill.py DIR      # --streams 8, --prompt-tokens 4096, --token-budget 192
 
-Measures, in one run: the streams' inter-token times with nobody else there; the long prompt's time to
-first token alone; then both at once.
+DIR is a directory that `shortfin-llm build` made. With a server in each mode, measures: the time of one
+invocation of as many tokens as the mode lets in at once (the token budget; the default mode's chunk); the
+long prompt's time to first token alone; the streams' inter-token times with nobody else there; then both
+at once. The ratio is the streams' p99 inter-token time then, over the time of that invocation.
 """
 
 from __future__ import annotations
@@ -12,28 +13,57 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import random
 import secrets
-import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from mode_servers import counters, mode_servers
+
+from shortfin_apps.llm.bench.stats import percentile
 from shortfin_apps.llm.client import LlmClient
+from shortfin_apps.llm.components.batching import DEFAULT_CHUNK_TOKENS, DEFAULT_TOKEN_BUDGET
 
-STREAM_TOKENS = 4000  # more than any stream here lives to see
 WARM_TOKENS = 40
+QUIET_S = 2
+NUM_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure; `stream_tokens` is more than any stream lives to see."""
+
+    streams: int
+    prompt_tokens: int
+    stream_tokens: int
+    token_budget: int
+
+    def step_tokens(self, label: str) -> int:
+        """The most tokens of one prompt in an invocation."""
+        return DEFAULT_CHUNK_TOKENS if label == "default" else self.token_budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    step_ms: float
+    quiet_ms: Sequence[float]
+    beside_prefill_ms: Sequence[float]
+    alone_s: float
+    together_s: float
 
 
 class Stream:
     """One client that decodes until it is told to stop, and notes when each token came."""
 
-    def __init__(self, client: LlmClient, seed: int) -> None:
+    def __init__(self, client: LlmClient) -> None:
         self._client = client
-        self._prompt = prompt_ids(32, seed)
         self.times: list[float] = []
 
-    async def run(self) -> None:
+    async def run(self, max_tokens: int) -> None:
         async for chunk in self._client.stream(
-            self._prompt, max_tokens=STREAM_TOKENS, temperature=0, ignore_eos=True
+            new_prompt(32), max_tokens=max_tokens, temperature=0, ignore_eos=True
         ):
             if chunk.text or chunk.finish_reason is None:
                 self.times.append(time.perf_counter())
@@ -43,62 +73,84 @@ class Stream:
         return [(b - a) * 1e3 for a, b in itertools.pairwise(self.times) if b > begin and a < end]
 
 
-def prompt_ids(length: int, seed: int) -> list[int]:
-    """Ids that no other prompt of this run, or of an earlier one, shares a page with."""
-    return [100 + (seed * 7919 + i * 31) % 20000 for i in range(length)]
+def new_prompt(length: int) -> list[int]:
+    """Ids that every model has, of which no other prompt shares a page."""
+    return random.Random(secrets.randbits(64)).choices(range(3, 203), k=length)
 
 
-async def time_to_first_token(client: LlmClient, length: int, seed: int) -> tuple[float, float]:
+async def time_to_first_token(client: LlmClient, length: int) -> tuple[float, float]:
+    """When a prompt was sent, and when its first token was there."""
     begin = time.perf_counter()
-    await client.generate(prompt_ids(length, seed), max_tokens=1, temperature=0)
+    await client.generate(new_prompt(length), max_tokens=1, temperature=0)
     return begin, time.perf_counter()
 
 
-async def measure(url: str, num_streams: int, length: int) -> None:
-    base = secrets.randbelow(10**6)
+async def step_ms(client: LlmClient, url: str, tokens: int) -> float:
+    """Mean time of an invocation of so many tokens at the beginning of a prompt, by the server's clock."""
+    before = counters(url)
+    for _ in range(NUM_STEPS):
+        await time_to_first_token(client, tokens)
+    passed = counters(url) - before
+    return passed["shortfin_llm:step_seconds_total"] / passed["shortfin_llm:steps_total"] * 1e3
+
+
+async def measure(label: str, url: str, plan: Plan) -> Result:
     async with LlmClient(url) as client:
-        begin, end = await time_to_first_token(client, length, base)
+        one_step_ms = await step_ms(client, url, plan.step_tokens(label))
+        begin, end = await time_to_first_token(client, plan.prompt_tokens)
         alone_s = end - begin
-        streams = [Stream(client, base + 1 + i) for i in range(num_streams)]
-        running = [asyncio.create_task(stream.run()) for stream in streams]
+        streams = [Stream(client) for _ in range(plan.streams)]
+        running = [asyncio.create_task(stream.run(plan.stream_tokens)) for stream in streams]
         while min(len(stream.times) for stream in streams) < WARM_TOKENS:
             await asyncio.sleep(0.01)
         quiet = time.perf_counter()
-        await asyncio.sleep(2)
-        begin, end = await time_to_first_token(client, length, base + 1000)
+        await asyncio.sleep(QUIET_S)
+        begin, end = await time_to_first_token(client, plan.prompt_tokens)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    before = [gap for stream in streams for gap in stream.gaps_ms(quiet, begin)]
-    during = [gap for stream in streams for gap in stream.gaps_ms(begin, end)]
-    report(num_streams, length, before, during, alone_s, end - begin)
+    return Result(
+        step_ms=one_step_ms,
+        quiet_ms=[gap for stream in streams for gap in stream.gaps_ms(quiet, begin)],
+        beside_prefill_ms=[gap for stream in streams for gap in stream.gaps_ms(begin, end)],
+        alone_s=alone_s,
+        together_s=end - begin,
+    )
 
 
-def report(
-    num_streams: int,
-    length: int,
-    before: Sequence[float],
-    during: Sequence[float],
-    alone_s: float,
-    together_s: float,
-) -> None:
-    print(f"inter-token time of {num_streams} streams, ms   p50     p99     max")
-    for label, gaps in (("nobody else", before), (f"{length}-token prefill", during)):
-        ordered = sorted(gaps)
-        p99 = ordered[int(len(ordered) * 0.99)]
-        print(f"  {label:<30} {statistics.median(ordered):7.1f} {p99:7.1f} {ordered[-1]:7.1f}")
-    print(f"time to first token of {length} tokens: alone {alone_s:.2f} s, beside them {together_s:.2f} s")
+def report(label: str, plan: Plan, result: Result) -> None:
+    print(f"{label}: inter-token time of {plan.streams} streams, ms   p50     p99     max")
+    gaps = {"nobody else": result.quiet_ms, f"{plan.prompt_tokens}-token prefill": result.beside_prefill_ms}
+    for about, values in gaps.items():
+        points = "".join(f"{percentile(values, point) or 0:8.1f}" for point in (50, 99, 100))
+        print(f"  {about:<40}{points}")
+    p99_ms = percentile(result.beside_prefill_ms, 99) or 0
+    print(
+        f"  {plan.step_tokens(label)} tokens in one invocation: {result.step_ms:.1f} ms, "
+        f"so p99 is {p99_ms / result.step_ms:.2f} of that"
+    )
+    print(
+        f"  time to first token of {plan.prompt_tokens} tokens: alone {result.alone_s:.2f} s, "
+        f"beside the streams {result.together_s:.2f} s"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=4096)
-    arguments = parser.parse_args()
-    asyncio.run(measure(arguments.url, arguments.streams, arguments.prompt_tokens))
+    parser.add_argument("artifact", type=Path, metavar="DIR")
+    parser.add_argument("--streams", type=int, default=8, help="(default: %(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=4096, help="(default: %(default)s)")
+    parser.add_argument("--stream-tokens", type=int, default=4000, help="(default: %(default)s)")
+    parser.add_argument(
+        "--token-budget", type=int, default=DEFAULT_TOKEN_BUDGET, help="(default: %(default)s)"
+    )
+    arguments = vars(parser.parse_args())
+    artifact, plan = arguments.pop("artifact"), Plan(**arguments)
+    with mode_servers(artifact, ["--token-budget", str(plan.token_budget)]) as servers:
+        for label, url in servers.items():
+            report(label, plan, asyncio.run(measure(label, url, plan)))
 
 
 if __name__ == "__main__":
