@@ -16,7 +16,14 @@ from shortfin_apps.llm import cli, server_config
 from tests.api.loopback import loopback
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/structures.md", "bench/README.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/structures.md",
+    "docs/overload.md",
+    "bench/README.md",
+]
 PACKAGE_ROOTS = [ROOT, ROOT / "shortfin_apps/llm", ROOT / "shortfin_apps/llm/components"]
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -92,6 +92,12 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
         (["DIR", "--config", "no-such-file"], "no-such-file"),
         (["DIR", "--ssl-keyfile", "k.pem"], "--ssl-certfile"),
         (["DIR", "--max-logprobs", "21"], "`--max-logprobs`"),
+        (["DIR", "--max-queue-tokens", "0"], "`--max-queue-tokens`"),
+        (["DIR", "--request-timeout", "0"], "`--request-timeout`"),
+        (["DIR", "--stall-timeout", "inf"], "`--stall-timeout`"),
+        (["DIR", "--tenant-weights", "alice"], "'alice' must be"),
+        (["DIR", "--tenant-weights", "alice=0"], "'alice=0' must be"),
+        (["DIR", "--tenant-weights", "=1"], "'=1' must be"),
     ],
 )
 def test_what_is_wrong_is_named(argv: list[str], message: str) -> None:
@@ -164,3 +170,10 @@ def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:
 def test_an_empty_key_is_none() -> None:
     with pytest.raises(ServerConfigError, match="visible ASCII"):
         read_keys(parse("DIR", "--api-key", " ").api_key, None)
+
+
+def test_weights_are_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse("DIR", "--tenant-weights", "alice=3", "a=b=0.5")
+    assert config.weight_of_tenant == {"alice": 3.0, "a=b": 0.5}
+    monkeypatch.setenv("SHORTFIN_LLM_TENANT_WEIGHTS", "carol=2,dan=1")
+    assert parse("DIR").weight_of_tenant == {"carol": 2.0, "dan": 1.0}

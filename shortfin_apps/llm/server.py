@@ -129,7 +129,11 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
     password = config.ssl_keyfile_password
     http = uvicorn.Config(
         create_app(service, root_path=config.root_path, keys=keys, cors_origins=config.cors_origin),
-        http=bounded(read_timeout_s=config.read_timeout, max_body_bytes=config.max_body_bytes),
+        http=bounded(
+            read_timeout_s=config.read_timeout,
+            send_timeout_s=config.send_timeout,
+            max_body_bytes=config.max_body_bytes,
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -242,6 +246,7 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
         max_seq_len=engine.max_request_tokens,
         max_requests=engine.max_requests,
         metrics=metrics,
+        request_timeout_s=config.request_timeout,
     )
     model = ServedModel(
         generator=generator,
@@ -272,6 +277,11 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
         prefills_per_decode=config.prefills_per_decode,
         max_running=config.max_running,
         max_queue=config.max_queue,
+        max_queue_tokens=config.max_queue_tokens,
+        max_long_prefills=config.max_long_prefills,
+        long_prefill_tokens=config.long_prefill_tokens,
+        tenant_weights=config.weight_of_tenant,
+        stall_timeout_s=config.stall_timeout,
     )
     return loading.load_engine(
         artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options

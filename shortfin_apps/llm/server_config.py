@@ -153,6 +153,36 @@ class ServerConfig(BaseSettings):
     max_stops: int = Field(16, ge=0, description="stop strings of one request")
     max_stop_chars: int = Field(1024, ge=1, description="characters of one stop string")
     max_logprobs: int = Field(20, ge=0, le=20, description="alternatives reported for a token")
+    max_queue_tokens: int = Field(
+        131_072, ge=1, description="prompt tokens that may wait for their first token; more are answered 429"
+    )
+    request_timeout: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds a request may take, waiting included (default: no limit)",
+    )
+    stall_timeout: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds of one invocation after which the device counts as dead",
+    )
+    send_timeout: float = Field(
+        30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a client that does not read its answer is cut off",
+    )
+    max_long_prefills: int = Field(
+        2, ge=1, description="long prompts that are prefilled at once, so that short ones get by"
+    )
+    long_prefill_tokens: int = Field(
+        1024, ge=1, description="tokens left to prefill above which a prompt is long"
+    )
+    tenant_weights: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="shares of tenants, as NAME=WEIGHT; a tenant that is not named has 1"
+    )
     default_temperature: float | None = Field(
         None, ge=0, le=100, description="temperature of requests that name none (default: the model's)"
     )
@@ -160,11 +190,29 @@ class ServerConfig(BaseSettings):
         1, ge=1, description="beams of /generate requests that name none; 1 is no beam search"
     )
 
-    @field_validator("parameters", "device_ids", "api_key", "admin_api_key", "cors_origin", mode="before")
+    @field_validator(
+        *("parameters", "device_ids", "api_key", "admin_api_key", "cors_origin", "tenant_weights"),
+        mode="before",
+    )
     @classmethod
     def _split_commas(cls, value: object) -> object:
         """Environment variables hold lists with commas."""
         return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _weights_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            name, _, weight = entry.rpartition("=")
+            if not name or not re.fullmatch(r"\d+(\.\d+)?", weight) or float(weight) <= 0:
+                raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number above 0")
+        return value
+
+    @property
+    def weight_of_tenant(self) -> dict[str, float]:
+        """`tenant_weights` by name."""
+        pairs = [entry.rpartition("=") for entry in self.tenant_weights]
+        return {name: float(weight) for name, _, weight in pairs}
 
     @model_validator(mode="after")
     def _one_model(self) -> ServerConfig:

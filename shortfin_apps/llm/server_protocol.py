@@ -1,4 +1,5 @@
-"""uvicorn's HTTP with the bounds it lacks: on the time and on the bytes in which a request arrives."""
+"""uvicorn's HTTP with the bounds it lacks: on the time and the bytes in which a request arrives, and on
+the time in which its answer is read."""
 
 from __future__ import annotations
 
@@ -16,15 +17,18 @@ TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\
 class BoundedProtocol(HttpToolsProtocol):
     """Closes connections that are silent or slow (slow loris), or whose header or trailer has no end.
 
-    uvicorn itself bounds only the pause between two requests. `bounded` sets the bounds.
+    A client that leaves a full buffer of its answer unread is cut off, which aborts its request as any
+    disconnect does. uvicorn itself bounds only the pause between two requests. `bounded` sets the bounds.
     """
 
     read_timeout_s: ClassVar[float]
+    send_timeout_s: ClassVar[float]
     max_body_bytes: ClassVar[int]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None  # runs while the answer's buffer is full
         self._in_head = True
         self._num_bytes = 0  # of the request that is arriving
 
@@ -34,7 +38,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._forgive()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._forgive()
+        self._unread = self.loop.call_later(self.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forgive()
 
     def data_received(self, data: bytes) -> None:
         self._num_bytes += len(data)
@@ -67,8 +81,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _forgive(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
-def bounded(*, read_timeout_s: float, max_body_bytes: int) -> type[BoundedProtocol]:
+
+def bounded(*, read_timeout_s: float, send_timeout_s: float, max_body_bytes: int) -> type[BoundedProtocol]:
     """The protocol with these bounds, for uvicorn to make its instances of."""
-    bounds = {"read_timeout_s": read_timeout_s, "max_body_bytes": max_body_bytes}
+    bounds = {
+        "read_timeout_s": read_timeout_s,
+        "send_timeout_s": send_timeout_s,
+        "max_body_bytes": max_body_bytes,
+    }
     return type("BoundedProtocol", (BoundedProtocol,), bounds)

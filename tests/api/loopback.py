@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,14 +46,16 @@ class Loopback:
 
 @asynccontextmanager
 async def loopback(
-    script: Script | None = None, load: Callable[[Loaded], Loaded] = lambda loaded: loaded
+    script: Script | None = None, load: Callable[[Loaded], Loaded] = lambda loaded: loaded, **settings: object
 ) -> AsyncIterator[Loopback]:
     """A server whose loader, in its thread, calls `load` with what it is to return."""
     harness = Harness(script)
     loaded = Loaded(harness.service.model, harness.engine)
     harness.service._model = None
-    config = server_config.load({"artifact": "model", "shutdown_timeout": 5}, {})
+    config = server_config.load({"artifact": "model", "shutdown_timeout": 5, **settings}, {})
     sock = bind("127.0.0.1", 0)
+    # Its connections inherit it: who does not read is noticed after kilobytes, not megabytes.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     port = sock.getsockname()[1]
     server = Server(config, harness.service, lambda: load(loaded))
     harness.service.metrics.watch = lambda engine: None  # type: ignore[method-assign]  # watched already

@@ -26,6 +26,7 @@ class ScriptedEngine:
     def __init__(self, script: Script, capacity: int = 1000) -> None:
         self.script = script
         self.capacity = capacity
+        self.queue_tokens = 2**20
         self.gate = asyncio.Event()
         self.gate.set()
         self.calls: list[GenerateCall] = []
@@ -43,6 +44,10 @@ class ScriptedEngine:
     @property
     def max_requests(self) -> int:
         return self.capacity
+
+    @property
+    def max_queue_tokens(self) -> int:
+        return self.queue_tokens
 
     @property
     def max_request_tokens(self) -> int:
@@ -71,7 +76,7 @@ class ScriptedEngine:
         return True
 
     def abort_all(self) -> int:
-        return sum(self.abort(request_id) for request_id in list(self.live))
+        return sum([self.abort(request_id) for request_id in list(self.live)])
 
     def flush_cache(self) -> None:
         self.flushes += 1
@@ -127,11 +132,16 @@ def forever(tokenizer: Tokenizer, text: str) -> Script:
     return lambda call: _spell(call, ids * (call.params.max_tokens // len(ids) + 2), FinishReason.LENGTH, 0)
 
 
-def failing(error: LlmError, after: Sequence[int] = ()) -> Script:
+def aborting(error: LlmError, after: Sequence[int] = ()) -> Script:
+    """Says the tokens, and is then aborted for a reason."""
+    return failing(error, after, FinishReason.ABORT)
+
+
+def failing(error: LlmError, after: Sequence[int] = (), reason: FinishReason = FinishReason.ERROR) -> Script:
     def script(call: GenerateCall) -> Iterator[Delta]:
         for token_id in after:
             yield Delta(request_id=call.request_id, token_ids=(token_id,))
-        yield Delta(request_id=call.request_id, finish_reason=FinishReason.ERROR, error=error)
+        yield Delta(request_id=call.request_id, finish_reason=reason, error=error)
 
     return script
 

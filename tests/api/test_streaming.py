@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.components.async_engine import AsyncEngine
+from shortfin_apps.llm.components.metrics import ServerMetrics
+from shortfin_apps.llm.components.text_generation import TextGenerator
+from shortfin_apps.llm.server import Loaded
+from shortfin_apps.llm.server_protocol import BoundedProtocol
 from tests.api.harness import TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
 from tests.api.scripted_engine import forever
+from tests.components.engine_fixture import Rig, make_rig
+from tests.components.fake_device import fake_config
 
 PATHS = ["/generate", "/v1/completions", "/v1/chat/completions"]
 BODIES = {
@@ -59,3 +70,72 @@ async def test_chunks_arrive_as_they_are_made() -> None:
             lines = [line async for line in response.aiter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert len(lines) == 51
+
+
+LONG_CONTEXT = 1500
+
+
+def served_by(rig: Rig) -> Callable[[Loaded], Loaded]:
+    """Puts the real engine over a fake device in the place of the scripted one."""
+
+    def load(loaded: Loaded) -> Loaded:
+        engine = AsyncEngine(rig.engine, max_requests=8)
+        generator = TextGenerator(
+            TOKENIZER, engine, max_seq_len=LONG_CONTEXT, max_requests=8, metrics=ServerMetrics("m")
+        )
+        return Loaded(replace(loaded.model, generator=generator), engine)
+
+    return load
+
+
+async def ask_and_leave_unread(server: Loopback) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for a stream of megabytes; the client reads until its own small buffer is full."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
+    reader, writer = await asyncio.open_connection(sock=client, limit=1)  # of asyncio's own buffer
+    params = {"max_tokens": LONG_CONTEXT - 10, "ignore_eos": True}
+    body = json.dumps({"input_ids": [1], "sampling_params": params, "stream": True}).encode()
+    head = b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_a_client_that_stops_reading_frees_its_pages_while_it_is_still_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
+    async with loopback(load=served_by(rig), send_timeout=60) as server:
+        await server.until_ready()
+        _, writer = await ask_and_leave_unread(server)
+        async with asyncio.timeout(TIMEOUT_S):
+            while "reads too slowly" not in caplog.text:
+                await asyncio.sleep(0.001)
+            while rig.cache.usage().leased:
+                await asyncio.sleep(0.001)
+        assert rig.engine.stats().generation_tokens < LONG_CONTEXT - 10
+        writer.transport.abort()
+
+
+async def test_a_client_that_stops_reading_is_cut_off() -> None:
+    rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
+    async with loopback(load=served_by(rig), send_timeout=0.05) as server:
+        await server.until_ready()
+        reader, writer = await ask_and_leave_unread(server)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not busy(server):
+                await asyncio.sleep(0)
+            while busy(server):
+                await asyncio.sleep(0.001)
+            answer = await reader.read()
+        assert b"output_ids" in answer
+        assert b"[DONE]" not in answer
+        writer.close()
+
+
+def busy(server: Loopback) -> list[BoundedProtocol]:
+    """Connections whose answer is not complete."""
+    protocols = [c for c in server.server.server_state.connections if isinstance(c, BoundedProtocol)]
+    return [c for c in protocols if c.cycle is not None and not c.cycle.response_complete]

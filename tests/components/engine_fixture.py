@@ -8,19 +8,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
-from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.engine import Engine, ModelLimits
 from shortfin_apps.llm.components.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.kvcache.base import KVCache
-from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.messages import DEFAULT_TERMS, Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.config import ModelConfig
 from tests.components.fake_device import FakeDevice, FakeProgram, Faults, fake_config
 
 
 def call(
-    request_id: str, prompt: list[int], max_tokens: int = 4, salt: str | None = None, **params: Any
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int = 4,
+    salt: str | None = None,
+    terms: Terms = DEFAULT_TERMS,
+    **params: Any,
 ) -> GenerateCall:
     params = {"temperature": 0.0, **params}
     return GenerateCall(
@@ -28,6 +33,7 @@ def call(
         prompt_ids=tuple(prompt),
         params=SamplingParams(max_tokens=max_tokens, **params),
         cache_salt=salt,
+        terms=terms,
     )
 
 
@@ -81,6 +87,8 @@ def make_rig(
     extend_lengths: tuple[int, ...] = (),
     static_lengths: tuple[int, ...] = (),
     logits_result: bool = True,
+    scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
+    strict: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
@@ -89,11 +97,13 @@ def make_rig(
     cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
     chunk = chunk_tokens if config.has_prefill_position else None
     batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk, token_budget=token_budget))
-    scheduler = Scheduler(cache, batching, max_running)
+    scheduler = Scheduler(cache, batching, max_running, scheduling)
     slab = device.allocate(
         (config.paged_kv_cache.device_block_count, config.stride), config.paged_kv_cache.dtype
     )
     runner = BatchRunner(device, program, config, page_table=[slab])
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
-    engine = Engine(scheduler=scheduler, cache=cache, runner=runner, limits=limits, clock=clock)
+    engine = Engine(
+        scheduler=scheduler, cache=cache, runner=runner, limits=limits, strict=strict, clock=clock
+    )
     return Rig(engine, scheduler, cache, runner, program, device)

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from shortfin_apps.llm.components.async_engine import STALL_TIMEOUT_S, AsyncEngine
 from shortfin_apps.llm.components.messages import Delta, FinishReason
+from shortfin_apps.llm.components.request import State
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, OverloadedError, UnavailableError
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
@@ -184,3 +185,144 @@ async def test_close_releases_the_device_once(rig: Rig) -> None:
     await engine.close()
     await engine.close()
     assert closed == ["closed"]
+
+
+async def test_prompt_tokens_are_bounded_until_the_first_token(rig: Rig) -> None:
+    engine = AsyncEngine(rig.engine, max_requests=9, max_queue_tokens=12)
+    gate = Gate(rig)
+    engine.start()
+    held = [engine.submit(call("a", PROMPT)), engine.submit(call("b", PROMPT))]
+    await gate.reached()
+    with pytest.raises(OverloadedError, match="10 prompt tokens") as caught:
+        engine.submit(call("c", PROMPT))
+    assert caught.value.retry_after_s > 0
+    gate.open()
+    await asyncio.gather(*(anext(stream) for stream in held))
+    held.append(engine.submit(call("c", PROMPT)))
+    await asyncio.gather(*(tokens(stream) for stream in held))
+    await engine.close()
+
+
+async def test_abort_all_ends_every_stream_and_frees_everything(rig: Rig, engine: AsyncEngine) -> None:
+    gate = Gate(rig)
+    streams = [engine.submit(call(str(i), PROMPT, max_tokens=50)) for i in range(4)]
+    await gate.reached()
+    assert engine.abort_all() == 4
+    gate.open()
+    for stream in streams:
+        deltas = [delta async for delta in stream]
+        assert deltas[-1].finish_reason is FinishReason.ABORT
+    await until_idle(engine)
+    assert engine.stats().steps <= 1, "all were freed before another step"
+    assert engine.stats().pages.leased == 0
+
+
+async def test_a_reader_that_stopped_reading_is_aborted(rig: Rig) -> None:
+    engine = AsyncEngine(rig.engine, max_requests=4, max_unread_tokens=8)
+    engine.start()
+    slow = engine.submit(call("slow", PROMPT, max_tokens=50))
+    quick = engine.submit(call("quick", PROMPT, max_tokens=50))
+    assert len(await tokens(quick)) == 50
+    await until_idle(engine)
+    unread = [delta async for delta in slow]
+    assert len(unread) == 1, "what waits is handed over at once"
+    assert unread[0].finish_reason is FinishReason.ABORT
+    assert "reads too slowly" in str(unread[0].error)
+    assert 8 < len(unread[0].token_ids) < 50
+    assert engine.stats().pages.leased == 0
+    await engine.close()
+
+
+async def test_a_reader_that_had_no_turn_is_not_slow(rig: Rig) -> None:
+    """The event loop may be busy for many steps; that is not the client's doing."""
+    engine = AsyncEngine(rig.engine, max_requests=4, max_unread_tokens=2)
+    engine.start()
+    reading = asyncio.create_task(tokens(engine.submit(call("a", PROMPT, max_tokens=40))))
+    await asyncio.sleep(0)  # the reader waits
+    done = threading.Event()
+    while not done.is_set():  # nothing else runs in this loop meanwhile
+        done.wait(0.001)
+        if engine.stats().generation_tokens == 40:
+            done.set()
+    assert await reading == greedy_continuation(PROMPT, 40)
+    await engine.close()
+
+
+async def test_a_device_that_does_not_answer_has_everybody_answered_and_nobody_let_in(rig: Rig) -> None:
+    clock = Clock()
+    engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=0.05, clock=clock)
+    engine.start()
+    streams = [engine.submit(call(str(i), PROMPT, max_tokens=50)) for i in range(3)]
+    await anext(streams[0])
+    gate = Gate(rig)
+    await gate.reached()
+    streams.append(engine.submit(call("newcomer", PROMPT)))
+    clock.now += 1.0
+    for stream in streams:
+        deltas = [delta async for delta in stream]
+        assert deltas[-1].finish_reason is FinishReason.ERROR
+        assert isinstance(deltas[-1].error, UnavailableError)
+    assert (engine.healthy, engine.ready) == (False, False)
+    with pytest.raises(UnavailableError, match="not answered"):
+        engine.submit(call("later", PROMPT))
+    await engine.drain(20)  # nobody is left to wait for
+    gate.open()
+    await until_idle(engine)
+    assert engine.healthy
+    assert engine.stats().pages.leased == 0, "what it had forgotten to free, it frees when it is back"
+    await engine.close()
+
+
+async def test_a_stuck_device_does_not_keep_the_server_from_stopping(rig: Rig) -> None:
+    clock = Clock()
+    closed: list[str] = []
+    engine = AsyncEngine(
+        rig.engine, max_requests=4, stall_timeout_s=1.0, clock=clock, on_close=lambda: closed.append("closed")
+    )
+    engine.start()
+    gate = Gate(rig)
+    stream = engine.submit(call("a", PROMPT))
+    await gate.reached()
+    clock.now += 2.0
+    await engine.close()
+    assert not closed
+    await stream.aclose()
+    gate.open()
+    await asyncio.to_thread(engine._thread.join)
+
+
+async def test_the_end_of_the_engines_thread_is_everybodys_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = AsyncEngine(rig.engine, max_requests=4)
+    engine.start()
+
+    def broken(error: object = None) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.scheduler, "plan", broken)
+    monkeypatch.setattr(rig.engine, "fail_all", broken)
+    deltas = [delta async for delta in engine.submit(call("a", PROMPT))]
+    assert isinstance(deltas[-1].error, UnavailableError)
+    await asyncio.to_thread(engine._thread.join)
+    assert not engine.healthy
+    with pytest.raises(UnavailableError):
+        engine.submit(call("b", PROMPT))
+    await engine.close()
+
+
+async def test_a_request_out_of_step_does_not_touch_its_neighbours() -> None:
+    rig = make_rig(strict=False)
+    engine = AsyncEngine(rig.engine, max_requests=4)
+    gate = Gate(rig)
+    engine.start()
+    good = engine.submit(call("good", PROMPT, max_tokens=9))
+    await gate.reached()
+    bad = engine.submit(call("bad", PROMPT, max_tokens=9))
+    rig.engine.add(call("bad", PROMPT))  # the inbox will replace it: a bug
+    wrong = next(iter(rig.scheduler.waiting))
+    wrong.state = State.FINISHED
+    gate.open()
+    assert await tokens(good) == greedy_continuation(PROMPT, 9)
+    assert await tokens(bad) == greedy_continuation(PROMPT, 9)
+    await engine.close()

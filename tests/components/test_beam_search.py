@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.async_engine import AsyncEngine
 from shortfin_apps.llm.components.beam_search import MAX_BEAMS, BeamSearch, Hypothesis, check_num_beams
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.messages import FinishReason
+from shortfin_apps.llm.components.messages import FinishReason, Terms
 from shortfin_apps.llm.errors import (
+    DeadlineExceededError,
     InvalidRequestError,
     InvocationError,
     OverloadedError,
@@ -28,7 +29,7 @@ from shortfin_apps.llm.errors import (
 from tests.components.beam_reference import Ranked, log_softmax, reference_search
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config, fake_logits, greedy_continuation
-from tests.components.test_async_engine import Gate
+from tests.components.test_async_engine import Clock, Gate
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
 NO_EOS = frozenset[int]()
@@ -265,6 +266,20 @@ async def test_an_abort_ends_the_search() -> None:
         assert engine.abort("a/0/0")  # as draining does when its time is up
         gate.open()
         with pytest.raises(RequestAbortedError):
+            await search_to_end(search)
+
+
+async def test_the_steps_of_a_search_share_its_time() -> None:
+    clock = Clock()
+    rig = make_rig(clock=clock)
+    async with serving(rig) as engine:
+        asked = call("a", PROMPT, max_tokens=20, terms=Terms(timeout_s=5.0))
+        search = BeamSearch(engine, asked, 2, NO_EOS, clock=clock)
+        for _ in range(3):
+            await search.step()
+            clock.now += 1.0
+        clock.now += 3.0
+        with pytest.raises(DeadlineExceededError, match="time"):
             await search_to_end(search)
 
 

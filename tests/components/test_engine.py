@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
+from shortfin_apps.llm.components.batching.waiting_queue import PRIORITY_STEP_S
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.messages import FinishReason
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.components.messages import FinishReason, Terms
+from shortfin_apps.llm.components.request import IllegalTransitionError, State
+from shortfin_apps.llm.errors import DeadlineExceededError, InvalidRequestError, InvocationError
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, fake_logits, greedy_continuation
 
@@ -215,13 +218,28 @@ def test_pages_run_out_in_mid_decode_and_nobody_notices() -> None:
     assert rig.all_pages_back()
 
 
-@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
-def test_progress_in_the_least_pool_that_holds_the_largest_request(prefix_cache: PrefixCache) -> None:
-    rig = make_rig(fake_config(pages=1 + 6 + 1), prefix_cache=prefix_cache)
-    for i in range(5):
-        rig.engine.add(call(str(i), [i] * 12, max_tokens=12))
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), min_size=1, max_size=10),
+    prefix_cache=st.sampled_from(["none", "trie"]),
+    mode=st.sampled_from(["default", "extend-attention"]),
+    tenants=st.lists(st.sampled_from("ab"), min_size=10, max_size=10),
+)
+def test_progress_in_the_least_pool_that_holds_the_largest_request(
+    lengths: list[tuple[int, int]], prefix_cache: PrefixCache, mode: str, tenants: list[str]
+) -> None:
+    """A pool one page larger than the largest request; the scratch page is nobody's."""
+    largest = max(-(-(prompt + output) // 4) for prompt, output in lengths)
+    options = SchedulingOptions(max_long_prefills=1, long_prefill_tokens=8)
+    config = fake_config(pages=1 + largest + 1)
+    rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, scheduling=options)
+    prompts = {str(i): ([i] * prompt, output) for i, (prompt, output) in enumerate(lengths)}
+    for index, (name, (prompt, output)) in enumerate(prompts.items()):
+        wanted = call(name, prompt, output, terms=Terms(tenant=tenants[index], priority=index % 3))
+        rig.engine.check(wanted)
+        rig.engine.add(wanted)
     rig.run()
-    assert all(rig.outputs[str(i)] == greedy_continuation([i] * 12, 12) for i in range(5))
+    assert rig.outputs == {name: greedy_continuation(*asked) for name, asked in prompts.items()}
     assert rig.all_pages_back()
 
 
@@ -293,6 +311,98 @@ def test_logprobs_need_logits() -> None:
         rig.engine.check(call("a", [1], logprobs=1))
 
 
+class StepClock:
+    """Time that passes with the engine's steps, and never goes back."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_what_is_late_ends_with_what_it_has_wherever_it_is() -> None:
+    clock = StepClock()
+    rig = make_rig(max_running=1, clock=clock)
+    rig.engine.add(call("runs", PROMPT[:4], max_tokens=20, terms=Terms(timeout_s=5)))
+    rig.engine.add(call("waits", PROMPT, terms=Terms(timeout_s=3)))
+    rig.engine.add(call("patient", PROMPT, max_tokens=2))
+    for _ in range(6):
+        rig.step()
+        clock.now_s += 1
+    assert (rig.reason("waits"), rig.outputs["waits"]) == (FinishReason.ABORT, [])
+    assert (rig.reason("runs"), len(rig.outputs["runs"])) == (FinishReason.ABORT, 5)
+    assert isinstance(rig.last["waits"].error, DeadlineExceededError)
+    rig.run()
+    assert rig.outputs["patient"] == greedy_continuation(PROMPT, 2)
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+@pytest.mark.parametrize("max_running", [1, 4])
+@pytest.mark.parametrize("comes_at", [0, 1, 7, 30])
+def test_a_thousand_queued_requests_delay_another_tenants_first_by_one_service_time(
+    mode: str, max_running: int, comes_at: int
+) -> None:
+    clock = StepClock()
+    rig = make_rig(fake_config(pages=64), mode=mode, max_running=max_running, clock=clock)
+    for i in range(1000):
+        rig.engine.add(call(f"a{i}", [i % 30, i % 7, i % 11], max_tokens=5, terms=Terms(tenant="a")))
+    began_s: dict[str, float] = {}
+    service_s = 0.0
+    while "b" not in began_s:
+        if clock.now_s == comes_at:
+            rig.engine.add(call("b", PROMPT[:3], max_tokens=5, terms=Terms(tenant="b")))
+        for request_id in [r.request_id for r in rig.scheduler.running]:
+            began_s.setdefault(request_id, clock.now_s - 1)  # it started in the step before
+        rig.step()
+        clock.now_s += 1
+        for request_id in rig.last.keys() & began_s.keys():
+            service_s = max(service_s, clock.now_s - began_s.pop(request_id))
+    assert began_s["b"] - comes_at <= service_s
+    assert len(rig.last) < 60, "and long before the others are through"
+
+
+def test_a_low_priority_is_overtaken_for_a_bounded_time() -> None:
+    clock = StepClock()
+    rig = make_rig(max_running=1, clock=clock)
+    rig.engine.add(call("low", PROMPT[:2], max_tokens=1, terms=Terms(priority=3)))
+    index = 0
+    while "low" not in rig.last:  # more urgent ones keep coming, as fast as they are served
+        rig.engine.add(call(str(index), PROMPT[:2], max_tokens=1))
+        rig.step()
+        clock.now_s += 1
+        index += 1
+    assert 3 * PRIORITY_STEP_S <= clock.now_s <= 3 * PRIORITY_STEP_S + 2
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("started", [False, True])
+def test_a_request_out_of_step_is_ended_alone(state: State, started: bool) -> None:
+    """Whatever a bug makes of its state: the engine goes on and no page is lost."""
+    rig = make_rig(strict=False, max_running=2)
+    rig.engine.add(call("other", PROMPT, max_tokens=9))
+    rig.step()
+    rig.engine.add(call("wrong", PROMPT[2:], max_tokens=9))
+    if started:
+        rig.step()
+    next(r for r in [*rig.scheduler.running, *rig.scheduler.waiting] if r.request_id == "wrong").state = state
+    rig.run()
+    assert rig.outputs["other"] == greedy_continuation(PROMPT, 9)
+    if rig.reason("wrong") is not FinishReason.LENGTH:
+        assert isinstance(rig.last["wrong"].error, InvocationError)
+    assert rig.all_pages_back()
+    assert not rig.scheduler.running
+    assert not rig.scheduler.waiting
+
+
+def test_a_request_out_of_step_raises_in_tests() -> None:
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT))
+    next(iter(rig.scheduler.waiting)).state = State.FINISHED
+    with pytest.raises(IllegalTransitionError, match="a: finished -> running"):
+        rig.engine.step()
+
+
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 def test_soak_of_ten_times_the_pool(prefix_cache: PrefixCache, mode: str) -> None:
@@ -325,24 +435,46 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig: Rig = make_rig(fake_config(pages=14), chunk_tokens=8, max_running=5, mode=self.mode)
+        self.clock = StepClock()
+        self.rig: Rig = make_rig(
+            fake_config(pages=14),
+            chunk_tokens=8,
+            max_running=5,
+            mode=self.mode,
+            scheduling=SchedulingOptions(
+                max_long_prefills=1, long_prefill_tokens=12, tenant_weights={"b": 3.0}
+            ),
+            clock=self.clock,
+        )
         self.calls: dict[str, tuple[list[int], int]] = {}
+        self.deadlines_s: dict[str, float] = {}
 
     @rule(
         prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30),
         max_tokens=st.integers(1, 14),
         salt=st.sampled_from([None, "", "s"]),
+        terms=st.builds(
+            Terms,
+            priority=st.integers(-2, 2),
+            tenant=st.sampled_from(["", "a", "b"]),
+            timeout_s=st.none() | st.integers(0, 30).map(float),
+        ),
     )
-    def arrive(self, prompt: list[int], max_tokens: int, salt: str | None) -> None:
+    def arrive(self, prompt: list[int], max_tokens: int, salt: str | None, terms: Terms) -> None:
         request_id = str(len(self.calls))
         self.calls[request_id] = (prompt, max_tokens)
-        self.rig.engine.add(call(request_id, prompt, max_tokens, salt))
+        if terms.timeout_s is not None:
+            self.deadlines_s[request_id] = self.clock.now_s + terms.timeout_s
+        self.rig.engine.add(call(request_id, prompt, max_tokens, salt, terms))
 
     @precondition(lambda self: self.rig.engine.has_work)
     @rule(count=st.integers(1, 5))
     def step(self, count: int) -> None:
         for _ in range(count):
             self.rig.step()
+            late = {name for name, at_s in self.deadlines_s.items() if at_s <= self.clock.now_s}
+            assert late <= self.rig.last.keys(), "a step ends all that is late"
+            self.clock.now_s += 1
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -369,8 +501,17 @@ class EngineMachine(RuleBasedStateMachine):
             prompt, max_tokens = self.calls[request_id]
             assert got == greedy_continuation(prompt, max_tokens)[: len(got)]
 
+    @invariant()
+    def nobody_is_in_two_places(self) -> None:
+        here = [*self.rig.scheduler.running, *self.rig.scheduler.waiting]
+        assert len(self.rig.scheduler.waiting) == len(list(self.rig.scheduler.waiting))
+        assert sorted(r.request_id for r in here) == sorted(self.calls.keys() - self.rig.last.keys())
+
     def teardown(self) -> None:
         self.rig.run()
+        for name in self.calls:
+            if isinstance(self.rig.last[name].error, DeadlineExceededError):
+                assert self.deadlines_s[name] <= self.clock.now_s
         for request_id, (_, max_tokens) in self.calls.items():
             if self.rig.reason(request_id) is FinishReason.LENGTH:
                 assert len(self.rig.outputs[request_id]) == max_tokens

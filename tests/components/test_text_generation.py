@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text_generation import (
@@ -300,3 +301,50 @@ def test_the_first_choice_keeps_the_seed() -> None:
     assert with_seed(params, 0) == params
     assert with_seed(params, 1).seed == 0
     assert with_seed(SamplingParams(max_tokens=1), 1).seed is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "effective"),
+    [(None, None, None), (None, 3.0, 3.0), (5.0, None, 5.0), (5.0, 9.0, 5.0)],
+)
+async def test_a_request_has_the_shorter_of_its_time_and_the_servers(
+    limit: float | None, wanted: float | None, effective: float | None
+) -> None:
+    engine = ScriptedEngine(saying(TOKENIZER, "a"))
+    generator = TextGenerator(
+        TOKENIZER,
+        engine,
+        max_seq_len=MAX_SEQ_LEN,
+        max_requests=4,
+        metrics=ServerMetrics("m"),
+        request_timeout_s=limit,
+    )
+    asked = replace(request(), terms=Terms(timeout_s=wanted, tenant="t"))
+    await gather(await generator.submit([asked]))
+    assert engine.calls[0].terms == Terms(timeout_s=effective, tenant="t")
+
+
+async def test_prompts_longer_together_than_the_queue_can_never_fit() -> None:
+    generator, engine = setup(saying(TOKENIZER, "a"))
+    engine.queue_tokens = 5
+    long = replace(request(), prompt_ids=(1,) * 6)
+    with pytest.raises(InvalidRequestError, match="room for 5"):
+        await generator.submit([request(), replace(request(), prompt_ids=(1,) * 5)])
+    await gather(await generator.submit([long]))  # one alone waits for nobody
+    assert not engine.live
+
+
+async def test_abort_ends_all_of_that_name_and_forgets_them() -> None:
+    generator, engine = setup(forever(TOKENIZER, "a"))
+    engine.gate.clear()
+    streams = await generator.submit([request(), replace(request(), request_id="other"), request()])
+    answers = asyncio.create_task(gather(streams))
+    await asyncio.sleep(0)
+    assert generator.abort("r", tenant="somebody else") == 0
+    assert generator.abort("r", tenant="") == 2
+    assert len(engine.live) == 1
+    engine.gate.set()
+    reasons = [answer.finish_reason for answer in await answers]
+    assert reasons == [FinishReason.ABORT, FinishReason.LENGTH, FinishReason.ABORT]
+    assert generator.abort("r") == 0
+    assert not generator._under_way

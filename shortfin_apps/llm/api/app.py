@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
-from shortfin_apps.llm.api import admin, native, openai, ops
+from shortfin_apps.llm.api import abort, admin, native, openai, ops
 from shortfin_apps.llm.api.auth import AuthMiddleware, KeyRing
 from shortfin_apps.llm.api.body_limit import BodyLimitMiddleware
 from shortfin_apps.llm.api.errors import install_error_handlers
@@ -31,7 +31,7 @@ def create_app(
     """An application over `service`, which may still be loading its model."""
     app = FastAPI(title="shortfin-llm", version=__version__, root_path=root_path)
     app.state.service = service
-    for router in (native.router, openai.router, ops.router, admin.router):
+    for router in (native.router, abort.router, openai.router, ops.router, admin.router):
         app.include_router(router)
     install_error_handlers(app)
     # The last one added is the first to see a request.

@@ -24,8 +24,9 @@ from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_string
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
+from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.beam_search import check_num_beams
-from shortfin_apps.llm.components.messages import FinishReason, TokenLogprobs
+from shortfin_apps.llm.components.messages import FinishReason, Terms, TokenLogprobs
 from shortfin_apps.llm.components.text_generation import (
     TextDelta,
     TextRequest,
@@ -57,6 +58,7 @@ class Item:
     request_id: str
     logprobs: int | None
     cache_salt: str | None
+    terms: Terms
 
 
 @router.post("/generate")
@@ -92,6 +94,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
         service.limits.check_choices(params.n, params.stop, PREFIX)
     generator.check_count(sum(params.n or 1 for params in sampling), PREFIX + "n")
     rids = _request_ids(body.rid, count, request_id_of(request))
+    terms = terms_of(body, request)
     wanted = _each("return_logprob", body.return_logprob, count, False)
     tops = _each("top_logprobs_num", body.top_logprobs_num, count, 0)
     for top in tops:
@@ -114,6 +117,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 request_id=rids[i],
                 logprobs=tops[i] if wanted[i] else None,
                 cache_salt=caller_of(request).cache_salt(body.cache_salt),
+                terms=terms,
             )
         )
     return items
@@ -152,6 +156,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
         skip_special_tokens=body.skip_special_tokens is not False,
         cache_salt=item.cache_salt,
         num_beams=num_beams,
+        terms=item.terms,
     )
     return [replace(first, params=with_seed(params, choice)) for choice in range(body.n or 1)]
 
@@ -239,7 +244,7 @@ def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
         case FinishReason.LENGTH:
             return {"type": "length", "length": num_tokens}
         case reason:
-            return {"type": reason.value, "message": "the request was aborted"}
+            return {"type": reason.value, "message": str(delta.error or "the request was aborted")}
 
 
 def _prompts(body: GenerateBody) -> tuple[list[str], list[list[int]]]:

@@ -20,6 +20,7 @@ from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_string
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
+from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.text_generation import TextRequest, TextStream, gather, merge, with_seed
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 
@@ -171,6 +172,7 @@ def _requests(
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
             cache_salt=caller_of(request).cache_salt(body.cache_salt),
+            terms=terms_of(body, request),
         )
         for choice in range(body.n or 1)
     ]

@@ -101,7 +101,16 @@ class GenerateBody(Body):
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
+    user: str | None = None
+    timeout_s: Number | None = None
     stream: bool | None = None
+
+
+class AbortBody(Body):
+    """`POST /abort`: the id of a request, or several."""
+
+    rid: str | list[str]
 
 
 class StreamOptions(Body):
@@ -145,6 +154,9 @@ class OpenAIBody(Body):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
+    user: str | None = None
+    timeout_s: Number | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -228,6 +240,7 @@ class DetokenizeBody(Body):
 BODIES: tuple[type[Body], ...] = (
     SamplingBody,
     GenerateBody,
+    AbortBody,
     StreamOptions,
     CompletionBody,
     TextPart,

@@ -11,7 +11,8 @@ upstream does, there is no length penalty. Temperature and filters have no part 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from shortfin_apps.llm.components.messages import (
     EngineClient,
     FinishReason,
     GenerateCall,
+    Terms,
     TokenLogprobs,
 )
 from shortfin_apps.llm.components.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -71,13 +73,20 @@ class BeamSearch:
     """
 
     def __init__(
-        self, engine: EngineClient, call: GenerateCall, num_beams: int, eos_token_ids: frozenset[int]
+        self,
+        engine: EngineClient,
+        call: GenerateCall,
+        num_beams: int,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Admits the first step. Raises InvalidRequestError, and what `EngineClient.submit` raises."""
         self._engine = engine
         self._call = call
         self._num_beams = num_beams
         self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._began_s = clock()
         self._terminators = eos_token_ids | call.params.stop_token_ids
         self._step_params = self._params_of_a_step()
         self._num_tokens = 0
@@ -113,6 +122,11 @@ class BeamSearch:
         self._submit()
         return max(delta.queue_s for delta in deltas)
 
+    def abort(self) -> None:
+        """Makes the step under way raise RequestAbortedError."""
+        for request_id in self._streams:
+            self._engine.abort(request_id)
+
     async def aclose(self) -> None:
         """Aborts what is under way. Closing twice is a no-op."""
         streams, self._streams = self._streams, {}
@@ -133,6 +147,14 @@ class BeamSearch:
             )
         return SamplingParams(max_tokens=1, temperature=0.0, logprobs=max(width, params.logprobs or 0))
 
+    def _terms_of_a_step(self) -> Terms:
+        """The request's, with what is left of its time."""
+        terms = self._call.terms
+        if terms.timeout_s is None:
+            return terms
+        left_s = self._began_s + terms.timeout_s - self._clock()
+        return replace(terms, timeout_s=max(left_s, 0.0))
+
     def _submit_first(self) -> None:
         try:
             self._submit()
@@ -144,6 +166,7 @@ class BeamSearch:
 
     def _submit(self) -> None:
         """Asks for the next token of each live beam."""
+        terms = self._terms_of_a_step()
         for index, beam in enumerate(self._live):
             call = replace(
                 self._call,
@@ -151,6 +174,7 @@ class BeamSearch:
                 prompt_ids=self._call.prompt_ids + beam.token_ids,
                 params=self._step_params,
                 resumes=self._num_tokens > 0,
+                terms=terms,
             )
             self._streams[call.request_id] = self._engine.submit(call)
 
@@ -216,7 +240,7 @@ def _checked(delta: Delta | None) -> Delta:
     if delta is None:
         raise InvocationError("the engine ended the stream without a reason")
     if delta.finish_reason is FinishReason.ABORT:
-        raise RequestAbortedError("the beam search was aborted: the server is shutting down")
+        raise delta.error or RequestAbortedError("the beam search was aborted")
     if delta.finish_reason is FinishReason.ERROR:
         raise delta.error or InvocationError("the engine failed under this request")
     return delta

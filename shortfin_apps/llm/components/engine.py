@@ -22,9 +22,14 @@ from shortfin_apps.llm.components.messages import (
     GenerateCall,
     TokenLogprobs,
 )
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request import IllegalTransitionError, Request
 from shortfin_apps.llm.components.sampling import banned_tokens, choose, logprobs_of, needs_logits
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, LlmError
+from shortfin_apps.llm.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    InvocationError,
+    LlmError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,8 @@ class ModelLimits:
 
 
 class Engine:
+    """With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended."""
+
     def __init__(
         self,
         *,
@@ -45,14 +52,17 @@ class Engine:
         cache: KVCache,
         runner: BatchRunner,
         limits: ModelLimits,
+        strict: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
         self._cache = cache
         self._runner = runner
         self._limits = limits
+        self._strict = strict
         self._clock = clock
         self._requests: dict[str, Request] = {}
+        self._deadlines_s: dict[str, float] = {}
         self._num_steps = 0
         self._num_tasks = 0
         self._step_s = 0.0
@@ -89,38 +99,50 @@ class Engine:
     def add(self, call: GenerateCall) -> None:
         request = Request(call, arrival_s=self._clock())
         self._requests[call.request_id] = request
+        if call.terms.timeout_s is not None:
+            self._deadlines_s[call.request_id] = request.arrival_s + call.terms.timeout_s
         self._scheduler.add(request)
 
-    def abort(self, request_id: str) -> Delta | None:
-        """Ends a request now; None when it is not (or no longer) here."""
+    def abort(self, request_id: str, error: LlmError | None = None) -> Delta | None:
+        """Ends a request now, `error` saying why; None when it is not (or no longer) here."""
         request = self._requests.get(request_id)
         if request is None:
             return None
-        return self._finish(request, FinishReason.ABORT)
+        return self._finish(request, FinishReason.ABORT, error=error)
 
     def flush_cache(self) -> None:
         """Frees every page that is only kept for its prefix."""
         self._cache.flush()
 
     def fail_all(self, error: LlmError) -> list[Delta]:
-        """Ends everything; for a bug in the engine itself."""
-        return [self._finish(r, FinishReason.ERROR, error=error) for r in list(self._requests.values())]
+        """Ends everything, in whatever state it is; for a bug in the engine itself."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self._deadlines_s.clear()
+        for request in requests:
+            self._scheduler.discard(request)
+        reason = FinishReason.ERROR
+        return [Delta(request_id=r.request_id, finish_reason=reason, error=error) for r in requests]
 
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
 
     def step(self) -> list[Delta]:
-        """One invocation's worth of progress: what it added to each request."""
+        """Ends what is late, and one invocation's worth of progress: what it added to each request."""
         begin = self._clock()
-        batch = self._scheduler.plan()
+        deltas = self._expire(begin)
+        try:
+            batch = self._scheduler.plan()
+        except IllegalTransitionError as bug:
+            return deltas + self._contain(bug)
         if batch is None:
-            return []
+            return deltas
         try:
             result = self._runner.run(batch)
         except Exception as error:
-            return self._fail(batch, error)
-        deltas = self._commit(batch, result, begin)
+            return deltas + self._fail(batch, error)
+        deltas += self._commit(batch, result, begin)
         self._num_steps += 1
         self._step_s += self._clock() - begin
         return deltas
@@ -140,6 +162,17 @@ class Engine:
             step_s=self._step_s,
             device_s=self._runner.device_s,
         )
+
+    def _expire(self, now_s: float) -> list[Delta]:
+        """Ends the requests whose time is over, wherever they are."""
+        if not self._deadlines_s:
+            return []
+        late = [request_id for request_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
+        deltas = []
+        for request in map(self._requests.__getitem__, late):
+            error = DeadlineExceededError("the request's time (`timeout_s` or the server's limit) is over")
+            deltas.append(self._finish(request, FinishReason.ABORT, error=error))
+        return deltas
 
     def _commit(self, batch: Batch, result: BatchResult, began_s: float) -> list[Delta]:
         deltas = []
@@ -179,6 +212,7 @@ class Engine:
             logprobs = (logprobs_of(candidates.logits, token, params.logprobs),)
         request.tokens.append(token)
         self._generation_tokens += 1
+        self._scheduler.charge(request, 1)
         return self._delta_of(request, token, logprobs)
 
     def _delta_of(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...]) -> Delta:
@@ -207,8 +241,11 @@ class Engine:
         error: LlmError | None = None,
     ) -> Delta:
         """The one way out: pages back, forgotten, last delta."""
-        self._scheduler.finish(request, reason)
-        del self._requests[request.request_id]
+        try:
+            self._scheduler.finish(request, reason)
+        except IllegalTransitionError as bug:
+            reason, error = FinishReason.ERROR, self._discard(bug)
+        self._forget(request)
         return Delta(
             request_id=request.request_id,
             token_ids=token_ids,
@@ -225,3 +262,23 @@ class Engine:
         logger.error("invocation of %d tasks failed", len(batch.tasks), exc_info=error)
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
         return [self._finish(task.request, FinishReason.ERROR, error=shown) for task in batch.tasks]
+
+    def _contain(self, bug: IllegalTransitionError) -> list[Delta]:
+        """Ends the one request that is out of step; nothing when it was answered before."""
+        error = self._discard(bug)
+        if self._requests.get(bug.request.request_id) is not bug.request:
+            return []
+        self._forget(bug.request)
+        return [Delta(request_id=bug.request.request_id, finish_reason=FinishReason.ERROR, error=error)]
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._deadlines_s.pop(request.request_id, None)
+
+    def _discard(self, bug: IllegalTransitionError) -> LlmError:
+        """Takes a request out of step back from everywhere. Raises the bug if `strict`."""
+        if self._strict:
+            raise bug
+        logger.error("a request left its lifecycle and is ended; please report this bug", exc_info=bug)
+        self._scheduler.discard(bug.request)
+        return InvocationError("the engine lost track of this request and ended it")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from shortfin_apps.llm.components.async_engine import AsyncEngine
+from shortfin_apps.llm.components.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
 from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
-from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.engine import Engine, ModelLimits
 from shortfin_apps.llm.components.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
@@ -27,7 +27,9 @@ class EngineOptions:
     """How to serve a model; None leaves a choice to the artefact or the machine.
 
     `pages` overrides the page table's size, `max_running` is the most requests in progress at once
-    (default: the mode's own), `max_queue` the most that wait beside them.
+    (default: the mode's own), `max_queue` the most that wait beside them, `max_queue_tokens` the most
+    prompt tokens that wait; SchedulingOptions explains the next three. `stall_timeout_s` is how long a
+    step may take.
     """
 
     device: str = "cpu"
@@ -42,6 +44,11 @@ class EngineOptions:
     pages: int | None = None
     max_running: int | None = None
     max_queue: int = 256
+    max_queue_tokens: int = MAX_QUEUE_TOKENS
+    max_long_prefills: int = DEFAULT_SCHEDULING.max_long_prefills
+    long_prefill_tokens: int = DEFAULT_SCHEDULING.long_prefill_tokens
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    stall_timeout_s: float = STALL_TIMEOUT_S
 
 
 def load_engine(
@@ -60,8 +67,13 @@ def load_engine(
     except BaseException:
         device.close()
         raise
-    max_requests = max_running(config, options) + options.max_queue
-    return AsyncEngine(engine, max_requests=max_requests, on_close=device.close)
+    return AsyncEngine(
+        engine,
+        max_requests=max_running(config, options) + options.max_queue,
+        max_queue_tokens=options.max_queue_tokens,
+        stall_timeout_s=options.stall_timeout_s,
+        on_close=device.close,
+    )
 
 
 def make_engine(
@@ -93,8 +105,13 @@ def make_engine(
         )
     for entry in runner.warm_up():
         check_results(entry, config)
+    scheduling = SchedulingOptions(
+        max_long_prefills=options.max_long_prefills,
+        long_prefill_tokens=options.long_prefill_tokens,
+        tenant_weights=options.tenant_weights,
+    )
     return Engine(
-        scheduler=Scheduler(cache, mode, max_running(config, options)),
+        scheduler=Scheduler(cache, mode, max_running(config, options), scheduling),
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +11,10 @@ from typing import Protocol
 from shortfin_apps.llm.components.entry_counts import EntryCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.sampling_params import SamplingParams
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+
+MAX_PRIORITY = 100
+MAX_TENANT_LENGTH = 256
 
 
 class FinishReason(StrEnum):
@@ -18,6 +22,31 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On what terms a request is served.
+
+    Of one tenant's requests, those of lower `priority` come first (as vLLM has it); tenants share by
+    tokens. `timeout_s` is counted from admission; None waits as long as it takes.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if abs(self.priority) > MAX_PRIORITY:
+            rule = f"`priority` must lie in [-{MAX_PRIORITY}, {MAX_PRIORITY}]; lower comes first"
+            raise InvalidRequestError(rule, "priority")
+        if len(self.tenant) > MAX_TENANT_LENGTH:
+            raise InvalidRequestError(f"`user` must have at most {MAX_TENANT_LENGTH} characters", "user")
+        if self.timeout_s is not None and not 0 <= self.timeout_s < math.inf:
+            raise InvalidRequestError("`timeout_s` must be a number of seconds, 0 or more", "timeout_s")
+
+
+DEFAULT_TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +62,7 @@ class GenerateCall:
     params: SamplingParams
     cache_salt: str | None = None
     resumes: bool = False
+    terms: Terms = DEFAULT_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +77,8 @@ class TokenLogprobs:
 class Delta:
     """What one step added to one request; `finish_reason` is set on the last one only.
 
-    The token that ends a sequence (end-of-sequence or stop token) is among `token_ids`.
+    The token that ends a sequence (end-of-sequence or stop token) is among `token_ids`. `error` says why
+    it ended with ERROR, or with an ABORT that nobody asked for.
     """
 
     request_id: str
@@ -117,13 +148,18 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def max_queue_tokens(self) -> int:
+        """The most prompt tokens admitted and without a first token yet; one request may have more."""
+        ...
+
+    @property
     def max_request_tokens(self) -> int:
         """The most tokens, prompt and output together, that any request can ever have here."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Loaded, warmed up and not draining."""
+        """Loaded, warmed up, and neither draining nor stalled."""
         ...
 
     @property

@@ -5,7 +5,8 @@
        └─ preempt ─┘        (any state but FINISHED may go to FINISHED)
 
 A request holds a lease on pages exactly while it is RUNNING: `start` is given one and `leave` hands
-it back, so there is one way for pages to come and one way for them to go.
+it back, so there is one way for pages to come and one way for them to go. What the table does not allow
+raises; the engine's thread ends that request and goes on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(AssertionError):
-    """The lifecycle table does not allow it: a bug, never load."""
+    """The lifecycle table does not allow it: a bug, never load. Nothing has changed for `request`."""
+
+    def __init__(self, request: Request, state: State) -> None:
+        super().__init__(f"{request.request_id}: {request.state} -> {state}")
+        self.request = request
 
 
 class Request:
@@ -78,6 +83,10 @@ class Request:
         return self.call.request_id
 
     @property
+    def tenant(self) -> str:
+        return self.call.terms.tenant
+
+    @property
     def num_generated(self) -> int:
         return len(self.tokens) - len(self.call.prompt_ids)
 
@@ -107,8 +116,17 @@ class Request:
         self._leave(State.FINISHED, cache)
         self.finish_reason = reason
 
+    def discard(self, cache: KVCache) -> None:
+        """Ends it against the table, for one that a bug has brought out of step."""
+        self.state = State.FINISHED
+        self.finish_reason = FinishReason.ERROR
+        self._release(cache)
+
     def _leave(self, state: State, cache: KVCache) -> None:
         self._move(state)
+        self._release(cache)
+
+    def _release(self, cache: KVCache) -> None:
         if self.lease is not None:
             cache.release(self.lease)
             self.lease = None
@@ -116,5 +134,5 @@ class Request:
 
     def _move(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise IllegalTransitionError(f"{self.request_id}: {self.state} -> {state}")
+            raise IllegalTransitionError(self, state)
         self.state = state

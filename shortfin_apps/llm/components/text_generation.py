@@ -16,16 +16,18 @@ from typing import Protocol, TypeVar
 from shortfin_apps.llm.components.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.detokenizer import Detokenizer, StopMatcher
 from shortfin_apps.llm.components.messages import (
+    DEFAULT_TERMS,
     Delta,
     EngineClient,
     FinishReason,
     GenerateCall,
+    Terms,
     TokenLogprobs,
 )
 from shortfin_apps.llm.components.metrics import RequestTimer, ServerMetrics
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.components.tokenizer import Tokenizer, first_out_of_range
-from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, RequestAbortedError
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, LlmError, RequestAbortedError
 
 LONG_TEXT = 16_384  # characters; longer texts are tokenised off the event loop
 
@@ -33,8 +35,14 @@ LONG_TEXT = 16_384  # characters; longer texts are tokenised off the event loop
 class Answering(Protocol):
     """A request under way, for who wants its answers whole: a TextStream has one, TextBeams several."""
 
+    request: TextRequest
+
     async def answers(self) -> list[TextDelta]:
         """All of them, best first; the request is aborted if this is cancelled."""
+        ...
+
+    def abort(self) -> None:
+        """Ends the request; its reader gets what there is so far, or RequestAbortedError."""
         ...
 
     async def aclose(self) -> None:
@@ -61,6 +69,7 @@ class TextRequest:
     skip_special_tokens: bool = True
     cache_salt: str | None = None
     num_beams: int = 1
+    terms: Terms = DEFAULT_TERMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +78,8 @@ class TextDelta:
 
     `text` may lag behind `token_ids`: half a character, or what may become a stop string, is held
     back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or the stop
-    token that ended it, None for end-of-sequence. A whole answer is one delta, too.
+    token that ended it, None for end-of-sequence. `error` is why it was aborted, if nobody asked for
+    that. A whole answer is one delta, too.
     """
 
     text: str
@@ -78,6 +88,7 @@ class TextDelta:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    error: LlmError | None = None
 
 
 class TextStream:
@@ -90,6 +101,7 @@ class TextStream:
         engine: EngineClient,
         engine_id: str,
         timer: RequestTimer,
+        on_end: Callable[[Answering], None],
     ) -> None:
         assert request.num_beams == 1, "a beam search cannot be streamed"
         self.request = request
@@ -100,6 +112,7 @@ class TextStream:
         self._timer = timer
         self._num_tokens = 0
         self._finished = False
+        self._on_end = on_end
         self._deltas = engine.submit(_call(request, engine_id))
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
@@ -114,11 +127,16 @@ class TextStream:
             raise self._fail(InvocationError("the engine ended the stream without a reason")) from None
         if delta.finish_reason is FinishReason.ERROR:
             raise self._fail(delta.error or InvocationError("the engine failed under this request"))
+        if delta.error is not None and self._num_tokens == 0 and not delta.token_ids:
+            raise self._fail(delta.error, FinishReason.ABORT)  # there is nothing to answer with
         text_delta = self._read(delta)
         self._timer.tokens(len(text_delta.token_ids), delta.queue_s)
         if text_delta.finish_reason is not None:
             await self._finish(text_delta.finish_reason)
         return text_delta
+
+    def abort(self) -> None:
+        self._engine.abort(self._engine_id)
 
     async def aclose(self) -> None:
         if not self._finished:
@@ -159,16 +177,20 @@ class TextStream:
             num_cached_tokens=delta.num_cached_tokens,
             finish_reason=delta.finish_reason if matched is None else FinishReason.STOP,
             stop_reason=delta.stop_token_id if matched is None else matched,
+            error=delta.error,
         )
 
-    def _fail(self, error: Exception) -> Exception:
-        self._finished = True
-        self._timer.finish(FinishReason.ERROR)
+    def _fail(self, error: Exception, reason: FinishReason = FinishReason.ERROR) -> Exception:
+        self._end(reason)
         return error
 
-    async def _finish(self, reason: FinishReason) -> None:
+    def _end(self, reason: FinishReason) -> None:
         self._finished = True
         self._timer.finish(reason)
+        self._on_end(self)
+
+    async def _finish(self, reason: FinishReason) -> None:
+        self._end(reason)
         # A generator that was never started does not notice being closed, so the engine is told.
         self._engine.abort(self._engine_id)
         await self._deltas.aclose()
@@ -178,12 +200,18 @@ class TextBeams:
     """A beam search under way; one request in the metrics, of as many tokens as it makes steps."""
 
     def __init__(
-        self, request: TextRequest, tokenizer: Tokenizer, search: BeamSearch, timer: RequestTimer
+        self,
+        request: TextRequest,
+        tokenizer: Tokenizer,
+        search: BeamSearch,
+        timer: RequestTimer,
+        on_end: Callable[[Answering], None],
     ) -> None:
         self.request = request
         self._tokenizer = tokenizer
         self._search = search
         self._timer = timer
+        self._on_end = on_end
         self._finished = False
 
     async def answers(self) -> list[TextDelta]:
@@ -201,6 +229,9 @@ class TextBeams:
         finally:
             await self.aclose()
 
+    def abort(self) -> None:
+        self._search.abort()
+
     async def aclose(self) -> None:
         if not self._finished:
             await self._finish(FinishReason.ABORT)
@@ -208,6 +239,7 @@ class TextBeams:
     async def _finish(self, reason: FinishReason) -> None:
         self._finished = True
         self._timer.finish(reason)
+        self._on_end(self)
         await self._search.aclose()
 
     def _read(self, hypothesis: Hypothesis) -> TextDelta:
@@ -239,13 +271,16 @@ class TextGenerator:
         max_seq_len: int,
         max_requests: int,
         metrics: ServerMetrics,
+        request_timeout_s: float | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.engine = engine
         self.max_seq_len = max_seq_len
         self._max_requests = max_requests
         self._metrics = metrics
+        self._request_timeout_s = request_timeout_s
         self._serial = itertools.count()
+        self._under_way: dict[str, list[Answering]] = {}  # by the request's id, which may be several's
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         if len(text) < LONG_TEXT:
@@ -302,33 +337,69 @@ class TextGenerator:
         """As `submit`, for whole answers; any of them may be a beam search."""
         return await self._admit(requests, self._answering)
 
+    def abort(self, request_id: str, tenant: str | None = None) -> int:
+        """Ends all sequences of the requests with this id; returns how many there were.
+
+        With `tenant`, only that tenant's.
+        """
+        under_way = [
+            sequence
+            for sequence in self._under_way.get(request_id, [])
+            if tenant is None or sequence.request.terms.tenant == tenant
+        ]
+        for sequence in under_way:
+            sequence.abort()
+        return len(under_way)
+
     async def _admit(
         self, requests: Sequence[TextRequest], start: Callable[[TextRequest], AnsweringT]
     ) -> list[AnsweringT]:
         self.check_count(len(requests))
+        self._check_tokens(requests)
         started: list[AnsweringT] = []
         try:
             for request in requests:
-                started.append(start(request))
+                started.append(start(self._within_timeout(request)))
+                self._under_way.setdefault(request.request_id, []).append(started[-1])
         except BaseException as error:
             self._metrics.rejected(error)
             await close_all(started)
             raise
         return started
 
+    def _check_tokens(self, requests: Sequence[TextRequest]) -> None:
+        """Raises InvalidRequestError for several prompts that are longer than the whole queue."""
+        num_tokens = sum(len(request.prompt_ids) for request in requests)
+        if len(requests) > 1 and num_tokens > self.engine.max_queue_tokens:
+            raise InvalidRequestError(
+                f"{num_tokens} prompt tokens in one request of {len(requests)} sequences can never fit: the"
+                f" queue has room for {self.engine.max_queue_tokens}; send several requests"
+            )
+
+    def _within_timeout(self, request: TextRequest) -> TextRequest:
+        limit, wanted = self._request_timeout_s, request.terms.timeout_s
+        if limit is None or (wanted is not None and wanted <= limit):
+            return request
+        return replace(request, terms=replace(request.terms, timeout_s=limit))
+
+    def _forget(self, ended: Answering) -> None:
+        request_id = ended.request.request_id
+        self._under_way[request_id].remove(ended)
+        if not self._under_way[request_id]:
+            del self._under_way[request_id]
+
     def _answering(self, request: TextRequest) -> Answering:
         return self._stream(request) if request.num_beams == 1 else self._beams(request)
 
     def _stream(self, request: TextRequest) -> TextStream:
-        return TextStream(
-            request, self.tokenizer, self.engine, self._engine_id(request), self._timer(request)
-        )
+        engine_id, timer = self._engine_id(request), self._timer(request)
+        return TextStream(request, self.tokenizer, self.engine, engine_id, timer, self._forget)
 
     def _beams(self, request: TextRequest) -> TextBeams:
         call = _call(request, self._engine_id(request))
         timer = self._timer(request)
         search = BeamSearch(self.engine, call, request.num_beams, self.tokenizer.eos_token_ids)
-        return TextBeams(request, self.tokenizer, search, timer)
+        return TextBeams(request, self.tokenizer, search, timer, self._forget)
 
     def _engine_id(self, request: TextRequest) -> str:
         return f"{request.request_id}.{next(self._serial)}"  # clients may repeat theirs
@@ -396,6 +467,7 @@ def _call(request: TextRequest, engine_id: str) -> GenerateCall:
         prompt_ids=request.prompt_ids,
         params=request.params,
         cache_salt=request.cache_salt,
+        terms=request.terms,
     )
 
 
@@ -416,4 +488,5 @@ def _join(deltas: Sequence[TextDelta]) -> TextDelta:
         num_cached_tokens=max(d.num_cached_tokens for d in deltas),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
+        error=last.error,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
-from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.batching.scheduler import LOOKAHEAD, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
+from shortfin_apps.llm.components.messages import Terms
 from shortfin_apps.llm.components.request import Request
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
@@ -32,6 +35,33 @@ def test_256_running_and_1000_waiting(benchmark: BenchmarkFixture, mode: str) ->
     assert batch is not None
     assert len(scheduler.running) == NUM_RUNNING
     assert len(scheduler.waiting) == NUM_WAITING
+
+
+@pytest.mark.parametrize("num_tenants", [1, 1000])
+def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -> None:
+    """Places are free but pages are not, so that every step looks for somebody who fits."""
+    config = fake_config(stride=16, decode=(1, 32, 256))
+    cache = make_cache("trie", 1 + 256 * 21, 16)
+    mode = make_mode("extend-attention", config, BatchOptions(chunk_tokens=128, token_budget=512))
+    scheduler = Scheduler(cache, mode, 2 * NUM_RUNNING)
+    for index in range(NUM_RUNNING + NUM_WAITING):
+        terms = Terms(tenant=str(index % num_tenants))
+        scheduler.add(Request(call(str(index), [index] * 300, terms=terms)))
+    scheduler.plan()
+    while len(scheduler.running) < NUM_RUNNING:
+        finish_prefills(scheduler)
+        scheduler.plan()
+    finish_prefills(scheduler)
+    looked_at = list(itertools.islice(scheduler.waiting, LOOKAHEAD))
+
+    def plan_after_pages_came_back() -> object:
+        for request in looked_at:  # though too few
+            request.blocked_at = -1
+        return scheduler.plan()
+
+    batch = benchmark(plan_after_pages_came_back)
+    assert batch is not None
+    assert len(scheduler.waiting) > 0.9 * NUM_WAITING
 
 
 def finish_prefills(scheduler: Scheduler) -> None:

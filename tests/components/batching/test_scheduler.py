@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
-from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler
+from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.messages import FinishReason
-from shortfin_apps.llm.components.request import Request, State
+from shortfin_apps.llm.components.request import IllegalTransitionError, Request, State
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 
@@ -138,3 +140,57 @@ def test_what_resumes_goes_before_newcomers() -> None:
     resumed = Request(replace(call("old", [1] * 4), resumes=True))
     target.add(resumed)
     assert list(target.waiting) == [resumed, newcomer]
+
+
+def test_long_prompts_do_not_take_every_place() -> None:
+    cache = make_cache("none", 200, 4)
+    mode = make_mode("default", fake_config(), BatchOptions(chunk_tokens=8))
+    options = SchedulingOptions(max_long_prefills=2, long_prefill_tokens=16)
+    target = Scheduler(cache, mode, 8, options)
+    long = [add(target, f"long {i}", 40) for i in range(4)]
+    short = [add(target, f"short {i}", 16) for i in range(3)]
+    target.plan()
+    assert target.running == [*long[:2], *short]
+    long[0].num_computed = 30  # what is left of it is short
+    target.plan()
+    assert target.running == [*long[:2], *short, long[2]]
+    assert list(target.waiting) == [long[3]]
+
+
+def test_a_long_prompt_whose_beginning_is_cached_is_not_long() -> None:
+    cache = make_cache("trie", 200, 4)
+    mode = make_mode("default", fake_config(), BatchOptions(chunk_tokens=8))
+    target = Scheduler(cache, mode, 8, SchedulingOptions(max_long_prefills=1, long_prefill_tokens=16))
+    first = add(target, "first", 40)
+    target.plan()
+    finish_prefill(target, first)
+    other = Request(call("other", [2] * 40))
+    target.add(other)
+    target.plan()
+    known = add(target, "known", 42)
+    target.plan()
+    assert target.running == [first, other, known]
+
+
+def test_an_impossible_start_is_raised_and_loses_no_page() -> None:
+    target = scheduler(32)
+    wrong = add(target, "wrong", 8)
+    wrong.state = State.FINISHED
+    with pytest.raises(IllegalTransitionError, match="finished -> running"):
+        target.plan()
+    target.discard(wrong)
+    target.discard(wrong)
+    assert target.plan() is None
+    assert target._cache.usage().leased == 0
+    assert not target.waiting
+
+
+def test_finishing_twice_is_raised_and_changes_nothing() -> None:
+    target = scheduler(32)
+    request, other = add(target, "a", 8), add(target, "b", 8)
+    target.plan()
+    target.finish(request, FinishReason.LENGTH)
+    with pytest.raises(IllegalTransitionError) as caught:
+        target.finish(request, FinishReason.STOP)
+    assert caught.value.request is request
+    assert target.running == [other]

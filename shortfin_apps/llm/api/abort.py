@@ -1,0 +1,36 @@
+"""`POST /abort` (SGLang's `/abort_request`, too): ends requests by their id.
+
+The id is `rid` of `/generate`, the `X-Request-Id` header of any route, or `id` of an OpenAI answer. What a
+request has generated is its answer, with the finish reason `abort`. With API keys, each ends its own.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape
+from shortfin_apps.llm.api.schema import AbortBody
+from shortfin_apps.llm.api.service import service_of
+
+router = APIRouter(route_class=JsonRoute, tags=["native"])
+
+
+@router.post("/abort")
+@router.post("/abort_request")
+async def abort(body: AbortBody, request: Request) -> Response:
+    """Ends the requests with these ids; an id that is not (or no longer) here is no error."""
+    generator = service_of(request).model.generator
+    caller = caller_of(request)
+    tenant = None if caller.is_admin else caller.tenant or None
+    rids = [body.rid] if isinstance(body.rid, str) else body.rid
+    return JsonResponse({"aborted": sum(generator.abort(_request_id(rid), tenant) for rid in rids)})
+
+
+def _request_id(rid: str) -> str:
+    for shape in (ChatShape, CompletionShape):
+        rid = rid.removeprefix(shape.id_prefix)
+    return rid
