@@ -9,13 +9,16 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import require_admin
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
 from shortfin_apps.llm.api.schema import Body
 from shortfin_apps.llm.api.service import service_of
 
 logger = logging.getLogger(__name__)
-router = APIRouter(route_class=JsonRoute, tags=["admin"], dependencies=[Depends(require_admin)])
+router = APIRouter(
+    route_class=JsonRoute, tags=["admin"], dependencies=[Depends(require_admin)], responses=answers.errors()
+)
 
 
 class LogLevelBody(Body):
@@ -24,14 +27,14 @@ class LogLevelBody(Body):
     level: Literal["debug", "info", "warning", "error"]
 
 
-@router.post("/flush_cache")
+@router.post("/flush_cache", responses={200: {"model": answers.State}})
 async def flush_cache(request: Request) -> Response:
     """Forgets every cached prefix that no running request uses; requests sent from now on find none."""
     service_of(request).model.generator.engine.flush_cache()
     return JsonResponse({"status": "flushed"})
 
 
-@router.post("/abort_all")
+@router.post("/abort_all", responses={200: {"model": answers.AbortedAnswer}})
 async def abort_all(request: Request) -> Response:
     """Ends every request, whoever sent it; says how many sequences there were."""
     count = service_of(request).model.generator.engine.abort_all()
@@ -39,7 +42,7 @@ async def abort_all(request: Request) -> Response:
     return JsonResponse({"aborted": count})
 
 
-@router.post("/log_level")
+@router.post("/log_level", responses={200: {"model": answers.LogLevelAnswer}})
 async def log_level(body: LogLevelBody) -> Response:
     """How much the server logs from now on; at `debug` that may include prompts."""
     logging.getLogger().setLevel(body.level.upper())

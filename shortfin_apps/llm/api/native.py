@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.errors import error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
@@ -44,6 +45,7 @@ router = APIRouter(route_class=JsonRoute, tags=["native"])
 DEFAULT_MAX_TOKENS = 50  # upstream's
 MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
+ANSWERS = whole_or_streamed(GenerateAnswer) | errors(NativeErrorAnswer)
 
 T = TypeVar("T")
 
@@ -61,8 +63,8 @@ class Item:
     terms: Terms
 
 
-@router.post("/generate")
-@router.put("/generate")
+@router.post("/generate", responses=ANSWERS)
+@router.put("/generate", responses=ANSWERS)
 async def generate(body: GenerateBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     model = service_of(request).model

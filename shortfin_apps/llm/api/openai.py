@@ -11,6 +11,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.answers import (
+    ChatAnswer,
+    CompletionAnswer,
+    ModelCard,
+    ModelList,
+    errors,
+    whole_or_streamed,
+)
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.errors import ModelNotFoundError, error_body
@@ -25,12 +33,12 @@ from shortfin_apps.llm.components.text_generation import TextRequest, TextStream
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 
 logger = logging.getLogger(__name__)
-router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"])
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 
 
-@router.post("/completions")
+@router.post("/completions", responses=whole_or_streamed(CompletionAnswer))
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     service = service_of(request)
@@ -58,7 +66,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     return await _respond(request, body, model, requests, shape)
 
 
-@router.post("/chat/completions")
+@router.post("/chat/completions", responses=whole_or_streamed(ChatAnswer))
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answers a conversation."""
     service = service_of(request)
@@ -85,12 +93,12 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     return await _respond(request, body, model, requests, shape)
 
 
-@router.get("/models")
+@router.get("/models", responses={200: {"model": ModelList}})
 async def models(request: Request) -> Response:
     return JsonResponse({"object": "list", "data": [_model_card(service_of(request))]})
 
 
-@router.get("/models/{model_id:path}")
+@router.get("/models/{model_id:path}", responses={200: {"model": ModelCard}})
 async def model(model_id: str, request: Request) -> Response:
     service = service_of(request)
     _check_model(service, model_id)

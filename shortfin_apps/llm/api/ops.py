@@ -9,9 +9,10 @@ from typing import Any
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from shortfin_apps.llm import __version__
+from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
 from shortfin_apps.llm.api.schema import DetokenizeBody, TokenizeBody
@@ -19,22 +20,22 @@ from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.components.tokenizer import first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
 
-router = APIRouter(route_class=JsonRoute, tags=["ops"])
+router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())
 
 
-@router.get("/health")
+@router.get("/health", responses=answers.health(well="all is well", unwell="the engine is stuck or gone"))
 async def health(request: Request) -> Response:
     """200 while the engine steps whenever it has work, 503 when it does not any more."""
     return _state("healthy", service_of(request).healthy)
 
 
-@router.get("/ready")
+@router.get("/ready", responses=answers.health(well="requests are taken", unwell="not yet, or no more"))
 async def ready(request: Request) -> Response:
     """200 when requests are taken, 503 while the model loads or the server drains."""
     return _state("ready", service_of(request).ready)
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -45,7 +46,7 @@ async def versions() -> Response:
     return JsonResponse({"version": __version__, **{name: version(name) for name in libraries}})
 
 
-@router.get("/server_info")
+@router.get("/server_info", responses={200: {"model": answers.ServerInfo}})
 async def server_info(request: Request) -> Response:
     """The effective server configuration and the model's."""
     service = service_of(request)
@@ -59,7 +60,7 @@ async def server_info(request: Request) -> Response:
     )
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses={200: {"model": answers.TokenizeAnswer}})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a text, or of a conversation as the chat template writes it."""
     service = service_of(request)
@@ -78,7 +79,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     return JsonResponse({**answer, "token_strs": names})
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses={200: {"model": answers.DetokenizeAnswer}})
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Text of token ids, special tokens included."""
     service = service_of(request)

@@ -1,0 +1,168 @@
+"""What routes answer, as the OpenAPI document says it.
+
+Nothing is built from these classes; `tests/integration/test_openapi.py` holds every answer to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+DocumentedAnswers = dict[int | str, dict[str, Any]]
+
+
+class OpenAIError(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """OpenAI's error body."""
+
+    error: OpenAIError
+
+
+class NativeErrorAnswer(BaseModel):
+    """Upstream shortfin's error body, on `/generate`."""
+
+    error: str
+    code: str
+
+
+class State(BaseModel):
+    status: str
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: dict[str, Any] | None
+
+
+class CompletionAnswer(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: str | None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: dict[str, Any] | None
+
+
+class ChatAnswer(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class NativeChoice(BaseModel):
+    text: str
+    output_ids: list[int]
+    meta_info: dict[str, Any]
+
+
+class NativePrompt(BaseModel):
+    prompt: str | None
+    responses: list[NativeChoice]
+
+
+class GenerateAnswer(BaseModel):
+    responses: list[NativePrompt]
+
+
+class ServerInfo(BaseModel):
+    version: str
+    served_model_name: str
+    server: dict[str, Any]
+    model: dict[str, Any] | None
+
+
+class TokenizeAnswer(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | None
+
+
+class DetokenizeAnswer(BaseModel):
+    prompt: str
+
+
+class AbortedAnswer(BaseModel):
+    aborted: int
+
+
+class LogLevelAnswer(BaseModel):
+    level: str
+
+
+STATUSES = {
+    400: "the request is at fault",
+    401: "an API key is needed",
+    403: "an admin key is needed",
+    404: "there is no such model",
+    413: "the body is too large",
+    429: "the queue is full; Retry-After tells when to come back",
+    499: "the request was aborted",
+    500: "the device or the server failed",
+    503: "the model is loading, or the server is stopping",
+}
+
+
+def errors(model: type[BaseModel] = ErrorAnswer) -> DocumentedAnswers:
+    """The errors of a route, each with a body of that kind."""
+    return {status: {"model": model, "description": why} for status, why in STATUSES.items()}
+
+
+def whole_or_streamed(model: type[BaseModel]) -> DocumentedAnswers:
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    events: dict[str, Any] = {"text/event-stream": {"schema": event}}
+    return {200: {"model": model, "content": events, "description": "the answer, whole or as events"}}
+
+
+def health(*, well: str, unwell: str) -> DocumentedAnswers:
+    return {
+        200: {"model": State, "description": well},
+        503: {"model": State, "description": unwell},
+    }
