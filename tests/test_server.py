@@ -3,13 +3,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import trustme
 
-from shortfin_apps.llm import cli, server
+from shortfin_apps.llm import cli, server, server_config
+from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.service import Service
+from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.server import Loaded, bind
 from shortfin_apps.llm.server_config import ServerConfigError
@@ -112,3 +119,84 @@ async def test_a_request_to_a_server_that_stopped_is_refused() -> None:
     with pytest.raises(httpx.TransportError):
         async with httpx.AsyncClient() as client:
             await client.get(f"http://127.0.0.1:{server.port}/ready")
+
+
+async def test_keys_from_the_settings_guard_the_port() -> None:
+    async with loopback(api_key="k1,k2") as server:
+        await server.until_ready()
+        assert (await server.client.get("/metrics")).status_code == 401
+        headers = {"authorization": "Bearer k2"}
+        assert (await server.client.get("/metrics", headers=headers)).status_code == 200
+
+
+async def test_limits_from_the_settings_hold() -> None:
+    async with loopback(max_body_bytes=100, max_n=1) as server:
+        await server.until_ready()
+        assert (await server.client.post("/generate", json={"text": "a" * 100})).status_code == 413
+        body = {"text": "a", "sampling_params": {"n": 2}}
+        assert (await server.client.post("/generate", json=body)).status_code == 400
+
+
+def test_every_limit_has_a_setting_with_the_same_default() -> None:
+    config = server_config.load({"artifact": "model"}, {})
+    assert server.limits_of(config) == Limits()
+
+
+def http_config(settings: dict[str, Any]) -> None:
+    config = server_config.load({"artifact": "model", **settings}, {})
+    server.http_config(config, Service(name="m", metrics=ServerMetrics("m"), config={}))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
+    """A file with a key and its certificate for 127.0.0.1, and a context that trusts it."""
+    authority = trustme.CA()
+    path = tmp_path_factory.mktemp("tls") / "cert.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(path)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    return path, trusting
+
+
+async def test_tls(certificate: tuple[Path, ssl.SSLContext], capsys: pytest.CaptureFixture[str]) -> None:
+    path, trusting = certificate
+    async with loopback(tls=trusting, ssl_certfile=path) as server:
+        await server.until_ready()
+        assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
+        assert f"at https://127.0.0.1:{server.port} " in capsys.readouterr().out
+        with pytest.raises(httpx.TransportError):
+            async with httpx.AsyncClient() as plain:
+                await plain.get(f"http://127.0.0.1:{server.port}/ready")
+
+
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_a_bad_certificate_is_one_sentence(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "cert.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ServerConfigError, match="--ssl-certfile"):
+        http_config({"ssl_certfile": path})
+
+
+@pytest.mark.parametrize(
+    ("host", "flags", "warned"),
+    [
+        ("127.0.0.1", {}, False),
+        ("::1", {}, False),
+        ("localhost", {}, False),
+        ("0.0.0.0", {}, True),
+        ("192.0.2.1", {}, True),
+        ("example.org", {"admin_api_key": "root"}, True),
+        ("0.0.0.0", {"api_key": "k"}, False),
+    ],
+)
+def test_a_public_server_without_keys_is_warned_about(
+    host: str, flags: dict[str, str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    http_config({"host": host, **flags})
+    assert ("--api-key" in caplog.text) is warned
+
+
+def test_a_damaged_key_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ServerConfigError, match="file of keys"):
+        http_config({"api_key_file": tmp_path})

@@ -180,7 +180,6 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would announce what we announce
     artifact = open_artifact(config)
     name = config.served_model_name or artifact.name
-    sock = bind(config.host, config.port)
     service = Service(
         name=name,
         metrics=ServerMetrics(name),
@@ -188,6 +187,7 @@ def run(args: argparse.Namespace) -> int:
         limits=limits_of(config),
     )
     server = Server(config, service, lambda: load_model(artifact, config, service.metrics))
+    sock = bind(config.host, config.port)
     logger.info("listening on %s, loading %s", _url([sock], server.config.is_ssl), name)
     server.run(sockets=[sock])
     status = _exit_status(server)

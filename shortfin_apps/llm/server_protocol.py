@@ -50,6 +50,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._forgive()
 
+    def shutdown(self) -> None:
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.transport.get_write_buffer_size() == 0:
+            self.transport.abort()  # over TLS, `close` waits half a minute for the other side to say goodbye
+        else:
+            super().shutdown()
+
     def data_received(self, data: bytes) -> None:
         self._num_bytes += len(data)
         super().data_received(data)
@@ -74,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _arm(self) -> None:
         self._disarm()
-        self._deadline = self.loop.call_later(self.read_timeout_s, self.transport.close)
+        self._deadline = self.loop.call_later(self.read_timeout_s, self.transport.abort)
 
     def _disarm(self) -> None:
         if self._deadline is not None:

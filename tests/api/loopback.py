@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 
 from shortfin_apps.llm import server_config
-from shortfin_apps.llm.server import Loaded, Server, bind
+from shortfin_apps.llm.server import Loaded, Server, bind, limits_of
 from tests.api.harness import Harness
 from tests.api.scripted_engine import Script, ScriptedEngine
 
@@ -46,13 +47,20 @@ class Loopback:
 
 @asynccontextmanager
 async def loopback(
-    script: Script | None = None, load: Callable[[Loaded], Loaded] = lambda loaded: loaded, **settings: object
+    script: Script | None = None,
+    load: Callable[[Loaded], Loaded] = lambda loaded: loaded,
+    *,
+    tls: ssl.SSLContext | None = None,
+    **flags: object,
 ) -> AsyncIterator[Loopback]:
-    """A server whose loader, in its thread, calls `load` with what it is to return."""
-    harness = Harness(script)
+    """A server whose loader, in its thread, calls `load` with what it is to return.
+
+    `flags` are settings of the server; `tls`, if they turn TLS on, is what the client trusts.
+    """
+    config = server_config.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
+    harness = Harness(script, limits=limits_of(config))
     loaded = Loaded(harness.service.model, harness.engine)
     harness.service._model = None
-    config = server_config.load({"artifact": "model", "shutdown_timeout": 5, **settings}, {})
     sock = bind("127.0.0.1", 0)
     # Its connections inherit it: who does not read is noticed after kilobytes, not megabytes.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
@@ -60,7 +68,8 @@ async def loopback(
     server = Server(config, harness.service, lambda: load(loaded))
     harness.service.metrics.watch = lambda engine: None  # type: ignore[method-assign]  # watched already
     serving = asyncio.create_task(server.serve(sockets=[sock]))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, verify=tls or True) as client:
         loop = Loopback(server, harness.engine, client, port, serving)
         try:
             yield loop

@@ -1,0 +1,98 @@
+"""Bodies that nobody would write: whatever comes, an answer in the documented shape, never a 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.api.schema import ChatBody, ChatMessage, CompletionBody, GenerateBody, SamplingBody
+from tests.api.harness import Harness
+
+JSON = {"content-type": "application/json"}
+EXPECTED = {200, 400, 404, 413}
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.integers(-3, 300)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+def fields_of(*bodies: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of the fields that these bodies know, with anything in them."""
+    names = [name for body in bodies for name in (*body.model_fields, *body.REFUSED)]
+    return st.dictionaries(st.sampled_from(names), values, max_size=4)
+
+
+sampling = fields_of(SamplingBody)
+messages = st.lists(st.fixed_dictionaries({"role": st.just("user") | values}, optional={"content": values}))
+BODIES = {
+    "/generate": st.tuples(
+        st.fixed_dictionaries(
+            {"text": st.just("hello") | values}, optional={"sampling_params": sampling | st.lists(sampling)}
+        ),
+        fields_of(GenerateBody),
+    ),
+    "/v1/completions": st.tuples(
+        st.fixed_dictionaries({"prompt": st.just("hello") | values}), fields_of(CompletionBody)
+    ),
+    "/v1/chat/completions": st.tuples(
+        st.fixed_dictionaries({"messages": messages | values}), fields_of(ChatBody, ChatMessage)
+    ),
+}
+
+
+def post(path: str, **content: Any) -> httpx.Response:
+    """What an application of its own answers; nothing of the request is left behind in it."""
+
+    async def ask() -> httpx.Response:
+        harness = Harness()
+        async with harness.client:
+            response = await harness.client.post(path, headers=JSON, **content)
+        assert not harness.engine.live
+        return response
+
+    return asyncio.run(ask())
+
+
+def check(path: str, response: httpx.Response) -> None:
+    assert response.status_code in EXPECTED, response.text
+    if response.status_code != 200:
+        error = response.json()["error"]
+        message = error if path == "/generate" else error["message"]
+        assert message
+
+
+@pytest.mark.parametrize("path", BODIES)
+@settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_json_is_answered(path: str, data: st.DataObject) -> None:
+    required, more = data.draw(BODIES[path])
+    check(path, post(path, json=more | required))
+
+
+@pytest.mark.parametrize("path", BODIES)
+@settings(max_examples=50, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(content=st.binary(max_size=200) | values.map(lambda value: repr(value).encode("utf-8", "replace")))
+def test_any_bytes_are_answered(path: str, content: bytes) -> None:
+    check(path, post(path, content=content))
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e308 * 10])
+def test_numbers_that_json_does_not_have(path: str, number: float) -> None:
+    content = f'{{"prompt": "a", "text": "a", "messages": [], "temperature": {number}}}'
+    assert post(path, content=content.encode()).status_code == 400

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from shortfin_apps.llm.server_protocol import MAX_HEAD_BYTES
+from tests.api.loopback import TIMEOUT_S, Loopback, loopback
+
+HASTE_S = 0.05
+SLOW = {
+    "silence": b"",
+    "half a line": b"POST /gene",
+    "half a header": b"POST /generate HTTP/1.1\r\nHost: a\r\nX-A: ",
+    "half a body": b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
+    "half a chunk": b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+    "half a body that is refused": b"POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
+}
+
+
+async def exchange(server: Loopback, pieces: Iterator[bytes]) -> bytes:
+    """All that the server says to these bytes until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+    async def send() -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+
+    sending = asyncio.create_task(send())
+    said = b""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while data := await reader.read(65536):
+                said += data
+    except ConnectionError:
+        pass  # it was closed while we were still talking
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    writer.close()
+    await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+    return said
+
+
+@pytest.mark.parametrize("request_", SLOW.values(), ids=SLOW.keys())
+async def test_a_request_that_does_not_end_in_time_is_closed(request_: bytes) -> None:
+    async with loopback(read_timeout=HASTE_S) as server:
+        await server.until_ready()
+        await exchange(server, iter([request_]))  # returns only if the server hangs up
+        assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
+
+
+def endless(first: bytes, again: bytes) -> Iterator[bytes]:
+    yield first
+    while True:
+        yield again
+
+
+ENDLESS = {
+    "path": (b"GET /", b"a" * 1000),
+    "header": (b"GET / HTTP/1.1\r\nX-A: ", b"a" * 1000),
+    "headers": (b"GET / HTTP/1.1\r\n", b"X-A: a\r\n" * 100),
+    "trailer": (
+        b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX-A: ",
+        b"a" * 1000,
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "again"), ENDLESS.values(), ids=ENDLESS.keys())
+async def test_a_request_without_end_is_cut_off(first: bytes, again: bytes) -> None:
+    async with loopback(max_body_bytes=1000) as server:
+        await server.until_ready()
+        said = await exchange(server, endless(first, again))
+        assert said == b"" or said.split()[1] in (b"431", b"400")
+        assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
+
+
+async def test_a_long_header_is_fine() -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        headers = {"x-a": "a" * (MAX_HEAD_BYTES // 2)}
+        for _ in range(3):  # on one connection: the count begins anew
+            assert (await server.client.get("/health", headers=headers)).status_code == 200
+
+
+async def test_a_slow_answer_is_not_a_slow_request() -> None:
+    async with loopback(read_timeout=HASTE_S) as server:
+        await server.until_ready()
+        server.engine.gate.clear()
+        asked = asyncio.create_task(server.client.post("/generate", json={"text": "a"}))
+        await server.engine.waiting.wait()
+        await exchange(server, iter([b""]))  # as long as a slow request would have had
+        server.engine.gate.set()
+        assert (await asked).status_code == 200
