@@ -48,7 +48,7 @@ _TOKENIZER_KEYS = (
 )
 _GENERATION_KEYS = ("bos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p")
 
-_GGUF_NAMES = {
+GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
@@ -289,5 +289,5 @@ def _gguf_name(name: str) -> str:
     stem, dot, kind = name.rpartition(".")
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()
-        return f"blk.{layer}.{_GGUF_NAMES[part]}{dot}{kind}" if part in _GGUF_NAMES else name
-    return f"{_GGUF_NAMES[stem]}{dot}{kind}" if stem in _GGUF_NAMES else name
+        return f"blk.{layer}.{GGUF_NAMES[part]}{dot}{kind}" if part in GGUF_NAMES else name
+    return f"{GGUF_NAMES[stem]}{dot}{kind}" if stem in GGUF_NAMES else name

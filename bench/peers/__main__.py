@@ -1,0 +1,144 @@
+"""Sets up llama.cpp's server and vLLM's CPU build on this machine, and measures them beside ours.
+
+    python -m bench.peers                          # set up what is missing, then W1 to W5, all three in turns
+    python -m bench.peers --set-up-only
+    python -m bench.peers --preset W2 --repeat 1   # a short run
+    python -m bench.peers --weights q8_0 --servers ours,llama
+
+bench/peers/README.md says what it needs. An interrupted set-up goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from bench.peers.cache import Cache, SetUpError
+from bench.peers.campaign import Contender, Stage, run_peers
+from bench.peers.comparison import comparison_table
+from bench.peers.llama_cpp import LlamaCpp
+from bench.peers.ours import Ours
+from bench.peers.vllm_cpu import VllmCpu
+from shortfin_apps.llm.bench.console import positive, progress_bar, table_console, write_json
+from shortfin_apps.llm.bench.workload import Workload, chosen_presets
+from shortfin_apps.llm.errors import LlmError
+
+WEIGHTS = ("bf16", "q8_0", "q4_1")
+DEFAULT_CACHE = user_cache_path("shortfin-llm-peers")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        contenders = chosen_contenders(args)
+        for contender in contenders:
+            contender.set_up(args.weights)
+        if not args.set_up_only:
+            doc = measure(args, contenders, chosen_presets(args.preset))
+            report(doc, args.json)
+    except (SetUpError, LlmError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m bench.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--servers", type=_names, default=["ours", "llama", "vllm"], metavar="NAME,..",
+        help="which, in this order (default: ours,llama,vllm)",
+    )  # fmt: skip
+    made.add_argument("--weights", choices=WEIGHTS, default="bf16", help="(default: bf16)")
+    made.add_argument(
+        "--preset", default="all", metavar="W1,..", help="of `shortfin-llm bench` (default: all)"
+    )
+    made.add_argument("--repeat", type=positive, default=3, metavar="N", help="times (default: 3)")
+    made.add_argument("--threads", type=positive, default=2, metavar="N", help="of each server (default: 2)")
+    made.add_argument("--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, no table")
+    made.add_argument("--set-up-only", action="store_true", help="measure nothing")
+    made.add_argument(
+        "--cache", type=Path, default=DEFAULT_CACHE, metavar="DIR", help="(default: %(default)s)"
+    )
+    made.add_argument("--jobs", type=positive, default=1, metavar="N", help="compile with (default: 1)")
+    made.add_argument(
+        "--vllm-python",
+        default=sys.executable,
+        metavar="FILE",
+        help="interpreter for vLLM (default: this one)",
+    )
+    made.add_argument("--artefact", type=Path, metavar="DIR", help="what ours serves (default: build it)")
+    made.add_argument(
+        "--ours-arg", action="append", default=[], metavar="ARG",
+        help="further argument of our server, as --ours-arg=--batch-mode; repeatable",
+    )  # fmt: skip
+    return made
+
+
+def chosen_contenders(args: argparse.Namespace) -> list[Contender]:
+    """Raises SetUpError for a name that is none."""
+    cache = Cache(args.cache, lambda line: print(line, file=sys.stderr, flush=True))
+    makers: dict[str, Callable[[], Contender]] = {
+        "ours": lambda: Ours(cache, args.threads, args.artefact, args.ours_arg),
+        "llama": lambda: LlamaCpp(cache, args.threads, args.jobs),
+        "vllm": lambda: VllmCpu(cache, args.threads, args.vllm_python),
+    }
+    if unknown := [name for name in args.servers if name not in makers]:
+        raise SetUpError(f"there is no server {unknown[0]!r}; choose from {', '.join(makers)}")
+    return [makers[name]() for name in args.servers]
+
+
+def measure(
+    args: argparse.Namespace, contenders: Sequence[Contender], workloads: Sequence[Workload]
+) -> dict[str, Any]:
+    requests = sum(len(w.prompt_tokens) * len(w.passes) for w in workloads)
+    with (
+        progress_bar("requests") as bar,
+        Stage(args.cache / "logs", lambda label: bar.print(f"starting {label}")) as stage,
+    ):
+        task = bar.add_task("", total=requests * len(contenders) * args.repeat)
+        doc = asyncio.run(
+            run_peers(
+                contenders,
+                workloads,
+                args.repeat,
+                secrets.token_hex(4),
+                stage,
+                lambda about: bar.update(task, description=about),
+                lambda _: bar.advance(task),
+            )
+        )
+    return doc | {"model": "SmolLM2-135M-Instruct", "weights": args.weights, "threads": args.threads}
+
+
+def report(doc: dict[str, Any], json_file: str | None) -> None:
+    if json_file != "-":
+        console = table_console()
+        console.print(comparison_table(doc))
+        for label, server in doc["servers"].items():
+            console.print(f"{label}: {server['idle_cpu']:.0%} of a core while idle", highlight=False)
+        for run in doc["runs"]:
+            if run["errors"]:
+                console.print(f"{run['workload']} on {run['target']}: {run['error_messages']}", markup=False)
+    if json_file is not None:
+        write_json(doc, json_file)
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

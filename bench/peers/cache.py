@@ -1,0 +1,74 @@
+"""Steps that are done once: each leaves a stamp, and is taken again when what it depends on has changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+class SetUpError(Exception):
+    """A peer cannot be set up; says what to do."""
+
+
+class Cache:
+    """A directory that outlives runs. `say` is told what begins."""
+
+    def __init__(self, root: Path, say: Callable[[str], None]) -> None:
+        self.root = root
+        self.say = say
+        (root / "stamps").mkdir(parents=True, exist_ok=True)
+
+    def once(self, name: str, what: str, step: Callable[[], None]) -> None:
+        """Takes `step` unless it was taken before with the same `what`, its inputs in words."""
+        stamp = self.root / "stamps" / name
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == what:
+            return
+        self.say(f"{name}: {what}")
+        step()
+        stamp.write_text(what, encoding="utf-8")
+
+    def run(
+        self, log: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Runs a long command at the lowest priority; its output goes to `logs/`.
+
+        Raises SetUpError when it fails.
+        """
+        file = self.root / "logs" / f"{log}.log"
+        file.parent.mkdir(exist_ok=True)
+        with file.open("ab") as output:
+            done = subprocess.run(
+                ["nice", "-n", "19", *map(str, command)],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        if done.returncode:
+            raise SetUpError(
+                f"{Path(command[0]).name} failed (exit {done.returncode}); its output is in {file}"
+            )
+
+    def virtual_environment(
+        self, name: str, requirements: Sequence[str], python: str = sys.executable
+    ) -> Path:
+        """The `bin` of a virtual environment with these packages, made when it is missing."""
+        folder = self.root / name / "venv"
+
+        def make() -> None:
+            self.run(name, [python, "-m", "venv", "--clear", folder])
+            pip: list[str | Path] = [
+                folder / "bin" / "python",
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+            ]
+            self.run(name, [*pip, *requirements])
+
+        self.once(name, " ".join(requirements), make)
+        return folder / "bin"

@@ -1,0 +1,76 @@
+"""The table that says where we stand: every server's figures, and ours over those of the better peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+Figures = Mapping[str, Any]
+
+OURS = "ours"
+TOKENS_PER_S, TTFT, ITL_P99 = "output_tokens_per_s", "ttft_ms_p50", "itl_ms_p99"
+# What each ratio is about, and which peer is the better one there.
+RATIOS = {TOKENS_PER_S: max, TTFT: min, ITL_P99: min}
+
+
+def ratio(runs: Sequence[Figures], workload: str, figure: str) -> tuple[float, float, float] | None:
+    """Ours over the better peer's of the same repeat: median, least, greatest; None without both."""
+    found = list(_ratios(runs, workload, figure))
+    return (median(found), min(found), max(found)) if found else None
+
+
+def _ratios(runs: Sequence[Figures], workload: str, figure: str) -> Iterator[float]:
+    chosen = [run for run in runs if run["workload"] == workload and run[figure] is not None]
+    for repeat in sorted({run["repeat"] for run in chosen}):
+        values = {run["target"]: run[figure] for run in chosen if run["repeat"] == repeat}
+        mine = values.pop(OURS, None)
+        if mine is not None and values:
+            yield mine / RATIOS[figure](values.values())
+
+
+def comparison_table(doc: Figures) -> Table:
+    """One line a workload and server; the ratios stand in our lines."""
+    table = Table(
+        title=f"{doc['model']}, {doc['weights']}, {doc['threads']} threads; ratios: ours / better peer"
+    )
+    for heading in ("workload", "server"):
+        table.add_column(heading)
+    for heading in ("output tok/s", "ratio", "TTFT p50 ms", "ratio", "ITL p50 ms", "ITL p99 ms", "ratio"):
+        table.add_column(heading, justify="right")
+    table.add_column("peak RSS MB", justify="right")
+    for row in doc["medians"]:
+        table.add_row(*_cells(doc, row))
+    return table
+
+
+def _cells(doc: Figures, row: Figures) -> list[str]:
+    workload, label = row["workload"], row["target"]
+    ratios = {
+        figure: _range(ratio(doc["runs"], workload, figure)) if label == OURS else "" for figure in RATIOS
+    }
+    return [
+        workload,
+        label,
+        _number(row[TOKENS_PER_S]),
+        ratios[TOKENS_PER_S],
+        _number(row[TTFT]),
+        ratios[TTFT],
+        _number(row["itl_ms_p50"]),
+        _number(row[ITL_P99]),
+        ratios[ITL_P99],
+        f"{doc['servers'][label]['peak_memory_bytes'] / 1e6:,.0f}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.{1 if value < 100 else 0}f}"
+
+
+def _range(found: tuple[float, float, float] | None) -> str:
+    if found is None:
+        return "-"
+    middle, least, greatest = found
+    return f"{middle:.2f}" if least == greatest else f"{middle:.2f} ({least:.2f} to {greatest:.2f})"

