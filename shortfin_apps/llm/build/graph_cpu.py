@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shortfin_apps.llm.build.graph_cpu_attention import choose_attention
 from shortfin_apps.llm.build.graph_form import Batch
-from shortfin_apps.llm.build.graph_geometry import attention_tiles
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_weights import WeightTypes
@@ -37,6 +37,7 @@ class CpuForm:
         self._weights = weights
         self._kernels: dict[str, str] = {}
         self._packed: dict[str, str] = {}
+        self._attention = choose_attention(spec, options, target, self._kernel)
 
     def declarations(self) -> list[str]:
         return [*self._packed.values(), *self._kernels.values()]
@@ -78,39 +79,10 @@ class CpuForm:
         return e.dispatch(kernel, [rows], [rows], [x, self._pack(e, weight, gated=True)], [result])[0]
 
     def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        kernel = self._kernel("rope_store", "rope_store", **self._attention_shape(batch))
-        block = self._options.block_seq_stride if batch.whole_pages else 1
-        q_features = self._spec.num_attention_heads * self._spec.head_dim
-        q, batch.cache = e.dispatch(
-            kernel,
-            [self._quotient(e, batch.tokens, block)],
-            [batch.tokens, batch.rows, block, batch.width, batch.pages, layer],
-            [qkv, batch.rotary, batch.token_rows, batch.positions, batch.seq_lens, batch.blocks],
-            [((batch.tokens, q_features), "f32"), batch.cache],
-        )
-        return q
+        return self._attention.rope_store(e, qkv, layer, batch)
 
     def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        size = self._tile_tokens()
-        if batch.tiles is None:
-            batch.tiles = attention_tiles(
-                e, batch.token_rows, batch.positions, batch.starts, batch.seq_lens, size
-            )
-        kernel = self._kernel(
-            "paged_attention",
-            "paged_attention",
-            tiles=[self._tile(tokens) for tokens in sorted({1, size})],
-            dtype=self._options.weights,
-            **self._attention_shape(batch),
-        )
-        block = size if batch.whole_pages else 1
-        return e.dispatch(
-            kernel,
-            [self._quotient(e, batch.tokens, block)],
-            [batch.tokens, batch.rows, block, batch.width, batch.pages, layer],
-            [q, batch.token_rows, batch.positions, batch.tiles, batch.seq_lens, batch.blocks, batch.cache],
-            [(q.shape, self._options.weights)],
-        )[0]
+        return self._attention.attention(e, q, layer, batch)
 
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, vocab = logits.shape
@@ -129,32 +101,6 @@ class CpuForm:
             kernel, [rows], [rows], [logits], [((rows, k), "f32"), ((rows, k), "i64")]
         )
         return values, indices
-
-    def _tile(self, tokens: int) -> dict[str, Any]:
-        """How the attention kernel works on a tile of up to `tokens` query tokens."""
-        queries = tokens * self._spec.num_attention_heads // self._spec.num_key_value_heads
-        spare = max(1, (24 if self._target.has_wide_vectors else 8) // queries)
-        return {
-            "tokens": tokens,
-            "step_pages": min(4, spare),
-            "dim_tile": math.gcd(self._spec.head_dim, spare * LANES),
-        }
-
-    def _tile_tokens(self) -> int:
-        """Most query tokens of one tile: about 12 queries share a K/V load; a page is whole tiles."""
-        group = self._spec.num_attention_heads // self._spec.num_key_value_heads
-        wanted = max(1, (12 if self._target.has_wide_vectors else 4) // group)
-        return math.gcd(self._options.block_seq_stride, 1 << (wanted.bit_length() - 1))
-
-    def _attention_shape(self, batch: Batch) -> dict[str, Any]:
-        return {
-            "q_heads": self._spec.num_attention_heads,
-            "kv_heads": self._spec.num_key_value_heads,
-            "head_dim": self._spec.head_dim,
-            "stride": self._options.block_seq_stride,
-            "page_elements": batch.cache.shape[1],
-            "kv_dtype": self._options.kv,
-        }
 
     def _matmul(self, weight: str, epilogue: str) -> str:
         out_features, in_features = self._weights.shape(weight)
@@ -235,11 +181,3 @@ class CpuForm:
         if name not in self._kernels:
             self._kernels[name] = render(template, name, **parameters)
         return name
-
-    @staticmethod
-    def _quotient(e: Emitter, dividend: int | str, divisor: int) -> int | str:
-        if isinstance(dividend, int):
-            return dividend // divisor
-        if divisor == 1:
-            return dividend
-        return e.value(f"arith.divui {dividend}, {e.constant(divisor)} : index")

@@ -1,0 +1,174 @@
+"""Attention over pages and what feeds it, as hand-written CPU kernels: the matrix unit's, or vectors'.
+
+The two store K and V differently, each as its own attention reads them; nobody else looks into a page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shortfin_apps.llm.build.graph_form import Batch
+from shortfin_apps.llm.build.graph_geometry import attention_tiles
+from shortfin_apps.llm.build.graph_target import Target
+from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+
+Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
+
+_LANES = 16  # f32 of one vector, and rows and columns of one accumulator tile
+_MOST_QUERIES = 64  # of one AMX tile of tokens: what is kept of each must fit the nearest cache
+_STEP_SLOTS = 64
+
+
+class CpuAttention(Protocol):
+    """Form's `rope_store` and `attention`; what the one returns, the other reads."""
+
+    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor: ...
+
+    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor: ...
+
+
+def choose_attention(spec: LlamaSpec, options: BuildOptions, target: Target, render: Render) -> CpuAttention:
+    """AMX where the CPU has it and the model fills its tiles."""
+    whole_tiles = spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
+    if target.has_amx and options.weights == options.kv == "bf16" and whole_tiles:
+        return AmxAttention(spec, options, render)
+    return VectorAttention(spec, options, target, render)
+
+
+class AmxAttention:
+    """q is [kv_heads, tokens, group * head_dim] bf16."""
+
+    def __init__(self, spec: LlamaSpec, options: BuildOptions, render: Render) -> None:
+        self._spec = spec
+        self._options = options
+        self._render = render
+
+    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        spec = self._spec
+        kernel = self._render("rope_store_amx", "rope_store", **_shape(spec, self._options, batch))
+        group_features = spec.num_attention_heads // spec.num_key_value_heads * spec.head_dim
+        workload, constants = _grid(e, layer, batch, _LANES)
+        q, batch.cache = e.dispatch(
+            kernel,
+            workload,
+            constants,
+            [qkv, batch.rotary, *_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks],
+            [((spec.num_key_value_heads, batch.tokens, group_features), "bf16"), batch.cache],
+        )
+        return q
+
+    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+        spec = self._spec
+        group = spec.num_attention_heads // spec.num_key_value_heads
+        kernel = self._render(
+            "paged_attention_amx",
+            "paged_attention",
+            tile_tokens=max(1, min(_LANES, _MOST_QUERIES // group)),
+            step_slots=_STEP_SLOTS,
+            **_shape(spec, self._options, batch),
+        )
+        workload, constants = _grid(e, layer, batch, _LANES)
+        return e.dispatch(
+            kernel,
+            workload,
+            constants,
+            [q, *_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache],
+            [((batch.tokens, spec.num_attention_heads * spec.head_dim), "bf16")],
+        )[0]
+
+
+class VectorAttention:
+    """q is [tokens, heads * head_dim] f32."""
+
+    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target, render: Render) -> None:
+        self._spec = spec
+        self._options = options
+        self._target = target
+        self._render = render
+
+    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        spec = self._spec
+        kernel = self._render(
+            "rope_store", "rope_store", kv_dtype=self._options.kv, **_shape(spec, self._options, batch)
+        )
+        workload, constants = _grid(e, layer, batch, self._options.block_seq_stride)
+        q, batch.cache = e.dispatch(
+            kernel,
+            workload,
+            constants,
+            [qkv, batch.rotary, batch.token_rows, batch.positions, batch.seq_lens, batch.blocks],
+            [((batch.tokens, spec.num_attention_heads * spec.head_dim), "f32"), batch.cache],
+        )
+        return q
+
+    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+        size = self._tile_tokens()
+        kernel = self._render(
+            "paged_attention",
+            "paged_attention",
+            tiles=[self._tile(tokens) for tokens in sorted({1, size})],
+            dtype=self._options.weights,
+            kv_dtype=self._options.kv,
+            **_shape(self._spec, self._options, batch),
+        )
+        workload, constants = _grid(e, layer, batch, size)
+        return e.dispatch(
+            kernel,
+            workload,
+            constants,
+            [q, *_geometry(e, batch, size), batch.seq_lens, batch.blocks, batch.cache],
+            [(q.shape, self._options.weights)],
+        )[0]
+
+    def _tile(self, tokens: int) -> dict[str, Any]:
+        """How the attention kernel works on a tile of up to `tokens` query tokens."""
+        queries = tokens * self._spec.num_attention_heads // self._spec.num_key_value_heads
+        spare = max(1, (24 if self._target.has_wide_vectors else 8) // queries)
+        return {
+            "tokens": tokens,
+            "step_pages": min(4, spare),
+            "dim_tile": math.gcd(self._spec.head_dim, spare * _LANES),
+        }
+
+    def _tile_tokens(self) -> int:
+        """Most query tokens of one tile: about 12 queries share a K/V load; a page is whole tiles."""
+        group = self._spec.num_attention_heads // self._spec.num_key_value_heads
+        wanted = max(1, (12 if self._target.has_wide_vectors else 4) // group)
+        return math.gcd(self._options.block_seq_stride, 1 << (wanted.bit_length() - 1))
+
+
+def _shape(spec: LlamaSpec, options: BuildOptions, batch: Batch) -> dict[str, Any]:
+    return {
+        "q_heads": spec.num_attention_heads,
+        "kv_heads": spec.num_key_value_heads,
+        "head_dim": spec.head_dim,
+        "stride": options.block_seq_stride,
+        "page_elements": batch.cache.shape[1],
+    }
+
+
+def _grid(e: Emitter, layer: int, batch: Batch, block: int) -> tuple[list[Dim], list[Dim]]:
+    """Workload and constants: a workgroup takes `block` tokens where rows are whole pages, else one."""
+    block = block if batch.whole_pages else 1
+    constants = [batch.tokens, batch.rows, block, batch.width, batch.pages, layer]
+    return [_quotient(e, batch.tokens, block)], constants
+
+
+def _geometry(e: Emitter, batch: Batch, size: int) -> list[Tensor]:
+    """Rows, positions and tiles of up to `size` tokens, of every token."""
+    if batch.tiles is None:
+        batch.tiles = attention_tiles(
+            e, batch.token_rows, batch.positions, batch.starts, batch.seq_lens, size
+        )
+    return [batch.token_rows, batch.positions, batch.tiles]
+
+
+def _quotient(e: Emitter, dividend: Dim, divisor: int) -> Dim:
+    if isinstance(dividend, int):
+        return dividend // divisor
+    if divisor == 1:
+        return dividend
+    return e.value(f"arith.divui {dividend}, {e.constant(divisor)} : index")
