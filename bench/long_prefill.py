@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mode_servers import counters, mode_servers
+from mode_servers import counted_since, counters, mode_servers
 
 from shortfin_apps.llm.bench.stats import percentile
 from shortfin_apps.llm.client import LlmClient
@@ -90,7 +90,7 @@ async def step_ms(client: LlmClient, url: str, tokens: int) -> float:
     before = counters(url)
     for _ in range(NUM_STEPS):
         await time_to_first_token(client, tokens)
-    passed = counters(url) - before
+    passed = counted_since(before, url)
     return passed["shortfin_llm:step_seconds_total"] / passed["shortfin_llm:steps_total"] * 1e3
 
 

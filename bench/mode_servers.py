@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -42,14 +42,19 @@ def _server(flags: Sequence[str]) -> Iterator[str]:
         process.stdout.close()
 
 
-def counters(url: str) -> Counter[str]:
+def counters(url: str) -> dict[str, float]:
     """Samples of `/metrics` by name, those of all entries together; the rows computed by their `kind`."""
     exposition = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             found[sample.labels.get("kind", sample.name)] += sample.value
     return found
+
+
+def counted_since(before: Mapping[str, float], url: str) -> dict[str, float]:
+    """What was added to the server's counters since `before`."""
+    return {name: value - before.get(name, 0) for name, value in counters(url).items()}
 
 
 def bench(servers: Mapping[str, str], *options: str) -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mode_servers import MODES, bench, counters, mode_servers
+from mode_servers import MODES, bench, counted_since, counters, mode_servers
 
 BASELINE, OTHER = MODES
 COLUMNS = ("workload", "output tok/s", "ratio", "ITL p99 ms", "ratio", "padding", "steps", "plans")
@@ -27,7 +26,7 @@ def measure(servers: Mapping[str, str], workload: str, repeat: int, folder: Path
     file = folder / f"{workload}.json"
     before = {label: counters(url) for label, url in servers.items()}
     bench(servers, f"--preset={workload}", f"--repeat={repeat}", f"--json={file}")
-    computed = {label: counters(url) - before[label] for label, url in servers.items()}
+    computed = {label: counted_since(before[label], url) for label, url in servers.items()}
     return {"bench": json.loads(file.read_text(encoding="utf-8")), "computed": computed}
 
 
@@ -48,7 +47,7 @@ def row(workload: str, result: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def padding_share(computed: Counter[str]) -> float:
+def padding_share(computed: Mapping[str, float]) -> float:
     """Of all rows computed, those computed for nobody."""
     return computed["padding"] / sum(computed[kind] for kind in ("prefill", "decode", "padding"))
 
