@@ -110,6 +110,13 @@ def test_a_prompt_deep_in_its_context_leaves_the_rest_to_shallow_ones() -> None:
     assert spans(batch.tasks) == [(19, 20), (3072, 3104), (0, 80), (0, 32)]
 
 
+def test_prompts_deep_in_their_context_do_not_keep_a_short_one_out() -> None:
+    stream = running("stream", 20, computed=19)
+    prompts = [running("deep", 8192, 3072), running("deeper", 8192, 4096), running("short", 40)]
+    batch = next_batch(mode(), [stream, *prompts])
+    assert spans(batch.tasks) == [(19, 20), (3072, 3120), (0, 40)]
+
+
 def test_nothing_to_do() -> None:
     assert mode().next_batch([]) is None
 

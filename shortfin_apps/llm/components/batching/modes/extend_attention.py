@@ -58,6 +58,7 @@ class ExtendAttentionMode(BatchMode):
         tasks += [
             _task(r, r.num_computed, min(r.num_computed + length, len(r.tokens)))
             for r, length in zip(prefills, lengths, strict=False)
+            if length
         ]
         return Batch(Phase.EXTEND, tuple(tasks)) if tasks else None
 
@@ -68,15 +69,16 @@ class ExtendAttentionMode(BatchMode):
         return sorted(decodes, key=lambda r: r.last_turn)[:places]
 
     def _share(self, prefills: Sequence[Request], costs: Sequence[float], budget: int) -> list[int]:
-        """Tokens (whole pages) for each of the oldest prefills; ends where the budget does."""
+        """Tokens (whole pages) for each prefill up to where the budget ends; none for one whose next page
+        costs more than is left, which keeps nobody behind it out."""
         left = float(budget // self._stride)
         target = self._chunk_tokens // self._stride
         pages: list[int] = []
         for request, cost in zip(prefills, costs, strict=True):
+            if pages and left < 1:
+                break
             affordable = max(_pages_for(left, cost), 0 if pages else 1)  # the oldest always advances
             share = min(target, self._pages_left(request), affordable)
-            if share == 0:
-                break
             pages.append(share)
             left -= share * cost
         for index, share in enumerate(pages):
