@@ -18,7 +18,7 @@ from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.server import Loaded, bind
+from shortfin_apps.llm.server import LAST_STEP_S, Loaded, bind
 from shortfin_apps.llm.server_config import ServerConfigError
 from tests.api.harness import MODEL, TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
@@ -74,6 +74,7 @@ async def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> 
         await server.ended()
     assert server.engine.drained_with == 5
     assert not server.server.force_exit
+    assert not server.server.leaves_thread
     assert not server.engine.aborted
 
 
@@ -90,6 +91,8 @@ async def test_a_second_signal_stops_at_once() -> None:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
     assert server.server.force_exit
+    assert server.server.leaves_thread, "the step under way did not end in time"
+    assert server.engine.closed_with == LAST_STEP_S
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

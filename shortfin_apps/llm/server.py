@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 BACKLOG = 2048
 LAST_WORDS_S = 5  # beyond the drain, for aborted answers to reach their clients
+LAST_STEP_S = 1  # for the step under way to end, after a second signal
 POLL_S = 0.1
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class RunningEngine(EngineClient, Protocol):
 
     def start(self) -> None: ...
 
-    async def close(self) -> None: ...
+    async def close(self, patience_s: float = ...) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,12 @@ class Server(uvicorn.Server):
         self._load = load
         self._loading: asyncio.Task[None] | None = None
         self._engine: RunningEngine | None = None
+        self._engine_closed = True
 
     @property
-    def is_loading(self) -> bool:
-        """The loader was left behind in its thread."""
-        return self.failure is None and self._engine is None
+    def leaves_thread(self) -> bool:
+        """The loader or the engine was left behind in its thread, inside a device library."""
+        return (self.failure is None and self._engine is None) or not self._engine_closed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
@@ -102,7 +104,8 @@ class Server(uvicorn.Server):
             task.cancel()
         await asyncio.gather(draining, stopping, return_exceptions=True)
         if self._engine is not None:
-            await self._engine.close()
+            patience_s = LAST_STEP_S if self.force_exit else math.inf
+            self._engine_closed = await self._engine.close(patience_s)
 
     async def _load_behind(self, sockets: Sequence[socket.socket]) -> None:
         try:
@@ -191,8 +194,8 @@ def run(args: argparse.Namespace) -> int:
     logger.info("listening on %s, loading %s", _url([sock], server.config.is_ssl), name)
     server.run(sockets=[sock])
     status = _exit_status(server)
-    if server.is_loading:
-        _abandon_loader(status)
+    if server.leaves_thread:
+        _abandon_thread(status)
     return status
 
 
@@ -321,7 +324,7 @@ def _exit_status(server: Server) -> int:
     return EXIT_FAILED
 
 
-def _abandon_loader(status: int) -> None:
+def _abandon_thread(status: int) -> None:
     """Leaves without running destructors under a thread that is inside a device library."""
     logging.shutdown()
     sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 from shortfin_apps.llm.components.entry_counts import EntryCounts
@@ -40,6 +41,7 @@ class ScriptedEngine:
         self.drained_with: float | None = None
         self.stuck = False  # requests do not end when drained
         self.started = self.closed = False
+        self.closed_with: float | None = None
 
     @property
     def max_requests(self) -> int:
@@ -105,8 +107,9 @@ class ScriptedEngine:
     def start(self) -> None:
         self.started = True
 
-    async def close(self) -> None:
-        self.closed = True
+    async def close(self, patience_s: float = math.inf) -> bool:
+        self.closed, self.closed_with = True, patience_s
+        return not self.stuck
 
     async def _stream(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
         for delta in self.script(call):

@@ -283,12 +283,14 @@ async def test_a_stuck_device_does_not_keep_the_server_from_stopping(rig: Rig) -
     gate = Gate(rig)
     stream = engine.submit(call("a", PROMPT))
     await gate.reached()
+    assert not await engine.close(patience_s=0)
     clock.now += 2.0
-    await engine.close()
+    assert not await engine.close()
     assert not closed
     await stream.aclose()
     gate.open()
     await asyncio.to_thread(engine._thread.join)
+    assert closed
 
 
 async def test_the_end_of_the_engines_thread_is_everybodys_answer(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -152,19 +153,21 @@ class AsyncEngine:
             self.abort_all()
             await self._empty.wait()
 
-    async def close(self) -> None:
+    async def close(self, patience_s: float = math.inf) -> bool:
         """Stops the thread after the step under way and releases the device.
 
-        A thread that is stuck in the device is left behind, and the device with it.
+        False when the step does not end within `patience_s`, or its device does not answer: the thread is
+        left behind in it, and no destructor must run under it.
         """
         self._draining = self._stopping = True
         self._wake.set()
         if self._watch is not None:
             self._watch.cancel()
-        while self._thread.is_alive() and not self._stalled:
+        give_up_s = self._clock() + patience_s
+        await asyncio.to_thread(self._thread.join, JOIN_S)
+        while self._thread.is_alive() and not self._stalled and self._clock() < give_up_s:
             await asyncio.to_thread(self._thread.join, JOIN_S)
-        if self._thread.is_alive():
-            logger.error("the device does not answer and is left as it is")
+        return not self._thread.is_alive()
 
     @property
     def _stalled(self) -> bool:

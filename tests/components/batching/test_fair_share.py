@@ -57,6 +57,14 @@ def test_going_away_for_a_moment_settles_no_account() -> None:
     assert served(share, ["big", "small"], 17, tokens=10) == ["small"] * 16 + ["big"]
 
 
+def test_what_runs_while_others_wait_is_counted() -> None:
+    share = FairShare()
+    share.enter("waits")
+    share.charge("runs", 30)
+    share.enter("runs")
+    assert served(share, ["runs", "waits"], 5, tokens=10) == ["waits", "waits", "waits", "waits", "runs"]
+
+
 def test_a_stream_of_new_names_starves_nobody() -> None:
     share = FairShare()
     share.enter("a")

@@ -52,9 +52,7 @@ class FairShare:
             self._others.clear()
             self._time = self._waiting_weight = 0.0
             return
-        self._others[tenant] = account.service
-        if len(self._others) > MAX_REMEMBERED:
-            del self._others[next(iter(self._others))]
+        self._remember(tenant, account.service)
 
     def charge(self, tenant: str, tokens: int) -> None:
         """It was served; counted only while somebody waits."""
@@ -63,13 +61,18 @@ class FairShare:
         if account is not None:
             account.service += service
             self._time += tokens / self._waiting_weight
-        elif tenant in self._others:
-            self._others[tenant] += service
+        elif self._waiting:
+            self._remember(tenant, self._others.get(tenant, self._time) + service)
 
     def rank(self, tenant: str) -> tuple[float, int]:
         """The least comes first; `tenant` waits."""
         account = self._waiting[tenant]
         return account.service, account.entered
+
+    def _remember(self, tenant: str, service: float) -> None:
+        self._others[tenant] = service
+        if len(self._others) > MAX_REMEMBERED:
+            del self._others[next(iter(self._others))]
 
     def _keep_time(self) -> None:
         if self._waiting:
