@@ -219,10 +219,17 @@ async def test_abort_all_ends_every_stream_and_frees_everything(rig: Rig, engine
 
 async def test_a_reader_that_stopped_reading_is_aborted(rig: Rig) -> None:
     engine = AsyncEngine(rig.engine, max_requests=4, max_unread_tokens=8)
+    steps = threading.Semaphore(4)  # as many as the quick one has read, and a few ahead
+
+    def wait(entry: str) -> None:
+        assert steps.acquire(timeout=20)
+
+    rig.program.faults.before = wait
     engine.start()
     slow = engine.submit(call("slow", PROMPT, max_tokens=50))
-    quick = engine.submit(call("quick", PROMPT, max_tokens=50))
-    assert len(await tokens(quick)) == 50
+    quick = engine.submit(call("quick", [7] * 5, max_tokens=50))
+    async for _ in quick:
+        steps.release()
     await until_idle(engine)
     unread = [delta async for delta in slow]
     assert len(unread) == 1, "what waits is handed over at once"
@@ -328,3 +335,13 @@ async def test_a_request_out_of_step_does_not_touch_its_neighbours() -> None:
     assert await tokens(good) == greedy_continuation(PROMPT, 9)
     assert await tokens(bad) == greedy_continuation(PROMPT, 9)
     await engine.close()
+
+
+async def test_what_runs_when_the_engine_is_closed_is_answered(rig: Rig) -> None:
+    engine = AsyncEngine(rig.engine, max_requests=4)
+    engine.start()
+    stream = engine.submit(call("a", PROMPT, max_tokens=50))
+    await anext(stream)
+    assert await engine.close()
+    last = [delta async for delta in stream][-1]
+    assert isinstance(last.error, UnavailableError) or last.finish_reason is FinishReason.LENGTH

@@ -12,6 +12,7 @@ answered with an error and nobody is let in until it does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -154,7 +155,7 @@ class AsyncEngine:
             await self._empty.wait()
 
     async def close(self, patience_s: float = math.inf) -> bool:
-        """Stops the thread after the step under way and releases the device.
+        """Stops the thread after the step under way and releases the device; ends what is not answered.
 
         False when the step does not end within `patience_s`, or its device does not answer: the thread is
         left behind in it, and no destructor must run under it.
@@ -167,6 +168,7 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join, JOIN_S)
         while self._thread.is_alive() and not self._stalled and self._clock() < give_up_s:
             await asyncio.to_thread(self._thread.join, JOIN_S)
+        self._answer_all(UnavailableError("the server has shut down"))
         return not self._thread.is_alive()
 
     @property
@@ -288,5 +290,6 @@ class AsyncEngine:
                 deltas.append(delta)
 
     def _call_soon(self, function: Callable[..., None], *arguments: object) -> None:
-        if self._loop is not None and not self._loop.is_closed():
+        assert self._loop is not None, "the thread was started without `start`"
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(function, *arguments)
