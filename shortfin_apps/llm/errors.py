@@ -5,7 +5,7 @@ LlmError
 ├── OverloadedError            no room now, try again after `retry_after_s`       (HTTP 429)
 ├── UnavailableError           loading, draining or stopped                       (HTTP 503)
 ├── RequestAbortedError        the caller went away or asked to stop              (HTTP 499)
-│   └── DeadlineExceededError  its time was over before its first token           (HTTP 504)
+│   └── DeadlineExceededError  its time was over before its first token           (HTTP 408)
 ├── InvocationError            the device failed under this request               (HTTP 500)
 ├── ArtifactError              VMFB, parameters, config or tokenizer do not fit   (exit 2)
 └── BuildError                 the builder cannot make this artefact              (exit 2)

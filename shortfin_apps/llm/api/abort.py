@@ -10,17 +10,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.api.schema import AbortBody
 from shortfin_apps.llm.api.service import service_of
 
-router = APIRouter(route_class=JsonRoute, tags=["native"])
+router = APIRouter(route_class=JsonRoute, tags=["native"], responses=answers.errors())
+
+ABORTED: answers.DocumentedAnswers = {200: {"model": answers.AbortedAnswer}}
 
 
-@router.post("/abort")
-@router.post("/abort_request")
+@router.post("/abort", responses=ABORTED)
+@router.post("/abort_request", responses=ABORTED)
 async def abort(body: AbortBody, request: Request) -> Response:
     """Ends the requests with these ids; an id that is not (or no longer) here is no error."""
     generator = service_of(request).model.generator

@@ -142,11 +142,12 @@ STATUSES = {
     401: "an API key is needed",
     403: "an admin key is needed",
     404: "there is no such model",
+    408: "the request's time was over before its first token",
     413: "the body is too large",
     429: "the queue is full; Retry-After tells when to come back",
     499: "the request was aborted",
     500: "the device or the server failed",
-    503: "the model is loading, or the server is stopping",
+    503: "the model is loading, the server is stopping, or the device does not answer",
 }
 
 

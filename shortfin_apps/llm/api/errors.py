@@ -62,7 +62,7 @@ ANSWERS: tuple[tuple[type[Exception], Answer], ...] = (
     (InvalidRequestError, Answer(400, "invalid_request_error", "INVALID_REQUEST_ARGS")),
     (OverloadedError, Answer(429, "rate_limit_error", "QUEUE_FULL")),
     (UnavailableError, Answer(503, "service_unavailable_error", "UNAVAILABLE")),
-    (DeadlineExceededError, Answer(504, "timeout_error", "DEADLINE_EXCEEDED")),
+    (DeadlineExceededError, Answer(408, "timeout_error", "DEADLINE_EXCEEDED")),
     (RequestAbortedError, Answer(499, "request_aborted", "CANCELLED")),
     (InvocationError, Answer(500, "server_error", "INVOCATION_FAILED")),
     (Exception, Answer(500, "server_error", "INTERNAL_ERROR")),
