@@ -22,6 +22,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/structures.md",
     "docs/overload.md",
+    "docs/security.md",
     "bench/README.md",
 ]
 PACKAGE_ROOTS = [ROOT, ROOT / "shortfin_apps/llm", ROOT / "shortfin_apps/llm/components"]

@@ -55,4 +55,5 @@ def stop(service: Service) -> int:
     finally:
         service.process.kill()
         assert service.process.stdout is not None
-        service.process.stdout.close()
+        with service.process.stdout as log:
+            print(log.read())  # pytest shows it where a test failed

@@ -1,0 +1,69 @@
+"""Whatever becomes of a request, its words stay out of the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.components.messages import Delta, GenerateCall
+from shortfin_apps.llm.errors import InvocationError
+from tests.api.harness import TOKENIZER, Harness
+from tests.api.loopback import loopback
+from tests.api.scripted_engine import Script, failing, saying
+
+SECRET = "my-secret-words"
+CHAT = {"messages": [{"role": "user", "content": SECRET}]}
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"text": SECRET}),
+    ("/generate", {"text": SECRET, "stream": True}),
+    ("/generate", {"text": [SECRET, ""]}),
+    ("/generate", {"text": SECRET, "sampling_params": {"temperature": SECRET}}),
+    ("/generate", {"text": SECRET * 1000}),
+    ("/v1/completions", {"prompt": SECRET}),
+    ("/v1/completions", {"prompt": SECRET, "stream": True, "echo": True}),
+    ("/v1/completions", {"prompt": [SECRET, 1]}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {"messages": [{"role": SECRET}]}),
+    ("/v1/chat/completions", {**CHAT, "model": SECRET}),
+    ("/tokenize", {"prompt": SECRET}),
+    ("/tokenize", CHAT),
+]
+
+
+def broken(call: GenerateCall) -> Iterator[Delta]:
+    raise ZeroDivisionError
+
+
+SCRIPTS: dict[str, Script] = {
+    "well": saying(TOKENIZER, SECRET),
+    "failing": failing(InvocationError("the device failed")),
+    "broken": broken,
+}
+
+
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    """Everything that a log at `info` would hold, tracebacks included."""
+    handler = logging.Formatter()
+    return "\n".join(handler.format(r) for r in caplog.records if r.levelno >= logging.INFO)
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
+async def test_no_route_tells_the_log(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    harness = Harness(script)
+    for path, body in REQUESTS:
+        await harness.post(path, body)
+    await harness.client.post("/generate", content=f'{{"text": "{SECRET}'.encode())
+    assert SECRET not in told(caplog)
+
+
+async def test_the_server_does_not_tell_either(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with loopback(saying(TOKENIZER, SECRET), api_key="my-secret-key") as server:
+        for key in ("my-secret-key", "my-secret-guess"):
+            for path, body in REQUESTS:
+                await server.client.post(path, json=body, headers={"authorization": f"Bearer {key}"})
+    assert "my-secret" not in told(caplog)

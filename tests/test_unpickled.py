@@ -1,0 +1,40 @@
+"""Nothing that runs code from data: a pickle, in a file or in a cache, is a program."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.test_imports import FILES, imported
+
+RUNS_CODE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch"}
+CALLS = re.compile(r"allow_pickle|yaml\.(?:unsafe_|full_)?load\(|\beval\(|(?<!\.)\bexec\(|shell=True")
+
+
+def dangers(source: str) -> set[str]:
+    modules = {name.partition(".")[0] for name in imported(source)}
+    return (modules & RUNS_CODE) | set(CALLS.findall(source))
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_module_runs_what_it_reads(module: str) -> None:
+    assert dangers(FILES[module].read_text(encoding="utf-8")) == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import joblib",
+        "numpy.load(path, allow_pickle=True)",
+        "yaml.load(text)",
+        "yaml.unsafe_load(text)",
+        "eval(text)",
+        "exec(text)",
+        "subprocess.run(text, shell=True)",
+    ],
+)
+def test_each_would_be_found(source: str) -> None:
+    assert dangers(source)
