@@ -76,9 +76,13 @@ def our_arguments(words: list[str]) -> list[str] | None:
     return None
 
 
-def all_options(top: argparse.ArgumentParser) -> set[str]:
-    (choices,) = (action.choices for action in top._actions if isinstance(action.choices, dict))
-    return {option for sub in choices.values() for action in sub._actions for option in action.option_strings}
+def all_options(parser: argparse.ArgumentParser) -> set[str]:
+    """Of a parser and of its subcommands, theirs included."""
+    options = {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            options |= {option for sub in action.choices.values() for option in all_options(sub)}
+    return options
 
 
 SHOWN = [

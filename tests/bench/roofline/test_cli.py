@@ -45,3 +45,15 @@ def test_an_entry_that_is_not_there_is_named(
 ) -> None:
     assert roofline(tiny_artifact, "--entry", "verify") == 2
     assert "no entry fits verify" in capsys.readouterr().err
+
+
+def test_a_profile_says_where_the_time_goes(
+    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = roofline(tiny_artifact, "--context", "20", "--entry", "decode_bs1", "--profile")
+    out, err = capsys.readouterr()
+    if "perf events" in err:
+        pytest.skip(err)
+    assert status == 0
+    assert "decode_bs1, 1 x 1, context 20" in out
+    assert "%" in out

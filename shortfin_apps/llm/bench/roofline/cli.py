@@ -17,6 +17,7 @@ EPILOG = """\
 examples:
   shortfin-llm bench roofline smollm2
   shortfin-llm bench roofline smollm2 --entry 'decode_*' --context 256,4096
+  shortfin-llm bench roofline smollm2 --entry decode_bs8 --profile
   shortfin-llm bench roofline smollm2 --entry extend --prompt-tokens 512 --json out.json
 
 Leave the machine alone meanwhile: a second process takes bandwidth from both sides of the ratio, but not
@@ -43,12 +44,15 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="in turns (default: 5)")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs)")
+    parser.add_argument(
+        "--profile", action="store_true", help="also sample in which dispatches the time goes (Linux, CPUs)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, no table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints. Raises LlmError."""
-    from shortfin_apps.llm.bench.roofline.report import speeds, table
+    from shortfin_apps.llm.bench.roofline.report import profile_tables, speeds, table
     from shortfin_apps.llm.bench.roofline.run import roofline  # loads the compiler's bindings
 
     doc = roofline(
@@ -58,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
         prompt_tokens=args.prompt_tokens,
         repeats=args.repeat,
         threads=args.threads,
+        with_profile=args.profile,
     )
     if args.json != "-":
         console = table_console()
         console.print(table(doc))
         console.print(speeds(doc), highlight=False)
+        console.print(*profile_tables(doc), sep="\n")
     if args.json is not None:
         write_json(doc, args.json)
     return 0

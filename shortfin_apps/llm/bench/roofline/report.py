@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -12,13 +13,20 @@ from rich.table import Table
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.bench.roofline.measure import Result
+from shortfin_apps.llm.bench.roofline.profile import Share
 from shortfin_apps.llm.build.artifact import Manifest
 
+LEAST_SHARE = 0.005  # of a line in a profile's table
 SCHEMA = "shortfin-llm-roofline/1"
 
 
-def document(manifest: Manifest, results: Sequence[Result]) -> dict[str, Any]:
-    """Everything about a run; times in seconds, speeds per second."""
+def document(
+    manifest: Manifest, results: Sequence[Result], profiles: Sequence[Sequence[Share]] | None
+) -> dict[str, Any]:
+    """Everything about a run; times in seconds, speeds per second. `profiles` go with the results."""
+    entries = [_entry(result) for result in results]
+    for entry, shares in zip(entries, profiles or (), strict=False):
+        entry["profile"] = [asdict(share) for share in shares]
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -26,7 +34,7 @@ def document(manifest: Manifest, results: Sequence[Result]) -> dict[str, Any]:
         "weights": manifest.options.weights,
         "target": {"device": manifest.target.device, "cpu": manifest.target.cpu},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
-        "entries": [_entry(result) for result in results],
+        "entries": entries,
     }
 
 
@@ -82,6 +90,21 @@ def table(doc: dict[str, Any]) -> Table:
             f"{entry['ratio_min']:.2f} to {entry['ratio_max']:.2f}",
         )
     return made
+
+
+def profile_tables(doc: dict[str, Any]) -> Iterator[Table]:
+    """Of each entry, if the run has profiles: where its processor time goes."""
+    for entry in doc["entries"]:
+        if "profile" not in entry:
+            continue
+        title = f"{entry['entry']}, {entry['rows']} x {entry['new_tokens']}, context {entry['context']:,}"
+        made = Table("dispatch", title=title, title_justify="left")
+        for name in ("CPU ms, all threads", "share"):
+            made.add_column(name, justify="right")
+        for share in entry["profile"]:
+            if share["share"] >= LEAST_SHARE:
+                made.add_row(share["name"], _ms(share["cpu_s"]), f"{share['share']:.1%}")
+        yield made
 
 
 def _bound(result: Result) -> str:

@@ -11,9 +11,11 @@ from shortfin_apps.llm.bench.roofline.cases import Case, choose, plans
 from shortfin_apps.llm.bench.roofline.floors import CostModel
 from shortfin_apps.llm.bench.roofline.machine import load_machine
 from shortfin_apps.llm.bench.roofline.measure import Result, measure
+from shortfin_apps.llm.bench.roofline.profile import Share, load_code_map, profile
 from shortfin_apps.llm.bench.roofline.report import document
 from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.components.buckets import Buckets
+from shortfin_apps.llm.components.invocation import BatchRunner
 from shortfin_apps.llm.components.loading import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program
@@ -30,6 +32,7 @@ def roofline(
     prompt_tokens: Sequence[int],
     repeats: int,
     threads: int | None = None,
+    with_profile: bool = False,
 ) -> dict[str, Any]:
     """Measures the artefact in `directory`; report.py says what comes back. Raises LlmError."""
     artifact = Artifact.open(directory)
@@ -39,7 +42,11 @@ def roofline(
         program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
         check_program(program, artifact.config)
         cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
-        return document(artifact.manifest, _measure(artifact, device, program, cases, repeats))
+        num_pages = 1 + max(case.plan.pages(artifact.config.stride) for case in cases)
+        runner = make_runner(device, program, artifact.config, num_pages)
+        results = _measure(artifact, device, runner, cases, repeats)
+        profiles = _profiles(artifact, runner, cases) if with_profile else None
+        return document(artifact.manifest, results, profiles)
     finally:
         device.close()
 
@@ -57,13 +64,11 @@ def _cases(
 
 
 def _measure(
-    artifact: Artifact, device: Device, program: Program, cases: Sequence[Case], repeats: int
+    artifact: Artifact, device: Device, runner: BatchRunner, cases: Sequence[Case], repeats: int
 ) -> list[Result]:
-    manifest, config = artifact.manifest, artifact.config
+    manifest = artifact.manifest
     assert manifest is not None
-    costs = CostModel(manifest.spec, config, parameter_bytes(artifact.parameters))
-    num_pages = 1 + max(case.plan.pages(config.stride) for case in cases)
-    runner = make_runner(device, program, config, num_pages)
+    costs = CostModel(manifest.spec, artifact.config, parameter_bytes(artifact.parameters))
     machine = load_machine(device, manifest.spec, manifest.options)
     with progress_bar("samples") as bar:
         task = bar.add_task("", total=len(cases) * repeats)
@@ -72,3 +77,9 @@ def _measure(
             bar.update(task, description=case.entry, advance=1)
 
         return measure([(c, costs.of(c.batch)) for c in cases], runner, machine, repeats, on_sample)
+
+
+def _profiles(artifact: Artifact, runner: BatchRunner, cases: Sequence[Case]) -> list[list[Share]]:
+    code = load_code_map(artifact.vmfb)
+    with progress_bar("profiles") as bar:
+        return [profile(runner, case.batch, code) for case in bar.track(cases)]
