@@ -53,22 +53,15 @@ class Cache:
                 f"{Path(command[0]).name} failed (exit {done.returncode}); its output is in {file}"
             )
 
-    def virtual_environment(
+    def bin_of(self, name: str) -> Path:
+        """Where the programs of the virtual environment `name` are."""
+        return self.root / name / "venv" / "bin"
+
+    def make_virtual_environment(
         self, name: str, requirements: Sequence[str], python: str = sys.executable
-    ) -> Path:
-        """The `bin` of a virtual environment with these packages, made when it is missing."""
-        folder = self.root / name / "venv"
-
-        def make() -> None:
-            self.run(name, [python, "-m", "venv", "--clear", folder])
-            pip: list[str | Path] = [
-                folder / "bin" / "python",
-                "-m",
-                "pip",
-                "install",
-                "--disable-pip-version-check",
-            ]
-            self.run(name, [*pip, *requirements])
-
-        self.once(name, " ".join(requirements), make)
-        return folder / "bin"
+    ) -> None:
+        """Makes it anew with these packages. Raises SetUpError."""
+        programs = self.bin_of(name)
+        self.run(name, [python, "-m", "venv", "--clear", programs.parent])
+        pip: list[str | Path] = [programs / "python", "-m", "pip", "install", "--disable-pip-version-check"]
+        self.run(name, [*pip, *requirements])

