@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shortfin_apps.llm.components.runtime.irpa import check_archive
 from shortfin_apps.llm.errors import ArtifactError
 
 SCOPE = "model"  # of every parameter, as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
@@ -24,6 +25,7 @@ def open_parameters(paths: Sequence[Path]) -> Any:
         first = len(index)
         try:
             size = path.stat().st_size
+            check_archive(path)
             index.load(str(path))
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
