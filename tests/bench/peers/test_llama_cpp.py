@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.peers.cache import SetUpError
+from bench.peers.llama_cpp import repair_amx
+
+
+def test_the_configuration_is_written_before_it_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "mmq.cpp"
+    file.write_text(
+        "    tc.rows[7] = 16;\n\n    _tile_loadconfig(&tc);\n    done = true;\n", encoding="utf-8"
+    )
+    repair_amx(file)
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    assert lines[2:] == [
+        '__asm__ volatile("" : : "r"(&tc) : "memory");',
+        "_tile_loadconfig(&tc);",
+        "done = true;",
+    ]
+
+
+def test_a_source_that_is_another_is_not_touched(tmp_path: Path) -> None:
+    file = tmp_path / "mmq.cpp"
+    file.write_text("nothing of the kind", encoding="utf-8")
+    with pytest.raises(SetUpError, match="not as expected"):
+        repair_amx(file)
+    assert file.read_text(encoding="utf-8") == "nothing of the kind"
