@@ -68,6 +68,12 @@ def test_top_p_keeps_the_least_set_that_reaches_the_mass() -> None:
     assert np.flatnonzero(draws(500, full=True, temperature=1.0, top_p=probs[1] + 0.01)).tolist() == [1, 4]
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_the_least_top_p_still_keeps_the_best(full: bool) -> None:
+    """Times a mass in f32, this is 0."""
+    assert draws(5, full=full, temperature=1.0, top_p=2.2e-109)[1] == 1
+
+
 def test_min_p_is_relative_to_the_best() -> None:
     threshold = float(np.exp(2.0 - 3.0)) - 0.01
     assert np.flatnonzero(draws(1000, full=True, temperature=1.0, min_p=threshold)).tolist() == [1, 3, 4]

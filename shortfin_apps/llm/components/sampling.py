@@ -132,7 +132,8 @@ def _filtered(leading: Floats, weights: Floats | None, params: SamplingParams) -
     if params.top_p < 1:
         mass = kept.sum() if params.top_k or weights is None else weights.sum()
         before = np.cumsum(kept) - kept
-        kept = kept[before < params.top_p * mass]
+        # The best one passes even where the product is too small for its type.
+        kept = kept[: max(1, np.count_nonzero(before < params.top_p * mass))]
     if params.min_p > 0:
         kept = kept[kept >= params.min_p]  # relative to the best, whose weight is 1
     return kept
