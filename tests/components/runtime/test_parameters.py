@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import iree.runtime as iree
 import pytest
 
 from shortfin_apps.llm.build.weights_archive import ArchiveEntry, write_archive
-from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
+from shortfin_apps.llm.components.runtime.parameters import parameter_bytes, read_parameters
 from shortfin_apps.llm.errors import ArtifactError
 
 
@@ -20,3 +21,21 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.irpa").write_bytes(b"nothing of the kind")
     with pytest.raises(ArtifactError, match=r"bad\.irpa"):
         parameter_bytes([tmp_path / "bad.irpa"])
+
+
+def test_contents_are_read_whole(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.irpa", tmp_path / "second.irpa"
+    large = bytes(range(256)) * 20_000  # more than a huge page
+    write_archive(first, [ArchiveEntry("a", 3), ArchiveEntry("b", len(large))], [b"abc", large])
+    write_archive(second, [ArchiveEntry("c", 1)], [b"z"])
+    index = read_parameters([first, second])
+    contents = {entry.key: bytes(entry.file_view) for entry in (index[i] for i in range(len(index)))}
+    assert contents == {"a": b"abc", "b": large, "c": b"z"}
+
+
+def test_a_splat_stays_one(tmp_path: Path) -> None:
+    index = iree.ParameterIndex()
+    index.add_splat("s", b"\x01\x02", 64)
+    index.create_archive_file(str(tmp_path / "splat.irpa"))
+    entry = read_parameters([tmp_path / "splat.irpa"])[0]
+    assert (entry.key, entry.is_splat, entry.splat_pattern, entry.length) == ("s", True, b"\x01\x02", 64)

@@ -26,7 +26,8 @@ from iree.runtime._binding import disable_leak_checker
 
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.parameters import SCOPE, open_parameters
+from shortfin_apps.llm.components.runtime.huge_pages import use_huge_pages
+from shortfin_apps.llm.components.runtime.parameters import SCOPE, read_parameters
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
 
@@ -260,7 +261,7 @@ class IreeDevice:
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> IreeProgram:
         exports = read_exports(vmfb, module_name)
-        provider = open_parameters(parameters).create_provider(scope=SCOPE)
+        provider = read_parameters(parameters).create_provider(scope=SCOPE)
         try:
             module = iree.VmModule.mmap(self._instance, str(vmfb))
             modules = [
@@ -275,6 +276,7 @@ class IreeDevice:
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> IreeBuffer:
         buffer, array = self._new_buffer(shape, np.dtype(dtype))
+        use_huge_pages(array.map_bytes())
         buffer.fill_zero(0, prod(shape) * array.dtype.itemsize)
         return array
 

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
 from shortfin_apps.llm.components.runtime.irpa import check_archive
 from shortfin_apps.llm.errors import ArtifactError
 
@@ -34,6 +38,35 @@ def open_parameters(paths: Sequence[Path]) -> Any:
             raise ArtifactError(f"{path}: not a usable parameter file ({reason})") from None
         _check_extents(path, size, [index[i] for i in range(first, len(index))])
     return index
+
+
+def read_parameters(paths: Sequence[Path]) -> Any:
+    """The same index, read into memory in huge pages instead of mapped. Raises ArtifactError."""
+    import iree.runtime as iree
+
+    index = iree.ParameterIndex()
+    for path in paths:
+        mapped = open_parameters([path])
+        content = _read(path)
+        for entry in (mapped[i] for i in range(len(mapped))):
+            if entry.is_file:
+                offset = entry.file_storage[1]
+                index.add_buffer(entry.key, content[offset : offset + entry.length])
+            else:
+                index.add_splat(entry.key, entry.splat_pattern, entry.length)
+    return index
+
+
+def _read(path: Path) -> npt.NDArray[np.uint8]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            content = empty_bytes(path.stat().st_size)
+            rest = content.data
+            while rest and (count := file.readinto(rest)):
+                rest = rest[count:]
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
+    return content
 
 
 def parameter_bytes(paths: Sequence[Path]) -> dict[str, int]:
