@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy.typing as npt
 from shortfin_apps.llm.build.compile import compile_text
 from shortfin_apps.llm.build.graph import LlamaGraph
 from shortfin_apps.llm.build.graph_entry import page_elements
-from shortfin_apps.llm.build.graph_form import Form
-from shortfin_apps.llm.build.graph_target import resolve_target
-from shortfin_apps.llm.build.graph_weights import parameter_types
-from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.graph_target import Target, resolve_target
+from shortfin_apps.llm.build.graph_weights import weight_shapes
+from shortfin_apps.llm.build.quantise import Blocks, quantise
+from shortfin_apps.llm.build.spec import BuildOptions, FloatType, LlamaSpec
+from shortfin_apps.llm.build.weight_layout import cast_floats, weight_layout
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -26,6 +27,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
+HOST = resolve_target("cpu")
+# This CPU as if it were a GPU: it gets the generic form.
+GENERIC = replace(HOST, device="generic")
 PAGES = 40
 NAN_BYTE = 0xFF  # NaN, whichever float type is made of it
 
@@ -73,14 +77,14 @@ class CompiledModel:
 
     @classmethod
     def build(
-        cls, spec: LlamaSpec, options: BuildOptions, device: Device, folder: Path, form: Form | None = None
+        cls, spec: LlamaSpec, options: BuildOptions, device: Device, folder: Path, target: Target = HOST
     ) -> CompiledModel:
-        weights = random_weights(spec, options)
-        write_parameters(weights, folder / "model.irpa")
-        target = resolve_target(options.device)
-        compile_text(LlamaGraph(spec, options, target, form).module(), target.flags, folder / "model.vmfb")
+        weights = random_weights(spec)
+        stored, known = store(weights, spec, options, target)
+        write_parameters(stored, folder / "model.irpa")
+        compile_text(LlamaGraph(spec, options, target).module(), target.flags, folder / "model.vmfb")
         program = device.load_program(folder / "model.vmfb", [folder / "model.irpa"], "module")
-        return cls(spec, options, {k: w.astype(np.float32) for k, w in weights.items()}, device, program)
+        return cls(spec, options, known, device, program)
 
     def fill_cache(self, byte: int) -> None:
         """Makes a new page table whose every byte is `byte`."""
@@ -110,16 +114,36 @@ class CompiledModel:
         return Result(values, indices, logits)
 
 
-def random_weights(spec: LlamaSpec, options: BuildOptions, seed: int = 0) -> dict[str, Array]:
-    """Seeded weights in their compiled types, scaled so that activations and logits stay near 1."""
+def random_weights(spec: LlamaSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
+    """Seeded weights, scaled so that activations and logits stay near 1."""
     rng = np.random.default_rng(seed)
     weights = {}
-    for name, (shape, dtype) in parameter_types(spec, options).items():
+    for name, shape in weight_shapes(spec).items():
         values = rng.standard_normal(shape) * shape[-1] ** -0.5
         if name.endswith("norm.weight"):
             values = 1 + 0.1 * rng.standard_normal(shape)
-        weights[name] = values.astype(np.float32).astype(DTYPES[dtype])
+        weights[name] = values.astype(np.float32)
     return weights
+
+
+def store(
+    weights: Mapping[str, npt.NDArray[np.float32]], spec: LlamaSpec, options: BuildOptions, target: Target
+) -> tuple[dict[str, Array], dict[str, npt.NDArray[np.float32]]]:
+    """Parameters by name, and what the weights are worth once they are stored."""
+    parameters: dict[str, Array] = {}
+    known = {}
+    for name, value in weights.items():
+        layout = weight_layout(name, options, target)
+        names = layout.stored(name, value.shape)
+        if layout.bits is None:
+            kept: Array | Blocks = value
+            dtype: FloatType = "f32" if name.endswith("norm.weight") else options.activations
+            known[name] = cast_floats(value, dtype).astype(np.float32)
+        else:
+            kept = quantise(value, layout.bits)
+            known[name] = kept.dequantise()
+        parameters |= zip(names, layout.store(kept), strict=True)
+    return parameters, known
 
 
 def write_parameters(weights: Mapping[str, Array], path: Path) -> None:

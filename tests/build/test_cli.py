@@ -49,7 +49,7 @@ def test_every_flag() -> None:
         (["--decode-batch-sizes", "1,x"], "'x' is not a positive number"),
         (["--decode-batch-sizes", ""], "'' is not a positive number"),
         (["--top-k", "-3"], "'-3' is not a positive number"),
-        (["--weights", "q4"], "invalid choice: 'q4'"),
+        (["--weights", "q5"], "invalid choice: 'q5'"),
     ],
 )
 def test_refuses_by_flag(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

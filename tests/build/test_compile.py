@@ -9,23 +9,15 @@ import pytest
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
-from shortfin_apps.llm.build.compile import compile_model, compile_text, parameter_types
+from shortfin_apps.llm.build.compile import compile_model, compile_text
 from shortfin_apps.llm.build.graph import LlamaGraph
-from shortfin_apps.llm.build.graph_form import Form
-from shortfin_apps.llm.build.graph_generic import GenericForm
-from shortfin_apps.llm.build.graph_target import resolve_target
-from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.graph_target import Target, resolve_target
 from shortfin_apps.llm.build.spec import BuildOptions
-from shortfin_apps.llm.build.weights import plan_parameters
 from shortfin_apps.llm.errors import BuildError
-from tests.build.compiled_model import DTYPES, TINY
+from tests.build.compiled_model import GENERIC, HOST, TINY
 
 ONE_LAYER = replace(TINY, num_hidden_layers=1)
 SMALL = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=4)
-
-
-def generic_form() -> Form:
-    return GenericForm(ONE_LAYER, SMALL, WeightTypes(ONE_LAYER, SMALL))
 
 
 def cache_copies(text: str) -> list[str]:
@@ -47,9 +39,9 @@ def cache_copies(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("form", [None, generic_form()], ids=["kernels", "generic"])
-def test_no_entry_copies_the_cache(form: Form | None) -> None:
-    text = LlamaGraph(ONE_LAYER, SMALL, resolve_target("cpu"), form).module()
+@pytest.mark.parametrize("target", [HOST, GENERIC], ids=["kernels", "generic"])
+def test_no_entry_copies_the_cache(target: Target) -> None:
+    text = LlamaGraph(ONE_LAYER, SMALL, target).module()
     assert cache_copies(text) == []
     # What that check is for: a cache that is not handed over is copied.
     assert cache_copies(text.replace("=> consume %cache", "=> %cache")) != []
@@ -94,6 +86,12 @@ def test_refuses_unknown_devices(device: str, tmp_path: Path) -> None:
         compile_model(ONE_LAYER, replace(SMALL, device=device), tmp_path / "model.vmfb")
 
 
+def test_quantised_weights_are_for_cpus(tmp_path: Path) -> None:
+    options = replace(SMALL, weights="q8_0", device="hip:gfx942")
+    with pytest.raises(BuildError, match="q8_0 are for CPUs"):
+        compile_model(ONE_LAYER, options, tmp_path / "model.vmfb")
+
+
 def test_refuses_sizes_that_the_kernels_do_not_take(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="hidden_size 60"):
         compile_model(replace(ONE_LAYER, hidden_size=60), SMALL, tmp_path / "model.vmfb")
@@ -113,11 +111,3 @@ def test_another_cpu_gets_other_features() -> None:
     assert old.cpu == "haswell"
     assert not old.has_bf16_dot
     assert not old.has_wide_vectors
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_graph_reads_what_the_weights_writer_writes(tied: bool) -> None:
-    spec = replace(TINY, tie_word_embeddings=tied)
-    planned = {p.name: (p.shape, p.dtype) for p in plan_parameters(spec, "bf16")}
-    read = parameter_types(spec, BuildOptions(weights="bf16"))
-    assert planned == {name: (shape, DTYPES[dtype]) for name, (shape, dtype) in read.items()}

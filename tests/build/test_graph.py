@@ -14,11 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.build.graph_generic import GenericForm
-from shortfin_apps.llm.build.graph_weights import WeightTypes
-from shortfin_apps.llm.build.spec import BuildOptions, RopeScaling
+from shortfin_apps.llm.build.spec import BuildOptions, RopeScaling, WeightType
 from shortfin_apps.llm.components.runtime.device import Device
-from tests.build.compiled_model import NAN_BYTE, TINY, CompiledModel, Result, block_table
+from tests.build.compiled_model import GENERIC, NAN_BYTE, TINY, CompiledModel, Result, block_table
 from tests.build.reference import forward
 
 STRIDE = 16
@@ -64,7 +62,7 @@ def prefill_row(
 def expect(model: CompiledModel, logits: npt.NDArray[np.float32], tokens: Tokens) -> None:
     """`logits` [vocab] are the reference's for the last of `tokens`."""
     expected = forward(model.spec, model.weights, tokens)[-1]
-    tolerance = max(TOLERANCE[model.options.weights], TOLERANCE[model.options.kv])
+    tolerance = max(TOLERANCE[model.options.activations], TOLERANCE[model.options.kv])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
 
 
@@ -228,6 +226,25 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     assert [r.shape for r in extend.results] == [(None, 1, 8), (None, 1, 8), (None, 1, 512)]
 
 
+@pytest.mark.parametrize("weights", ["q8_0", "q4"])
+def test_quantised_weights_agree_with_the_reference(
+    device: Device, tmp_path: Path, weights: WeightType
+) -> None:
+    """Whose weights are what the blocks are worth."""
+    options = BuildOptions(
+        weights=weights, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
+    )
+    model = CompiledModel.build(replace(TINY, tie_word_embeddings=False), options, device, tmp_path)
+    rng = np.random.default_rng(3)
+    [prompt] = random_tokens(rng, 70)
+    blocks = block_table(rng, [6], 6)
+    expect(model, prefill_row(model, prompt, blocks, chunk=32).logits[0], prompt)
+    prompt = np.append(prompt, 3)
+    tables = np.concatenate([blocks, np.zeros_like(blocks)])
+    result = model.decode("decode_bs2", np.array([[3], [0]]), np.array([70, 0]), tables)
+    expect(model, result.logits[0], prompt)
+
+
 def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Path) -> None:
     """The form for GPUs, compiled for this CPU, on a model with every other shape of a Llama."""
     spec = replace(
@@ -241,8 +258,7 @@ def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Pa
     options = BuildOptions(
         weights="f32", kv="f32", prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
     )
-    form = GenericForm(spec, options, WeightTypes(spec, options))
-    model = CompiledModel.build(spec, options, device, tmp_path, form)
+    model = CompiledModel.build(spec, options, device, tmp_path, GENERIC)
     rng = np.random.default_rng(8)
     prompt = rng.integers(0, spec.vocab_size, 70)
     tables = block_table(rng, [6, 5], 6)

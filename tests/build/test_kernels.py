@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import iree.runtime as iree
 import jinja2
@@ -22,20 +21,24 @@ from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_topk import top_k as generic_top_k
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
-from shortfin_apps.llm.build.spec import BuildOptions, WeightType
+from shortfin_apps.llm.build.quantise import Blocks, quantise
+from shortfin_apps.llm.build.spec import BuildOptions, FloatType, WeightType
+from shortfin_apps.llm.build.weight_layout import WeightLayout, weight_layout
 from shortfin_apps.llm.host_cpu import permit_amx
 from tests.build.compiled_model import DTYPES, TINY
 
 F32 = npt.NDArray[np.float32]
-Run = Callable[..., list[Any]]
+Inputs = dict[str, tuple[int | str, ...]]
 
 # 130 rows cross a row block, the others take every kind of tail.
 ROWS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 130]
-TYPES: list[WeightType] = ["bf16", "f16", "f32"]
+FLOATS = get_args(FloatType)
 MATMUL_TOLERANCE = {"bf16": 2e-2, "f16": 2e-3, "f32": 1e-5}
 HOST = resolve_target("cpu")
 # The same CPU without the bf16 dot and wide registers: the tiles that smaller machines get.
 NARROW = replace(HOST, features=frozenset({"avx2", "fma"}))
+NO_TILES = replace(HOST, features=frozenset(f for f in HOST.features if not f.startswith("amx")))
+NAMES = {NARROW.features: "narrow", NO_TILES.features: "no-tiles", HOST.features: "host"}
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,32 @@ WHOLE_TILES = Sizes(hidden=96, ffn=160, out=64)  # what the matrix unit takes
 
 
 class ConstantWeights(WeightTypes):
-    """Weights that stand in the module instead of a parameter archive."""
+    """Weights that stand in the module instead of a parameter archive; `values` is what they are worth."""
 
-    def __init__(self, arrays: dict[str, npt.NDArray[Any]], dtypes: dict[str, str]) -> None:
-        self._arrays = arrays
-        self._types = {name: (array.shape, dtypes[name]) for name, array in arrays.items()}
+    def __init__(self, weights: dict[str, F32], layouts: dict[str, WeightLayout]) -> None:
+        self._shapes = {name: weight.shape for name, weight in weights.items()}
+        self._layouts = layouts
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self.values: dict[str, F32] = {}
+        for name, weight in weights.items():
+            layout = layouts[name]
+            value: Blocks | npt.NDArray[Any]
+            if layout.bits is None:
+                value = weight.astype(DTYPES[layout.stored(name, weight.shape)[name][1]])
+                self.values[name] = value.astype(np.float32)
+            else:
+                value = quantise(weight, layout.bits)
+                self.values[name] = value.dequantise()
+            self._arrays |= zip(layout.stored(name, weight.shape), layout.store(value), strict=True)
 
     def declarations(self) -> list[str]:
+        types = {
+            parameter: tensor_type(*kind)
+            for name, layout in self._layouts.items()
+            for parameter, kind in layout.stored(name, self._shapes[name]).items()
+        }
         return [
-            f'util.global private @"{name}" = dense<"0x{array.tobytes().hex().upper()}"> : '
-            f"{tensor_type(*self._types[name])}"
+            f'util.global private @"{name}" = dense<"0x{array.tobytes().hex().upper()}"> : {types[name]}'
             for name, array in self._arrays.items()
         ]
 
@@ -104,64 +123,73 @@ def widen(e: Emitter, x: Tensor) -> Tensor:
     return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td")], body)
 
 
-@cache
-def matmul_weights(kind: WeightType, sizes: Sizes) -> dict[str, npt.NDArray[Any]]:
+def matmul_weights(options: BuildOptions, target: Target, sizes: Sizes) -> ConstantWeights:
     rng = np.random.default_rng(0)
     shapes = {
-        "plain.w": (sizes.out, sizes.hidden),
-        "residual.w": (sizes.hidden, sizes.ffn),
-        "gated.w": (2 * sizes.ffn, sizes.hidden),
-        "norm.w": (sizes.hidden,),
+        "blk.0.attn_qkv.weight": (sizes.out, sizes.hidden),
+        "blk.0.ffn_down.weight": (sizes.hidden, sizes.ffn),
+        "blk.0.ffn_gate_up.weight": (2 * sizes.ffn, sizes.hidden),
+        "blk.0.ffn_norm.weight": (sizes.hidden,),
+        "token_embd.weight": (sizes.out, sizes.hidden),
     }
-    return {
-        name: rng.standard_normal(shape)
-        .astype(np.float32)
-        .astype(DTYPES["f32" if name == "norm.w" else kind])
-        for name, shape in shapes.items()
-    }
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return ConstantWeights(weights, {name: weight_layout(name, options, target) for name in shapes})
 
 
 @dataclass(frozen=True)
 class LinearKernels:
-    kind: WeightType
+    options: BuildOptions
     sizes: Sizes
+    weights: ConstantWeights
     module: Any
 
     @classmethod
     def build(cls, kind: WeightType, target: Target, sizes: Sizes, folder: Path) -> LinearKernels:
-        spec = replace(TINY, hidden_size=sizes.hidden, intermediate_size=sizes.ffn)
-        arrays = matmul_weights(kind, sizes)
-        weights = ConstantWeights(arrays, {name: "f32" if name == "norm.w" else kind for name in arrays})
-        form = CpuForm(spec, BuildOptions(weights=kind), target, weights)
-        x: dict[str, tuple[int | str, ...]] = {"x": ("?", sizes.hidden)}
-        h: dict[str, tuple[int | str, ...]] = {"h": ("?", sizes.ffn), "r": ("?", sizes.hidden)}
+        options = BuildOptions(weights=kind)
+        spec = replace(TINY, hidden_size=sizes.hidden, intermediate_size=sizes.ffn, vocab_size=sizes.out)
+        weights = matmul_weights(options, target, sizes)
+        form = CpuForm(spec, options, target, weights)
+        act = options.activations
+        x: Inputs = {"x": ("?", sizes.hidden)}
+        h: Inputs = {"h": ("?", sizes.ffn), "r": ("?", sizes.hidden)}
+
+        def gated(e: Emitter, x: Tensor) -> list[Tensor]:
+            return [widen(e, form.gated_linear(e, narrow(e, x, act), "blk.0.ffn_gate_up.weight"))]
+
+        def embedding(e: Emitter, x: Tensor) -> list[Tensor]:
+            ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"
+            return [form.embedding(e, e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids))]
+
         functions = [
-            function("plain", x, lambda e, x: [form.linear(e, narrow(e, x, kind), "plain.w")]),
-            function("residual", h, lambda e, h, r: [form.linear(e, narrow(e, h, kind), "residual.w", r)]),
+            function("plain", x, lambda e, x: [form.linear(e, narrow(e, x, act), "blk.0.attn_qkv.weight")]),
             function(
-                "gated", x, lambda e, x: [widen(e, form.gated_linear(e, narrow(e, x, kind), "gated.w"))]
+                "residual",
+                h,
+                lambda e, h, r: [form.linear(e, narrow(e, h, act), "blk.0.ffn_down.weight", r)],
             ),
-            function("norm", x, lambda e, x: [widen(e, form.rms_norm(e, x, "norm.w"))]),
+            function("gated", x, gated),
+            function("norm", x, lambda e, x: [widen(e, form.rms_norm(e, x, "blk.0.ffn_norm.weight"))]),
+            function("embedding", {"x": ("?",)}, embedding),
         ]
         text = "\n".join(
             ["module @kernels {", *weights.declarations(), *form.declarations(), *functions, "}"]
         )
-        return cls(kind, sizes, load(text, folder))
+        return cls(options, sizes, weights, load(text, folder))
 
     def activations(self, rng: np.random.Generator, rows: int, width: int) -> F32:
-        return rng.standard_normal((rows, width)).astype(DTYPES[self.kind]).astype(np.float32)
+        return rng.standard_normal((rows, width)).astype(DTYPES[self.options.activations]).astype(np.float32)
 
 
 CASES: list[tuple[WeightType, Target, Sizes]] = [
-    *((kind, target, UNEVEN) for kind in TYPES for target in (HOST, NARROW)),
-    ("bf16", HOST, WHOLE_TILES),
+    *((kind, target, UNEVEN) for kind in FLOATS for target in (HOST, NARROW)),
+    *((kind, target, WHOLE_TILES) for kind in get_args(WeightType) for target in (HOST, NO_TILES, NARROW)),
 ]
 
 
 @pytest.fixture(
     scope="module",
     params=CASES,
-    ids=lambda c: f"{c[0]}-{'host' if c[1] is HOST else 'narrow'}-{'uneven' if c[2] is UNEVEN else 'tiles'}",
+    ids=lambda c: f"{c[0]}-{NAMES[c[1].features]}-{'uneven' if c[2] is UNEVEN else 'tiles'}",
 )
 def linear(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LinearKernels:
     kind, target, sizes = request.param
@@ -170,23 +198,29 @@ def linear(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_linear_kernels(linear: LinearKernels, rows: int) -> None:
-    kind, sizes, module = linear.kind, linear.sizes, linear.module
-    weights = {name: array.astype(np.float32) for name, array in matmul_weights(kind, sizes).items()}
+    sizes, module, weights = linear.sizes, linear.module, linear.weights.values
     rng = np.random.default_rng(rows)
 
     def check(actual: Any, expected: F32) -> None:
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(
-            actual.to_host() / scale, expected / scale, rtol=0, atol=MATMUL_TOLERANCE[kind]
-        )
+        tolerance = MATMUL_TOLERANCE[linear.options.activations]
+        np.testing.assert_allclose(actual.to_host() / scale, expected / scale, rtol=0, atol=tolerance)
 
     x, h = linear.activations(rng, rows, sizes.hidden), linear.activations(rng, rows, sizes.ffn)
     r = linear.activations(rng, rows, sizes.hidden)
-    check(module.plain(x), x @ weights["plain.w"].T)
-    check(module.residual(h, r), r + h @ weights["residual.w"].T)
-    gate, up = np.split(x @ weights["gated.w"].T, 2, axis=1)
+    check(module.plain(x), x @ weights["blk.0.attn_qkv.weight"].T)
+    check(module.residual(h, r), r + h @ weights["blk.0.ffn_down.weight"].T)
+    gate, up = np.split(x @ weights["blk.0.ffn_gate_up.weight"].T, 2, axis=1)
     check(module.gated(x), gate / (1 + np.exp(-gate)) * up)
-    check(module.norm(x), x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5) * weights["norm.w"])
+    inverse = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5)
+    check(module.norm(x), x * inverse * weights["blk.0.ffn_norm.weight"])
+
+
+def test_embedding(linear: LinearKernels) -> None:
+    ids = np.array([0, 1, 17, linear.sizes.out - 1, linear.sizes.out + 5], np.float32)
+    table = linear.weights.values["token_embd.weight"]
+    rows = linear.module.embedding(ids).to_host()
+    np.testing.assert_array_equal(rows, table[np.minimum(ids, linear.sizes.out - 1).astype(int)])
 
 
 def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(linear: LinearKernels) -> None:

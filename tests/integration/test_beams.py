@@ -18,7 +18,7 @@ from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.build.spec import BuildOptions
-from shortfin_apps.llm.build.weights import plan_parameters
+from shortfin_apps.llm.build.weights import plan_weights
 from shortfin_apps.llm.components.async_engine import AsyncEngine
 from shortfin_apps.llm.components.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.kvcache import PrefixCache
@@ -53,8 +53,7 @@ def artifact(build_tiny: BuildTiny) -> Artifact:
 @pytest.fixture(scope="module")
 def logits() -> Logits:
     source = RandomTinySource()
-    parameters = plan_parameters(source.spec, OPTIONS.weights)
-    weights = {p.name: p.load(source).astype(np.float32) for p in parameters}
+    weights = {w.name: w.load(source).astype(np.float32) for w in plan_weights(source.spec)}
 
     @functools.cache
     def last(context: tuple[int, ...]) -> npt.NDArray[np.float32]:

@@ -35,12 +35,13 @@ from shortfin_apps.llm.build.cache import (
 )
 from shortfin_apps.llm.build.compile import compile_model
 from shortfin_apps.llm.build.graph_target import Target, resolve_target
+from shortfin_apps.llm.build.graph_weights import parameter_types
 from shortfin_apps.llm.build.model_config import model_config
 from shortfin_apps.llm.build.progress import BuildProgress, default_progress
 from shortfin_apps.llm.build.sources.base import ModelSource, TokenizerFiles
 from shortfin_apps.llm.build.sources.catalogue import open_source
 from shortfin_apps.llm.build.spec import BuildOptions
-from shortfin_apps.llm.build.weights import plan_parameters, write_weights
+from shortfin_apps.llm.build.weights import stored_bytes, write_weights
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError, BuildError
 
@@ -49,8 +50,10 @@ LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy",
 
 _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
-# What turns a source's tensors into parameters; every other file but those of `_BORDER` makes the program.
-_WEIGHTS_CODE = ("sources/", "weights.py", "weights_archive.py")
+# What turns a source's tensors into parameters; how they lie there, the program depends on too, as on every
+# other file but those of `_BORDER`.
+_WEIGHTS_ONLY = ("sources/", "quantise.py", "weights.py", "weights_archive.py")
+_WEIGHTS_CODE = (*_WEIGHTS_ONLY, "weight_layout.py")
 _BORDER = (
     "artifact.py",
     "builder.py",
@@ -134,8 +137,9 @@ class _Plan:
         self.target = target
         code = _code_hashes()
         weights_code = {k: v for k, v in code.items() if k.startswith(_WEIGHTS_CODE)}
-        graph_code = {k: v for k, v in code.items() if k not in weights_code and k not in _BORDER}
-        self.weights_key = content_key(model.sha256, options.weights, weights_code)
+        graph_code = {k: v for k, v in code.items() if not k.startswith(_WEIGHTS_ONLY) and k not in _BORDER}
+        parameters = parameter_types(model.spec, options, target)
+        self.weights_key = content_key(model.sha256, options.weights, parameters, weights_code)
         # Neither the model's name nor the number of pages is in the program: the slab's size is dynamic.
         self.program_key = content_key(
             replace(model.spec, name=""),
@@ -182,10 +186,11 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
 
 def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
     def make(folder: Path) -> None:
-        total = sum(p.num_bytes for p in plan_parameters(plan.model.spec, plan.options.weights))
+        total = stored_bytes(plan.model.spec, plan.options, plan.target)
         with progress.stage("weights", total) as stage:
             stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}")
-            write_weights(plan.model, plan.options.weights, folder / layout.PARAMETERS, stage.advance)
+            path = folder / layout.PARAMETERS
+            write_weights(plan.model, plan.options, plan.target, path, stage.advance)
 
     return cache.get_or_make("weights", plan.weights_key, make)
 

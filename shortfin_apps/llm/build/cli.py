@@ -89,7 +89,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=get_args(WeightType),
         default=DEFAULTS.weights,
-        help="type the weights are stored in (default: %(default)s)",
+        help="type the weights are stored in; q8_0 and q4 are blocks of 8 and 4 bits as in GGUF files, "
+        "whose own blocks are kept (default: %(default)s)",
     )
     group.add_argument(
         "--kv",

@@ -48,6 +48,8 @@ def compile_model(
     """
     report = on_progress or (lambda _: None)
     target = resolve_target(options.device)
+    if options.weights != options.activations and not target.is_cpu:
+        raise BuildError(f"weights in {options.weights} are for CPUs; use bf16 or f16 for {options.device}")
     report("writing the graph")
     text = LlamaGraph(spec, options, target).module()
     flags = (*target.flags, *target.tuning)

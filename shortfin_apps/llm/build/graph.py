@@ -21,14 +21,12 @@ from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 class LlamaGraph:
     """Builds the module of one model for one target."""
 
-    def __init__(
-        self, spec: LlamaSpec, options: BuildOptions, target: Target, form: Form | None = None
-    ) -> None:
+    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target) -> None:
         self._spec = spec
         self._options = options
-        self._weights = WeightTypes(spec, options)
+        self._weights = WeightTypes(spec, options, target)
         self._rotary = Rotary(spec, context_length(spec, options))
-        self._form = form or choose_form(spec, options, target, self._weights)
+        self._form = choose_form(spec, options, target, self._weights)
 
     def module(self) -> str:
         """The MLIR text of all entries, in a module named `module`."""
@@ -53,7 +51,7 @@ class LlamaGraph:
 
     def _forward(self, e: Emitter, tokens: Tensor, batch: Batch) -> Tensor:
         """Token ids [tokens] i64 -> logits [rows, vocab] f32 of each row's last valid token."""
-        x = self._embed(e, tokens)
+        x = self._form.embedding(e, tokens)
         for layer in range(self._spec.num_hidden_layers):
             x = self._attention_block(e, x, layer, batch)
             x = self._feed_forward_block(e, x, layer)
@@ -73,20 +71,6 @@ class LlamaGraph:
         h = self._form.rms_norm(e, x, f"blk.{layer}.ffn_norm.weight")
         h = self._form.gated_linear(e, h, f"blk.{layer}.ffn_gate_up.weight")
         return self._form.linear(e, h, f"blk.{layer}.ffn_down.weight", residual=x)
-
-    def _embed(self, e: Emitter, tokens: Tensor) -> Tensor:
-        """Rows of the embedding table; ids out of range read the table's last row rather than past it."""
-        table = self._weights.load(e, "token_embd.weight")
-        last = e.constant(self._spec.vocab_size - 1)
-        widen = "" if table.dtype == "f32" else f"  %wide = arith.extf %w : {table.dtype} to f32\n"
-        body = f"""\
-  %d = linalg.index 1 : index
-  %id = arith.index_cast %a : i64 to index
-  %row = arith.minui %id, {last} : index
-  %w = tensor.extract {table.name}[%row, %d] : {table.type}
-{widen}  linalg.yield {"%wide" if widen else "%w"} : f32"""
-        shape = (tokens.shape[0], self._spec.hidden_size)
-        return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
 
     def _last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
         """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""

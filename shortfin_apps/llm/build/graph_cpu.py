@@ -11,16 +11,17 @@ from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
+from shortfin_apps.llm.build.quantise import BLOCK
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.weight_layout import LANES, num_panels
 from shortfin_apps.llm.errors import BuildError
 
-LANES = 16  # f32 of one panel and of one vector; narrower registers take a vector in parts
 AMX_SIZE = 32  # bf16 of one row of a tile, and columns of two
 AMX_ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 
 
 class CpuForm:
-    """Implements Form. Weights are packed into panels once, when the module is loaded.
+    """Implements Form over weights in panels (see weight_layout.py).
 
     Raises BuildError for a model whose sizes do not fill vectors.
     """
@@ -36,11 +37,33 @@ class CpuForm:
         self._target = target
         self._weights = weights
         self._kernels: dict[str, str] = {}
-        self._packed: dict[str, str] = {}
         self._attention = choose_attention(spec, options, target, self._kernel)
 
     def declarations(self) -> list[str]:
-        return [*self._packed.values(), *self._kernels.values()]
+        return list(self._kernels.values())
+
+    def embedding(self, e: Emitter, tokens: Tensor) -> Tensor:
+        table, *scales = self._weights.load(e, "token_embd.weight")
+        assert isinstance(table.shape[2], int)
+        pair = table.shape[2] // (2 * LANES)
+        last = e.constant(self._spec.vocab_size - 1)
+        lines, value = _widened(table, scales)
+        body = f"""\
+  %d = linalg.index 1 : index
+  %id = arith.index_cast %a : i64 to index
+  %row = arith.minui %id, {last} : index
+  %columns = arith.constant {2 * LANES} : index
+  %pair = arith.constant {pair} : index
+  %panel = arith.divui %row, %columns : index
+  %column = arith.remui %row, %columns : index
+  %k = arith.divui %d, %pair : index
+  %parity = arith.remui %d, %pair : index
+  %first = arith.muli %column, %pair : index
+  %element = arith.addi %first, %parity : index
+  %w = tensor.extract {table.name}[%panel, %k, %element] : {table.type}
+{lines}  linalg.yield {value} : f32"""
+        shape = (tokens.shape[0], self._spec.hidden_size)
+        return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         kernel = self._kernel(
@@ -48,18 +71,18 @@ class CpuForm:
             "rms_norm",
             size=self._spec.hidden_size,
             eps=self._spec.rms_norm_eps,
-            dtype=self._options.weights,
+            dtype=self._options.activations,
             lanes=math.gcd(self._spec.hidden_size, LANES),
             row_block=4,
         )
         rows = x.shape[0]
-        result = (x.shape, self._options.weights)
-        return e.dispatch(kernel, [rows], [rows], [x, self._weights.load(e, weight)], [result])[0]
+        result = (x.shape, self._options.activations)
+        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
 
     def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
         out_features = self._weights.shape(weight)[0]
         padded = -(-out_features // LANES) * LANES
-        reads = [x, self._pack(e, weight)] + ([residual] if residual else [])
+        reads = [x, *self._weights.load(e, weight)] + ([residual] if residual else [])
         kernel = self._matmul(weight, "residual" if residual else "store")
         rows = x.shape[0]
         out = e.dispatch(kernel, [rows], [rows], reads, [((rows, padded), "f32")])[0]
@@ -74,9 +97,9 @@ class CpuForm:
 
     def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         rows = x.shape[0]
-        result = ((rows, self._spec.intermediate_size), self._options.weights)
+        result = ((rows, self._spec.intermediate_size), self._options.activations)
         kernel = self._matmul(weight, "silu")
-        return e.dispatch(kernel, [rows], [rows], [x, self._pack(e, weight, gated=True)], [result])[0]
+        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
 
     def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         return self._attention.rope_store(e, qkv, layer, batch)
@@ -104,13 +127,15 @@ class CpuForm:
 
     def _matmul(self, weight: str, epilogue: str) -> str:
         out_features, in_features = self._weights.shape(weight)
-        panels = -(-out_features // (2 * LANES))
-        name = f"matmul_{out_features}x{in_features}_{epilogue}"
+        panels = num_panels(out_features)
+        bits = self._weights.layout(weight).bits
+        name = f"matmul_{out_features}x{in_features}_{epilogue}" + (f"_q{bits}" if bits else "")
         shape = {
             "n": out_features,
             "k_size": in_features,
             "epilogue": epilogue,
             "panels_per_group": max(1, panels // 32),
+            "bits": bits,
         }
         if self._dot2 and self._target.has_amx and out_features % AMX_SIZE == in_features % AMX_SIZE == 0:
             row_block = min(512, AMX_ROWS_BYTES // (2 * in_features) // AMX_SIZE * AMX_SIZE)
@@ -121,7 +146,7 @@ class CpuForm:
             name,
             **shape,
             row_block=128,
-            dtype=self._options.weights,
+            dtype=self._options.activations,
             dot2=self._dot2,
             lanes=LANES,
             tile_rows=tile_rows,
@@ -130,54 +155,26 @@ class CpuForm:
 
     @property
     def _dot2(self) -> bool:
-        return self._options.weights == "bf16" and self._target.has_bf16_dot
-
-    def _pack(self, e: Emitter, weight: str, gated: bool = False) -> Tensor:
-        """The packed form of `weight` (see the matmul kernel); one global, which all entries share."""
-        out_features, in_features = self._weights.shape(weight)
-        pair = 2 if self._dot2 else 1
-        panels = -(-out_features // (2 * LANES))
-        shape = (panels, in_features // pair, 2 * LANES * pair)
-        name = f"packed.{weight}"
-        if name not in self._packed:
-            init = Emitter()
-            packed = self._pack_gated(init, weight, pair) if gated else self._pack_plain(init, weight, pair)
-            packed = init.reshape(packed, shape)
-            init.line(f'util.global.store {packed.name}, @"{name}" : {packed.type}')
-            body = "\n".join(init.lines)
-            self._packed[name] = (
-                f'util.global private @"{name}" : {packed.type}\nutil.initializer {{\n{body}\nutil.return\n}}'
-            )
-        return e.load(name, shape, self._options.weights)
-
-    def _pack_plain(self, e: Emitter, weight: str, pair: int) -> Tensor:
-        """[out, in] -> [out / panel, in / pair, panel, pair]."""
-        source = self._weights.load(e, weight)
-        out_features, in_features = self._weights.shape(weight)
-        shape = (-(-out_features // (2 * LANES)), in_features // pair, 2 * LANES, pair)
-        return self._emit_pack(e, source, shape, "0, 1", (2 * LANES, pair))
-
-    def _pack_gated(self, e: Emitter, weight: str, pair: int) -> Tensor:
-        """[(gate, up) * features, in] -> [1, features / lanes, in / pair, (gate, up), lanes, pair]."""
-        rows, in_features = self._weights.shape(weight)
-        source = e.reshape(self._weights.load(e, weight), (2, rows // 2, in_features))
-        shape = (1, rows // 2 // LANES, in_features // pair, 2, LANES, pair)
-        return self._emit_pack(e, source, shape, "0, 1, 2", (2, LANES, pair))
-
-    @staticmethod
-    def _emit_pack(
-        e: Emitter, source: Tensor, shape: tuple[int, ...], dims: str, tiles: tuple[int, ...]
-    ) -> Tensor:
-        zero = e.value(f"arith.constant 0.0 : {source.dtype}")
-        out = e.empty(shape, source.dtype)
-        return e.tensor(
-            f"linalg.pack {source.name} padding_value({zero} : {source.dtype}) inner_dims_pos = [{dims}] "
-            f"inner_tiles = [{', '.join(map(str, tiles))}] into {out.name} : {source.type} -> {out.type}",
-            shape,
-            source.dtype,
-        )
+        return self._options.activations == "bf16" and self._target.has_bf16_dot
 
     def _kernel(self, template: str, name: str, **parameters: Any) -> str:
         if name not in self._kernels:
             self._kernels[name] = render(template, name, **parameters)
         return name
+
+
+def _widened(table: Tensor, scales: list[Tensor]) -> tuple[str, str]:
+    """What makes f32 of an element %w of panels, and its name; %panel, %column and %d say where it is."""
+    if scales:
+        lines = f"""\
+  %block_size = arith.constant {BLOCK} : index
+  %block = arith.divui %d, %block_size : index
+  %s = tensor.extract {scales[0].name}[%panel, %block, %column] : {scales[0].type}
+  %scale = arith.extf %s : f16 to f32
+  %quant = arith.sitofp %w : i8 to f32
+  %value = arith.mulf %quant, %scale : f32
+"""
+        return lines, "%value"
+    if table.dtype == "f32":
+        return "", "%w"
+    return f"  %value = arith.extf %w : {table.dtype} to f32\n", "%value"

@@ -33,7 +33,7 @@ class CpuAttention(Protocol):
 def choose_attention(spec: LlamaSpec, options: BuildOptions, target: Target, render: Render) -> CpuAttention:
     """AMX where the CPU has it and the model fills its tiles."""
     whole_tiles = spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
-    if target.has_amx and options.weights == options.kv == "bf16" and whole_tiles:
+    if target.has_amx and options.activations == options.kv == "bf16" and whole_tiles:
         return AmxAttention(spec, options, render)
     return VectorAttention(spec, options, target, render)
 
@@ -110,7 +110,7 @@ class VectorAttention:
             "paged_attention",
             "paged_attention",
             tiles=[self._tile(tokens) for tokens in sorted({1, size})],
-            dtype=self._options.weights,
+            dtype=self._options.activations,
             kv_dtype=self._options.kv,
             **_shape(self._spec, self._options, batch),
         )
@@ -120,7 +120,7 @@ class VectorAttention:
             workload,
             constants,
             [q, *_geometry(e, batch, size), batch.seq_lens, batch.blocks, batch.cache],
-            [(q.shape, self._options.weights)],
+            [(q.shape, self._options.activations)],
         )[0]
 
     def _tile(self, tokens: int) -> dict[str, Any]:

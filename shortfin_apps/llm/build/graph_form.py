@@ -48,6 +48,10 @@ class Form(Protocol):
     A weight is named as in LlamaSpec. Every operation may be called in several functions of the module.
     """
 
+    def embedding(self, e: Emitter, tokens: Tensor) -> Tensor:
+        """[tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row, not past it."""
+        ...
+
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         """[tokens, hidden] f32 -> act."""
         ...

@@ -29,8 +29,21 @@ class GenericForm:
     def declarations(self) -> list[str]:
         return []
 
+    def embedding(self, e: Emitter, tokens: Tensor) -> Tensor:
+        [table] = self._weights.load(e, "token_embd.weight")
+        last = e.constant(self._spec.vocab_size - 1)
+        widen = "" if table.dtype == "f32" else f"  %wide = arith.extf %w : {table.dtype} to f32\n"
+        body = f"""\
+  %d = linalg.index 1 : index
+  %id = arith.index_cast %a : i64 to index
+  %row = arith.minui %id, {last} : index
+  %w = tensor.extract {table.name}[%row, %d] : {table.type}
+{widen}  linalg.yield {"%wide" if widen else "%w"} : f32"""
+        shape = (tokens.shape[0], self._spec.hidden_size)
+        return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
+
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        act, hidden = self._options.weights, self._spec.hidden_size
+        act, hidden = self._options.activations, self._spec.hidden_size
         rows = x.shape[0]
         squares = "  %s = arith.mulf %a, %a : f32\n  %n = arith.addf %s, %out : f32\n  linalg.yield %n : f32"
         zero = e.fill("0.0", (rows,), "f32")
@@ -44,11 +57,11 @@ class GenericForm:
   %normal = arith.mulf %a, %inverse : f32
   %y = arith.mulf %normal, %c : f32
 {yield_as("%y", act)}"""
-        weights = self._weights.load(e, weight)
+        [weights] = self._weights.load(e, weight)
         return e.elementwise("td", ("td", x.shape, act), [(x, "td"), (sums, "t"), (weights, "d")], scale)
 
     def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
-        w = self._weights.load(e, weight)
+        [w] = self._weights.load(e, weight)
         shape = (x.shape[0], w.shape[0])
         zero = e.fill("0.0", shape, "f32")
         maps = ", ".join(affine_map("mnk", access) for access in ("mk", "nk", "mn"))
@@ -65,7 +78,7 @@ class GenericForm:
 
     def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         both = self.linear(e, x, weight)
-        act = self._options.weights
+        act = self._options.activations
         shape = (x.shape[0], self._spec.intermediate_size)
         gate, up = (_columns(e, both, i * shape[1], shape[1]) for i in range(2))
         silu = f"""\
@@ -141,7 +154,7 @@ class GenericForm:
 
     def _flat_heads(self, e: Emitter, heads: Tensor, batch: Batch) -> Tensor:
         """f32 of any shape that holds [tokens, heads * head_dim] -> that shape, act."""
-        act = self._options.weights
+        act = self._options.activations
         flat = e.reshape(heads, (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim))
         return e.elementwise("td", ("td", flat.shape, act), [(flat, "td")], yield_as("%a", act))
 

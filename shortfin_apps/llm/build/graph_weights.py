@@ -2,47 +2,63 @@
 
 from __future__ import annotations
 
+from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.weight_layout import StoredTypes, WeightLayout, weight_layout
 
 SCOPE = "model"
 
 
-def parameter_types(spec: LlamaSpec, options: BuildOptions) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Every parameter of the compiled module: name -> (shape, dtype), dtype as in BuildOptions."""
-    hidden, ffn, weights = spec.hidden_size, spec.intermediate_size, options.weights
-    types: dict[str, tuple[tuple[int, ...], str]] = {
-        "token_embd.weight": ((spec.vocab_size, hidden), weights)
-    }
+def weight_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
+    """Every weight of the graph: name -> shape, fused as LlamaSpec says."""
+    hidden, ffn = spec.hidden_size, spec.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
     for layer in range(spec.num_hidden_layers):
         block = f"blk.{layer}."
-        types[block + "attn_norm.weight"] = ((hidden,), "f32")
-        types[block + "attn_qkv.weight"] = ((spec.qkv_features, hidden), weights)
-        types[block + "attn_output.weight"] = ((hidden, spec.num_attention_heads * spec.head_dim), weights)
-        types[block + "ffn_norm.weight"] = ((hidden,), "f32")
-        types[block + "ffn_gate_up.weight"] = ((2 * ffn, hidden), weights)
-        types[block + "ffn_down.weight"] = ((hidden, ffn), weights)
-    types["output_norm.weight"] = ((hidden,), "f32")
+        shapes[block + "attn_norm.weight"] = (hidden,)
+        shapes[block + "attn_qkv.weight"] = (spec.qkv_features, hidden)
+        shapes[block + "attn_output.weight"] = (hidden, spec.num_attention_heads * spec.head_dim)
+        shapes[block + "ffn_norm.weight"] = (hidden,)
+        shapes[block + "ffn_gate_up.weight"] = (2 * ffn, hidden)
+        shapes[block + "ffn_down.weight"] = (hidden, ffn)
+    shapes["output_norm.weight"] = (hidden,)
     if not spec.tie_word_embeddings:
-        types["output.weight"] = ((spec.vocab_size, hidden), weights)
+        shapes["output.weight"] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def parameter_types(spec: LlamaSpec, options: BuildOptions, target: Target) -> StoredTypes:
+    """Every parameter of the compiled module: name -> (shape, MLIR dtype), in the order of the graph."""
+    types: StoredTypes = {}
+    for name, shape in weight_shapes(spec).items():
+        types |= weight_layout(name, options, target).stored(name, shape)
     return types
 
 
 class WeightTypes:
     """The parameters as globals of the module."""
 
-    def __init__(self, spec: LlamaSpec, options: BuildOptions) -> None:
-        self._types = parameter_types(spec, options)
+    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target) -> None:
+        self._shapes = weight_shapes(spec)
+        self._layouts = {name: weight_layout(name, options, target) for name in self._shapes}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._types[name][0]
+        """The weight's own shape, however it is stored."""
+        return self._shapes[name]
 
-    def load(self, e: Emitter, name: str) -> Tensor:
-        return e.load(name, *self._types[name])
+    def layout(self, name: str) -> WeightLayout:
+        return self._layouts[name]
+
+    def load(self, e: Emitter, name: str) -> list[Tensor]:
+        """The parameters that hold the weight."""
+        stored = self._layouts[name].stored(name, self._shapes[name])
+        return [e.load(parameter, *kind) for parameter, kind in stored.items()]
 
     def declarations(self) -> list[str]:
         return [
-            f'util.global private @"{name}" = #flow.parameter.named<"{SCOPE}"::"{name}"> : '
+            f'util.global private @"{parameter}" = #flow.parameter.named<"{SCOPE}"::"{parameter}"> : '
             f"{tensor_type(shape, dtype)}"
-            for name, (shape, dtype) in self._types.items()
+            for name, layout in self._layouts.items()
+            for parameter, (shape, dtype) in layout.stored(name, self._shapes[name]).items()
         ]

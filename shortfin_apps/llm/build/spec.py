@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-WeightType = Literal["bf16", "f16", "f32"]
+FloatType = Literal["bf16", "f16", "f32"]
+WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4"]
 KVType = Literal["bf16", "f16", "f32"]
 
 
@@ -70,3 +71,12 @@ class BuildOptions:
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
+
+    @property
+    def activations(self) -> FloatType:
+        """What a matmul reads beside its weights; quantised weights are widened to it."""
+        match self.weights:
+            case "q8_0" | "q4":
+                return "bf16"
+            case dtype:
+                return dtype

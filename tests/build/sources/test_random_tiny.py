@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from shortfin_apps.llm.build.sources.base import tensor_shapes
 from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource, byte_tokenizer
-from shortfin_apps.llm.build.weights import plan_parameters
+from shortfin_apps.llm.build.weights import plan_weights
 from tests.build.reference import forward
 
 BYTES = byte_tokenizer()
@@ -39,7 +39,7 @@ def test_vocabulary_and_embedding_agree() -> None:
 def test_greedy_output_varies_and_is_clear() -> None:
     """What makes the model useful in tests: text depends on the prompt, and ties are rare."""
     source = RandomTinySource()
-    weights = {p.name: p.load(source) for p in plan_parameters(source.spec, "f32")}
+    weights = {w.name: w.load(source) for w in plan_weights(source.spec)}
     outputs, gaps = [], []
     for prompt in (b"Hello", b"The quick brown fox", b"x"):
         ids = list(prompt)

@@ -22,6 +22,7 @@ from shortfin_apps.llm.build.graph_target import resolve_target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes, parameter_types
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.weight_layout import StoredTypes
 from shortfin_apps.llm.build.weights_archive import ArchiveEntry, write_archive
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
@@ -76,7 +77,7 @@ def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Mach
         vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
         target = resolve_target(options.device)
         probe = _probe_spec(spec)
-        weights = WeightTypes(probe, options)
+        weights = WeightTypes(probe, options, target)
         form = choose_form(probe, options, target, weights)
         functions = [_stream(), _matmul(form, options)]
         compile_text(
@@ -84,8 +85,8 @@ def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Mach
             (*target.flags, *target.tuning),
             vmfb,
         )
-        _write_zeros(parameters, probe, options)
-        return Machine(device, device.load_program(vmfb, [parameters], "module"), options.weights)
+        _write_zeros(parameters, parameter_types(probe, options, target))
+        return Machine(device, device.load_program(vmfb, [parameters], "module"), options.activations)
 
 
 def _probe_spec(spec: LlamaSpec) -> LlamaSpec:
@@ -103,7 +104,7 @@ def _probe_spec(spec: LlamaSpec) -> LlamaSpec:
 
 def _matmul(form: Form, options: BuildOptions) -> str:
     e = Emitter()
-    x = Tensor("%x", (SIZE, SIZE), options.weights)
+    x = Tensor("%x", (SIZE, SIZE), options.activations)
     return _function("matmul", e, x, form.linear(e, x, _MATRIX))
 
 
@@ -124,9 +125,9 @@ def _function(name: str, e: Emitter, x: Tensor, result: Tensor) -> str:
     )
 
 
-def _write_zeros(path: Path, spec: LlamaSpec, options: BuildOptions) -> None:
+def _write_zeros(path: Path, types: StoredTypes) -> None:
     entries = [
         ArchiveEntry(name, prod(shape) * MLIR_DTYPES[dtype].itemsize)
-        for name, (shape, dtype) in parameter_types(spec, options).items()
+        for name, (shape, dtype) in types.items()
     ]
     write_archive(path, entries, (bytes(entry.num_bytes) for entry in entries))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
+from shortfin_apps.llm.build.quantise import Bits, Blocks
 from shortfin_apps.llm.build.spec import LlamaSpec
 from shortfin_apps.llm.errors import BuildError
 
@@ -47,6 +48,10 @@ class ModelSource(ABC):
 
         Rows of q and k are in the half-split rotary order. Raises BuildError.
         """
+
+    def blocks(self, name: str, bits: Bits) -> Blocks | None:
+        """The tensor's own blocks of `bits`, in the rows' order of `tensor`; None where it has none."""
+        return None
 
     @abstractmethod
     def tokenizer_files(self) -> TokenizerFiles:

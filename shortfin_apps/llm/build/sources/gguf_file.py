@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from shortfin_apps.llm.build.quantise import Bits, Blocks
 from shortfin_apps.llm.build.sources.base import (
     Array,
     ModelSource,
@@ -28,6 +29,7 @@ from shortfin_apps.llm.build.sources.base import (
     sha256_of,
     unsupported,
 )
+from shortfin_apps.llm.build.sources.gguf_blocks import read_blocks
 from shortfin_apps.llm.build.spec import LlamaSpec, RopeScaling
 from shortfin_apps.llm.build.tokenizer_gguf import GgufVocabulary, rebuild_tokenizer
 from shortfin_apps.llm.errors import BuildError
@@ -97,11 +99,23 @@ class GgufSource(ModelSource):
 
     def tensor(self, name: str) -> Array:
         array = self._dequantised(name)
+        order = self._row_order(name)
+        return array if order is None else array[order]
+
+    def blocks(self, name: str, bits: Bits) -> Blocks | None:
+        blocks = read_blocks(self._tensors[name])
+        if blocks is None or blocks.bits != bits:
+            return None
+        order = self._row_order(name)
+        return blocks if order is None else blocks.take_rows(order)
+
+    def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
+        """Which row of the file is each row of `tensor`."""
         if name.endswith(".attn_q.weight"):
-            return _half_split(array, self.spec.num_attention_heads)
+            return _half_split(self.spec.num_attention_heads, self.spec.head_dim)
         if name.endswith(".attn_k.weight"):
-            return _half_split(array, self.spec.num_key_value_heads)
-        return array
+            return _half_split(self.spec.num_key_value_heads, self.spec.head_dim)
+        return None
 
     def tokenizer_files(self) -> TokenizerFiles:
         prefix = "tokenizer."
@@ -208,8 +222,6 @@ def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
     return tuple(int(size) for size in reversed(tensor.shape))
 
 
-def _half_split(array: Array, heads: int) -> Array:
-    """Rows `[heads, head_dim / 2, 2]` (llama.cpp's rotary pairs) to `[heads, 2, head_dim / 2]`."""
-    rows, columns = array.shape
-    pairs = array.reshape(heads, rows // heads // 2, 2, columns)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
+def _half_split(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
+    """Rows `[heads, head_dim / 2, 2]` (llama.cpp's rotary pairs) in the order `[heads, 2, head_dim / 2]`."""
+    return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)

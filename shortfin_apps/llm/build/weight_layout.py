@@ -1,0 +1,171 @@
+"""How a weight lies in the parameter file: as its matrix, or in the panels that the CPU's kernels read.
+
+A weight [out, in] is one logical matrix. A panel holds 32 of its output features, so that a kernel reads one
+forward stream; `pair` neighbours along K stay together, for a dot instruction of pairs (2) or not (1):
+
+    floats    name            [panels, K / pair, 32 * pair]
+    8 bits    name            [panels, K / pair, 32 * pair] i8
+              name.scales     [panels, K / 32, 32] f16
+    4 bits    name            [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's first half
+                              in its low bits and of its second half in its high bits
+              name.scales     [panels, K / 32, 2, 32] f16: scales, then minima
+
+A panel's halves are 16 features each: neighbours, or, where `gated`, of gate and of up, which the matrix
+stacks. What is missing in the last panel is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.build.graph_target import Target
+from shortfin_apps.llm.build.quantise import BLOCK, Bits, Blocks, quantise
+from shortfin_apps.llm.build.spec import BuildOptions, FloatType
+
+LANES = 16  # output features of half a panel
+
+Array = npt.NDArray[Any]
+StoredTypes = dict[str, tuple[tuple[int, ...], str]]  # parameter name -> shape, MLIR dtype
+
+FLOAT_DTYPES: dict[FloatType, np.dtype[Any]] = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+}
+
+
+class WeightLayout(Protocol):
+    """One weight's way into parameters. `shape` is the matrix's, `name` the weight's."""
+
+    @property
+    def bits(self) -> Bits | None:
+        """Bits of a quantised weight."""
+        ...
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        """The parameters that hold it, in the order in which kernels take them."""
+        ...
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        """Their values. A quantised layout takes blocks of its bits, or floats, which it quantises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowMajor:
+    """Implements WeightLayout: the matrix as it is."""
+
+    dtype: FloatType
+    bits: None = None
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        return {name: (shape, self.dtype)}
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        assert not isinstance(value, Blocks)
+        return [cast_floats(value, self.dtype)]
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Implements WeightLayout with floats."""
+
+    dtype: FloatType
+    pair: int
+    gated: bool
+    bits: None = None
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        return {name: ((num_panels(shape[0]), shape[1] // self.pair, 2 * LANES * self.pair), self.dtype)}
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        assert not isinstance(value, Blocks)
+        halves = _halves(cast_floats(value, self.dtype), self.gated)
+        return [_interleave(halves, self.pair).reshape(len(halves), -1, 2 * LANES * self.pair)]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedPanels:
+    """Implements WeightLayout with blocks."""
+
+    bits: Bits
+    pair: int
+    gated: bool
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        panels, columns = num_panels(shape[0]), shape[1]
+        blocks = columns // BLOCK
+        elements = 2 * LANES * self.pair * self.bits // 8
+        terms = (2,) if self.bits == 4 else ()
+        return {
+            name: ((panels, columns // self.pair, elements), "i8"),
+            f"{name}.scales": ((panels, blocks, *terms, 2 * LANES), "f16"),
+        }
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        blocks = value if isinstance(value, Blocks) else quantise(value, self.bits)
+        assert blocks.bits == self.bits
+        terms = [blocks.scales] if blocks.minima is None else [blocks.scales, blocks.minima]
+        # [panels, halves, lanes, blocks] each, to [panels, blocks, (terms,) halves * lanes]
+        columns = [_halves(t, self.gated).transpose(0, 3, 1, 2) for t in terms]
+        flat = [c.reshape(*c.shape[:2], 2 * LANES) for c in columns]
+        scales = flat[0] if len(flat) == 1 else np.stack(flat, axis=2)
+        return [self._pack(blocks.quants), np.ascontiguousarray(scales)]
+
+    def _pack(self, quants: Array) -> Array:
+        halves = _interleave(_halves(quants, self.gated), self.pair)
+        if self.bits == 4:
+            halves = (halves[:, :, 0] | halves[:, :, 1] << 4)[:, :, None]
+        return halves.reshape(*halves.shape[:2], -1).view(np.int8)
+
+
+def weight_layout(name: str, options: BuildOptions, target: Target) -> WeightLayout:
+    """The layout of the weight `name`, for kernels of the target's kind."""
+    if name.endswith("norm.weight"):
+        return RowMajor("f32")
+    if not target.is_cpu:
+        return RowMajor(options.activations)
+    pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
+    gated = name.endswith("ffn_gate_up.weight")
+    match options.weights:
+        case "q8_0":
+            return QuantisedPanels(8, pair, gated)
+        case "q4":
+            # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
+            return QuantisedPanels(4 if name.startswith("blk.") else 8, pair, gated)
+        case dtype:
+            return Panels(dtype, pair, gated)
+
+
+def num_panels(out_features: int) -> int:
+    return -(-out_features // (2 * LANES))
+
+
+def cast_floats(value: Array, dtype: FloatType) -> Array:
+    """`value` in `dtype`; what lies beyond f16's range becomes its largest."""
+    if dtype != "f16":
+        return value.astype(FLOAT_DTYPES[dtype], copy=False)
+    largest = np.finfo(np.float16).max
+    return np.clip(value.astype(np.float32, copy=False), -largest, largest).astype(np.float16)
+
+
+def _halves(matrix: Array, gated: bool) -> Array:
+    """[out, columns] -> [panels, 2, lanes, columns]."""
+    rows, columns = matrix.shape
+    if gated:
+        return matrix.reshape(2, rows // 2 // LANES, LANES, columns).swapaxes(0, 1)
+    padded = np.zeros((num_panels(rows) * 2 * LANES, columns), matrix.dtype)
+    padded[:rows] = matrix
+    return padded.reshape(-1, 2, LANES, columns)
+
+
+def _interleave(halves: Array, pair: int) -> Array:
+    """[panels, 2, lanes, K] -> [panels, K / pair, 2, lanes * pair]."""
+    panels, _, _, columns = halves.shape
+    pairs = halves.reshape(panels, 2, LANES, columns // pair, pair).transpose(0, 3, 1, 2, 4)
+    return np.ascontiguousarray(pairs).reshape(panels, columns // pair, 2, LANES * pair)
