@@ -18,6 +18,10 @@ TINY_OPTIONS = BuildOptions()
 BuildTiny = Callable[[BuildOptions], Artifact]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-seed", type=int, help="the one schedule of test_fault_schedules.py to run")
+
+
 def pytest_configure() -> None:
     # A shell that runs us in the background has SIGINT ignored, and children inherit that: tests that
     # press Ctrl-C would wait forever.
@@ -27,6 +31,12 @@ def pytest_configure() -> None:
         "unhurried", settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
     )
     settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def fault_seed(request: pytest.FixtureRequest) -> int | None:
+    seed: int | None = request.config.getoption("--fault-seed")
+    return seed
 
 
 @pytest.fixture(scope="session")

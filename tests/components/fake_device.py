@@ -2,7 +2,8 @@
 
 The page table stores one number a token. A row's logits are a function of the numbers read back through
 its block table, so a page that was lost, shared too early, overwritten or belongs to somebody else
-changes the tokens. `Faults` raises where a test asks for it.
+changes the tokens. `Faults` raises where a test asks for it. NaN spreads as in a real model: into the
+pages of the row it befell, and from there to whoever reads them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +58,16 @@ def fake_config(
     )
 
 
-def fake_logits(context: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The model: `[VOCAB]` logits after `context`."""
-    seed = zlib.crc32(np.asarray(context, np.int64).tobytes())
-    return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32)
+def fake_logits(context: Sequence[int] | Array) -> npt.NDArray[np.float32]:
+    """The model: `[VOCAB]` logits after `context`, read only."""
+    return _logits_of(zlib.crc32(np.asarray(context, np.int64).tobytes()))
+
+
+@lru_cache(maxsize=1 << 16)
+def _logits_of(seed: int) -> npt.NDArray[np.float32]:
+    logits = np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32)
+    logits.flags.writeable = False
+    return logits
 
 
 def greedy_continuation(prompt: Sequence[int], count: int) -> list[int]:
@@ -92,8 +100,13 @@ class FakePending:
 
 @dataclass
 class Faults:
-    """`before(entry)` runs first in every invocation and may raise; `spoil` makes rows return NaN."""
+    """What may go wrong.
 
+    `call(name)` runs first in every call of upload, submit, wait and download, and `before(entry)` in
+    every invocation; both may raise. `spoil(row)` makes a row's arithmetic NaN.
+    """
+
+    call: Callable[[str], None] = lambda name: None
     before: Callable[[str], None] = lambda entry: None
     spoil: Callable[[int], bool] = lambda row: False
 
@@ -130,11 +143,13 @@ class FakeProgram:
         return (one, TensorType((None, None, None), I64), one)[: 3 if self.logits_result else 2]
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
+        self.faults.call("submit")
         arrays = [array_of(a) for a in arguments]
         self.calls.append((entry, arrays[0].shape))
         return FakePending(lambda: self._run(entry, arrays))
 
     def _run(self, entry: str, arrays: list[Array]) -> Sequence[DeviceBuffer]:
+        self.faults.call("wait")
         self.faults.before(entry)
         if entry.startswith("extend") and arrays[0].ndim == 1:
             arrays = self._unpacked(arrays)
@@ -145,13 +160,9 @@ class FakeProgram:
             tokens, starts, lens, blocks, cache = arrays
         else:
             (tokens, lens, blocks, cache), starts = arrays, np.zeros(len(arrays[0]), np.int64)
-        for arguments in zip(tokens, starts, lens, blocks, strict=True):
-            self._store(*arguments, cache)
-        contexts = [self._context(*row, cache) for row in zip(lens, blocks, strict=True)]
-        rows = [fake_logits(context) for context in contexts]
-        for index, row in enumerate(rows):
-            if self.faults.spoil(index):
-                row[:] = np.nan
+        for row, arguments in enumerate(zip(tokens, starts, lens, blocks, strict=True)):
+            self._store(*arguments, cache, is_spoiled=self.faults.spoil(row))
+        rows = [self._row(*arguments, cache) for arguments in zip(lens, blocks, strict=True)]
         return self._results(np.stack(rows)[:, None, :])
 
     @staticmethod
@@ -166,17 +177,24 @@ class FakeProgram:
             padded[index, : len(row)] = row
         return [padded, starts, lens, blocks, cache]
 
-    def _store(self, tokens: Array, start: int, seq_len: int, blocks: Array, cache: Array) -> None:
-        stride = self.config.stride
-        for position, token in enumerate(tokens, int(start)):
-            index = position // stride
-            page = int(blocks[index]) if index < len(blocks) else 0
-            cache[page, position % stride] = token if position < seq_len else -1
-        assert (seq_len - 1) // stride < len(blocks), "the block table is too narrow"
+    def _store(
+        self, tokens: Array, start: int, seq_len: int, blocks: Array, cache: Array, *, is_spoiled: bool
+    ) -> None:
+        """Positions past the block table are the scratch page's, those past `seq_len` anybody's."""
+        assert (seq_len - 1) // self.config.stride < len(blocks), "the block table is too narrow"
+        positions = np.arange(start, start + len(tokens))
+        index, offset = np.divmod(positions, self.config.stride)
+        pages = np.where(index < len(blocks), blocks[np.minimum(index, len(blocks) - 1)], 0)
+        values = np.where(positions < seq_len, tokens, -1).astype(cache.dtype)
+        cache[pages, offset] = np.nan if is_spoiled else values
 
-    def _context(self, seq_len: int, blocks: Array, cache: Array) -> list[int]:
-        stride = self.config.stride
-        return [int(cache[int(blocks[p // stride]), p % stride]) for p in range(seq_len)]
+    def _row(self, seq_len: int, blocks: Array, cache: Array) -> Array:
+        """`[VOCAB]` logits after what is read back, NaN if some of that is."""
+        num_pages = -(-int(seq_len) // self.config.stride)
+        context = cache[blocks[:num_pages]].reshape(-1)[:seq_len]
+        if np.isnan(context).any():
+            return np.full(VOCAB, np.nan, np.float32)
+        return fake_logits(context)
 
     def _results(self, logits: Array) -> Sequence[DeviceBuffer]:
         k = self.config.top_k
@@ -202,10 +220,12 @@ class FakeDevice:
         return FakeBuffer(np.zeros(shape, dtype))
 
     def upload(self, array: Array) -> FakeBuffer:
+        self.program.faults.call("upload")
         self.uploads += 1
         return FakeBuffer(array.copy())
 
     def download(self, buffer: DeviceBuffer) -> Array:
+        self.program.faults.call("download")
         return array_of(buffer).copy()
 
     def close(self) -> None:

@@ -341,7 +341,8 @@ async def test_what_runs_when_the_engine_is_closed_is_answered(rig: Rig) -> None
     engine = AsyncEngine(rig.engine, max_requests=4)
     engine.start()
     stream = engine.submit(call("a", PROMPT, max_tokens=50))
-    await anext(stream)
+    deltas = [await anext(stream)]
     assert await engine.close()
-    last = [delta async for delta in stream][-1]
+    deltas += [delta async for delta in stream]
+    last = deltas[-1]
     assert isinstance(last.error, UnavailableError) or last.finish_reason is FinishReason.LENGTH

@@ -295,6 +295,43 @@ def test_a_row_of_nan_ends_that_request_alone() -> None:
     assert rig.all_pages_back()
 
 
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+def test_logits_that_cannot_be_fetched_end_only_who_was_in_the_invocation(mode: str) -> None:
+    rig = make_rig(max_running=1, mode=mode)
+    rig.engine.add(call("a", PROMPT, max_tokens=6, logprobs=1))
+    rig.engine.add(call("waits", PROMPT[2:], max_tokens=6))
+    downloads = count()
+
+    def fail(name: str) -> None:
+        if name == "download" and next(downloads) >= 2:  # after the values and indices
+            rig.program.faults.call = lambda name: None
+            raise RuntimeError("the device is on fire")
+
+    rig.program.faults.call = fail
+    rig.run()
+    assert "on fire" in str(rig.last["a"].error)
+    assert rig.outputs["waits"] == greedy_continuation(PROMPT[2:], 6)
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize("top_k", [None, 4])
+@pytest.mark.parametrize("at_step", [0, 1, 2])
+def test_pages_with_nan_are_not_shared(top_k: int | None, at_step: int) -> None:
+    """Else one bad invocation would end every later request with the same beginning."""
+    rig = make_rig(fake_config(top_k=top_k), chunk_tokens=8)
+    rig.engine.add(call("a", PROMPT))
+    for _ in range(at_step):
+        rig.step()
+    rig.program.faults.spoil = lambda row: True
+    rig.step()
+    rig.program.faults.spoil = lambda row: False
+    rig.run()
+    assert rig.reason("a") is FinishReason.ERROR
+    rig.engine.add(call("b", PROMPT))
+    rig.run()
+    assert rig.outputs["b"] == greedy_continuation(PROMPT, 4)
+
+
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "match"),
     [([], 1, "empty"), ([1] * 60, 5, "context of 64"), ([1] * 30, 10, "--pages")],

@@ -26,9 +26,14 @@ class Admission:
         self.max_requests = max_requests
         self.max_queue_tokens = max_queue_tokens
         self._tokens: dict[str, int] = {}  # of each request that is admitted, still to be prefilled
-        self._num_tokens = 0
+        self.num_tokens = 0  # of prompts without a first token
         self._requests_rate = _Rate(clock)
         self._tokens_rate = _Rate(clock)
+
+    @property
+    def num_requests(self) -> int:
+        """Admitted and not answered."""
+        return len(self._tokens)
 
     def enter(self, call: GenerateCall) -> None:
         """Reserves a place. Raises OverloadedError; what resumes is always let in."""
@@ -36,18 +41,18 @@ class Admission:
         if not call.resumes:
             self._check(num_tokens)
         self._tokens[call.request_id] = num_tokens
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
 
     def prefilled(self, request_id: str) -> None:
         """Its first token is there; gives its tokens back."""
         if num_tokens := self._tokens.get(request_id):
             self._tokens[request_id] = 0
-            self._num_tokens -= num_tokens
+            self.num_tokens -= num_tokens
             self._tokens_rate.add(num_tokens)
 
     def leave(self, request_id: str) -> None:
         """It is answered; gives its place back."""
-        self._num_tokens -= self._tokens.pop(request_id)
+        self.num_tokens -= self._tokens.pop(request_id)
         self._requests_rate.add(1)
         if not self._tokens:  # what comes next is not slower for the pause before
             self._requests_rate.clear()
@@ -57,10 +62,10 @@ class Admission:
         if len(self._tokens) >= self.max_requests:
             message = f"{len(self._tokens)} requests are already queued or running; try again later"
             raise OverloadedError(message, self._requests_rate.seconds_for(1))
-        excess = self._num_tokens + num_tokens - self.max_queue_tokens
-        if excess > 0 and self._num_tokens > 0:
+        excess = self.num_tokens + num_tokens - self.max_queue_tokens
+        if excess > 0 and self.num_tokens > 0:
             raise OverloadedError(
-                f"{self._num_tokens} prompt tokens are already queued and {num_tokens} more would be over"
+                f"{self.num_tokens} prompt tokens are already queued and {num_tokens} more would be over"
                 f" the limit of {self.max_queue_tokens}; try again later",
                 self._tokens_rate.seconds_for(excess),
             )

@@ -254,18 +254,22 @@ class AsyncEngine:
             while not self._stopping:
                 if not self._engine.has_work and not self._inbox:
                     self._wake.wait()
-                self._wake.clear()
-                self._turn_began = self._clock()
-                deltas = self._turn()
-                self._turn_began = None
-                if deltas:
-                    self._call_soon(self._deliver, deltas)
+                self._work()
         except BaseException:
             logger.critical("the engine's thread has ended", exc_info=True)
             self._turn_began = None
             self._call_soon(self._answer_all, UnavailableError("the engine has stopped; restart the server"))
         finally:
             self._on_close()
+
+    def _work(self) -> None:
+        """One turn, and its deltas on their way to the event loop."""
+        self._wake.clear()
+        self._turn_began = self._clock()
+        deltas = self._turn()
+        self._turn_began = None
+        if deltas:
+            self._call_soon(self._deliver, deltas)
 
     def _turn(self) -> list[Delta]:
         """Takes in what arrived, and steps."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
@@ -23,7 +25,13 @@ from shortfin_apps.llm.components.messages import (
     TokenLogprobs,
 )
 from shortfin_apps.llm.components.request import IllegalTransitionError, Request
-from shortfin_apps.llm.components.sampling import banned_tokens, choose, logprobs_of, needs_logits
+from shortfin_apps.llm.components.sampling import (
+    Candidates,
+    banned_tokens,
+    choose,
+    logprobs_of,
+    needs_logits,
+)
 from shortfin_apps.llm.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -139,10 +147,10 @@ class Engine:
         if batch is None:
             return deltas
         try:
-            result = self._runner.run(batch)
+            rows = self._rows(batch, self._runner.run(batch))
         except Exception as error:
             return deltas + self._fail(batch, error)
-        deltas += self._commit(batch, result, begin)
+        deltas += self._commit(batch, rows, begin)
         self._num_steps += 1
         self._step_s += self._clock() - begin
         return deltas
@@ -174,17 +182,40 @@ class Engine:
             deltas.append(self._finish(request, FinishReason.ABORT, error=error))
         return deltas
 
-    def _commit(self, batch: Batch, result: BatchResult, began_s: float) -> list[Delta]:
+    def _rows(self, batch: Batch, result: BatchResult) -> list[Candidates | None]:
+        """What came out for each task; None where that is not worth fetching.
+
+        Nothing is asked of the device after this, so that its failure is still the whole invocation's.
+        """
+        return [self._row(task, result, index) for index, task in enumerate(batch.tasks)]
+
+    def _row(self, task: LlmTaskInput, result: BatchResult, index: int) -> Candidates | None:
+        num_candidates = self._runner.num_candidates
+        if not task.completes:
+            return result.row(index, with_logits=False) if num_candidates else None
+        banned = banned_tokens(task.request, self._limits.eos_token_ids)
+        wide = needs_logits(task.request.call.params, len(banned), num_candidates)
+        return result.row(index, with_logits=wide and self._runner.returns_logits)
+
+    def _commit(self, batch: Batch, rows: Sequence[Candidates | None], began_s: float) -> list[Delta]:
+        """Takes over what was computed; what is not a number ends its request and gets to no one else."""
         deltas = []
-        for row, task in enumerate(batch.tasks):
+        for task, row in zip(batch.tasks, rows, strict=True):
+            if row is not None and not np.isfinite(row.best):
+                error = InvocationError("the model returned logits that are not finite numbers")
+                deltas.append(self._finish(task.request, FinishReason.ERROR, error=error))
+                continue
             self._advance(task, began_s)
+            if row is not None:
+                self._publish(task)
             if task.completes:
-                deltas.append(self._sample(task.request, row, result))
+                assert row is not None
+                deltas.append(self._sample(task.request, row))
         return deltas
 
     def _advance(self, task: LlmTaskInput, began_s: float) -> None:
-        """Counts the task's tokens as computed and offers the pages it filled for sharing."""
-        request, stride = task.request, self._cache.stride
+        """Counts the task's tokens as computed."""
+        request = task.request
         if request.num_generated == 0:
             self._prompt_tokens += len(task.input_tokens)
         if request.last_turn < 0:
@@ -193,23 +224,24 @@ class Engine:
         self._num_tasks += 1
         request.last_turn = self._num_tasks
         request.num_computed = task.seq_len
-        if task.seq_len // stride > task.start_position // stride:
+
+    def _publish(self, task: LlmTaskInput) -> None:
+        """Offers for sharing the pages that it filled, and those of earlier tasks that were not yet."""
+        request, stride = task.request, self._cache.stride
+        if len(task.input_tokens) > 1 or task.seq_len // stride > task.start_position // stride:
             assert request.lease is not None
             self._cache.publish(request.lease, request.tokens, task.seq_len)
 
-    def _sample(self, request: Request, row: int, result: BatchResult) -> Delta:
+    def _sample(self, request: Request, row: Candidates) -> Delta:
         """Appends the next token to the request, ending it when that was the last."""
         params = request.call.params
-        banned = banned_tokens(request, self._limits.eos_token_ids)
-        wide = self._runner.returns_logits and needs_logits(params, len(banned), self._runner.num_candidates)
-        candidates = result.row(row, with_logits=wide)
         try:
-            token = choose(candidates, request, banned)
+            token = choose(row, request, banned_tokens(request, self._limits.eos_token_ids))
         except InvocationError as error:
             return self._finish(request, FinishReason.ERROR, error=error)
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if params.logprobs is not None and candidates.logits is not None:
-            logprobs = (logprobs_of(candidates.logits, token, params.logprobs),)
+        if params.logprobs is not None and row.logits is not None:
+            logprobs = (logprobs_of(row.logits, token, params.logprobs),)
         request.tokens.append(token)
         self._generation_tokens += 1
         self._scheduler.charge(request, 1)

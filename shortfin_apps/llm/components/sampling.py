@@ -11,6 +11,7 @@ is carried, so a seed means the same whatever runs beside it and after a preempt
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,13 @@ class Candidates:
     indices: Ints
     logits: Floats | None
 
+    @property
+    def best(self) -> float:
+        """The greatest logit; NaN where there is none, or where one is."""
+        if len(self.values):
+            return float(self.values[0])
+        return math.nan if self.logits is None else float(self.logits.max())
+
 
 def banned_tokens(request: Request, eos_token_ids: frozenset[int]) -> frozenset[int]:
     """Tokens that would end the request before its `min_tokens`."""
@@ -56,7 +64,7 @@ def choose(row: Candidates, request: Request, banned: frozenset[int]) -> int:
     """The next token id. Raises InvocationError when the logits are not numbers."""
     params = request.call.params
     row = _without(row, banned)
-    best = row.values[0] if len(row.values) else row.logits.max() if row.logits is not None else np.nan
+    best = row.best
     if not np.isfinite(best):
         raise InvocationError("the model returned logits that are not finite numbers")
     if params.greedy:

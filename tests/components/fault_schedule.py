@@ -1,0 +1,347 @@
+"""One seed's worth of trouble for an engine: arrivals, departures, aborts, lateness and a device's faults.
+
+Everything is drawn from the seed and runs in one thread (stepped_engine.py), so the same seed is the same
+run. Requests come from a small catalogue that an undisturbed engine has answered before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
+from shortfin_apps.llm.components.invocation import BatchResult
+from shortfin_apps.llm.components.messages import Delta, EngineClient, FinishReason, GenerateCall, Terms
+from shortfin_apps.llm.errors import (
+    InvalidRequestError,
+    InvocationError,
+    OverloadedError,
+    UnavailableError,
+)
+from tests.components.engine_fixture import Rig, call, make_rig
+from tests.components.fake_device import fake_config
+from tests.components.stepped_engine import NeverBackError, SteppedClock, SteppedEngine, SteppedLoop
+
+EOS = frozenset({7})
+CATALOGUE_SIZE = 64
+MAX_PROMPT_TOKENS, MAX_TOKENS = 30, 16
+STRIDE = 4
+LEAST_PAGES = -(-(MAX_PROMPT_TOKENS + MAX_TOKENS) // STRIDE) + 1  # one request, the largest; and scratch
+STALL_TIMEOUT_S = 40.0
+INVOCATION_S = 1.0
+ENOUGH_TURNS = 5_000
+
+Answer = tuple[list[int], list[Any], FinishReason | None]
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> list[tuple[GenerateCall, Answer]]:
+    """Requests, many with a common prefix, and what an engine says to each that has nothing else to do."""
+    rng = random.Random(0)
+    stems = [[rng.randrange(4) for _ in range(MAX_PROMPT_TOKENS)] for _ in range(5)]
+    calls = [_random_call(rng, stems) for _ in range(CATALOGUE_SIZE)]
+    return [(each, undisturbed(each)) for each in calls]
+
+
+def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
+    prompt = rng.choice(stems)[: rng.randint(1, rng.choice([6, MAX_PROMPT_TOKENS]))]
+    prompt = [*prompt[: MAX_PROMPT_TOKENS - 2], *(rng.randrange(9) for _ in range(rng.randrange(3)))]
+    params: dict[str, Any] = {"max_tokens": rng.randint(1, MAX_TOKENS), "ignore_eos": rng.random() < 0.5}
+    if rng.random() < 0.4:
+        params |= {"temperature": 0.8, "seed": rng.randrange(99), "top_k": rng.choice([0, 3, 9])}
+    if rng.random() < 0.3:
+        params["logprobs"] = rng.randrange(3)
+    if rng.random() < 0.2:
+        params["stop_token_ids"] = frozenset(rng.sample(range(32), 3))
+        params["min_tokens"] = rng.randint(0, params["max_tokens"])
+    return call("", prompt, **params)
+
+
+def undisturbed(asked: GenerateCall) -> Answer:
+    rig = make_rig(fake_config(stride=STRIDE, pages=32), prefix_cache="none", eos=EOS)
+    rig.engine.add(asked)
+    deltas: list[Delta] = []
+    while rig.engine.has_work:
+        deltas += rig.engine.step()
+    return _joined(deltas)
+
+
+def _joined(deltas: list[Delta]) -> Answer:
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+    return tokens, logprobs, deltas[-1].finish_reason if deltas else None
+
+
+class Client:
+    """Asks, reads as quickly as it likes, and may leave."""
+
+    def __init__(self, engine: EngineClient, asked: GenerateCall, expected: Answer, is_slow: bool) -> None:
+        self.request_id = asked.request_id
+        self.expected = expected
+        self.deltas: list[Delta] = []
+        self.has_left = False
+        self._engine = engine
+        self._reads = asyncio.Event()
+        self._is_slow = is_slow
+        self._stream = engine.submit(asked)
+        self.task = asyncio.ensure_future(self._read())
+
+    def read_on(self, for_good: bool = False) -> None:
+        self._is_slow = self._is_slow and not for_good
+        self._reads.set()
+
+    def leave(self) -> None:
+        """As the connection's end does: in the middle of waiting, or before that has begun."""
+        self.has_left = True
+        self.task.cancel()
+        self.task = asyncio.ensure_future(self._close(self.task))
+
+    async def _read(self) -> None:
+        async for delta in self._stream:
+            self.deltas.append(delta)
+            if self._is_slow:
+                self._reads.clear()
+                await self._reads.wait()
+
+    async def _close(self, reading: asyncio.Task[None]) -> None:
+        await asyncio.gather(reading, return_exceptions=True)
+        self._engine.abort(self.request_id)  # a generator that was never started does not notice its end
+        await self._stream.aclose()
+
+    def check(self, was_hit: bool, was_stalled: bool) -> None:
+        """One last word, nothing after it, and what came is what an undisturbed engine says."""
+        endings = [delta.finish_reason for delta in self.deltas if delta.finish_reason is not None]
+        tokens, logprobs, reason = _joined(self.deltas)
+        if self.has_left:
+            assert len(endings) <= 1
+        else:
+            assert endings == [reason], f"{self.request_id} was answered {len(endings)} times"
+        assert tokens == self.expected[0][: len(tokens)], self.request_id
+        assert logprobs == self.expected[1][: len(logprobs)], self.request_id
+        if reason in (FinishReason.LENGTH, FinishReason.STOP):
+            assert (tokens, logprobs, reason) == self.expected, self.request_id
+        if reason is FinishReason.ERROR:
+            error = self.deltas[-1].error
+            assert was_hit or (was_stalled and isinstance(error, UnavailableError)), (self.request_id, error)
+
+
+def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Callable[[Batch], None]) -> Rig:
+    """Of any mode, cache and shapes; most have so few pages that requests are preempted."""
+    rig = make_rig(
+        fake_config(
+            stride=STRIDE,
+            pages=LEAST_PAGES + rng.choice([0, 0, 1, 2, 8]),
+            prefill=(1, rng.choice([2, 4])),
+            top_k=rng.choice([None, 1, 4]),
+        ),
+        prefix_cache=rng.choice(["none", "trie", "trie"]),
+        chunk_tokens=rng.choice([4, 8, 16]),
+        max_running=rng.randint(1, 8),
+        eos=EOS,
+        mode=rng.choice(["default", "extend-attention"]),
+        token_budget=rng.choice([8, 16, 40]),
+        extend_rank=rng.choice([1, 2]),
+        scheduling=SchedulingOptions(
+            max_long_prefills=rng.randint(1, 2), long_prefill_tokens=12, tenant_weights={"b": 3.0}
+        ),
+        clock=clock,
+    )
+    run = rig.runner.run
+
+    def noting(batch: Batch) -> BatchResult:
+        before_run(batch)
+        return run(batch)
+
+    rig.runner.run = noting  # type: ignore[method-assign]
+    return rig
+
+
+def random_arrival(rng: random.Random, request_id: str) -> tuple[GenerateCall, Answer]:
+    """A request of the catalogue on terms of its own, and the undisturbed answer to it."""
+    asked, expected = rng.choice(catalogue())
+    terms = Terms(
+        priority=rng.randint(-2, 2),
+        tenant=rng.choice(["", "a", "b"]),
+        timeout_s=rng.choice([None] * 8 + [0.0, 6.0, 20.0]),
+    )
+    salt = rng.choice([None, None, "s"])
+    resumes = rng.random() < 0.05
+    asked = replace(asked, request_id=request_id, terms=terms, cache_salt=salt, resumes=resumes)
+    return asked, expected
+
+
+class Schedule:
+    """`run` it; what does not hold raises."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self._rng = random.Random(seed)
+        self._clock = SteppedClock()
+        self._loop = SteppedLoop(self._clock)
+        self.rig = random_rig(rng, self._clock, self._note)
+        self.engine = SteppedEngine(
+            self.rig.engine,
+            max_requests=rng.randint(2, 12),
+            max_queue_tokens=rng.choice([20, 60, 400]),
+            max_unread_tokens=rng.choice([3, 512, 512]),
+            stall_timeout_s=STALL_TIMEOUT_S,
+            clock=self._clock,
+        )
+        self.clients: list[Client] = []
+        self._fault_rate = rng.choice([0.0, 0.0, 0.002, 0.01, 0.05])
+        self._meddling_rate = rng.choice([0.0, 0.01, 0.05])
+        self._is_dead = False
+        self._stalls = 0
+        self._invoked: list[str] = []
+        self._hit: set[str] = set()
+        self._spoiled_row = -1
+        self._aborted: set[str] = set()
+        self._drains: list[asyncio.Task[None]] = []
+        self.rig.program.faults.call = self._on_call
+        self.rig.program.faults.spoil = lambda row: row == self._spoiled_row
+
+    def run(self) -> None:
+        try:
+            self._on_loop(self._start)
+            for _ in range(self._rng.randint(5, 30)):
+                self._act()
+            self._settle()
+            self._check()
+        finally:
+            self._loop.close()
+
+    def _note(self, batch: Batch) -> None:
+        self._invoked = [task.request.request_id for task in batch.tasks]
+
+    def _start(self) -> None:
+        self.engine.start()
+
+    def _act(self) -> None:
+        acts = {
+            self._turns: 10,
+            self._arrive: 7,
+            self._leave: 2,
+            self._abort: 2,
+            self._read_on: 2,
+            self._time_passes: 1,
+            self.engine.flush_cache: 0.5,
+            self.engine.abort_all: 0.1,
+            self._drain: 0.1,
+        }
+        [act] = self._rng.choices(list(acts), list(acts.values()))
+        if act == self._turns:
+            act()
+        else:
+            self._on_loop(act)
+
+    def _on_loop(self, act: Callable[[], Any]) -> None:
+        """As the event loop would do it, before or after whatever else it has to do."""
+        self._loop.call_soon(act)
+        self._loop.run(self._rng.randint(1, 3))
+
+    def _turns(self) -> None:
+        for _ in range(self._rng.randint(1, 4)):
+            ending = {client.request_id for client in self.clients if client.has_left and client.task.done()}
+            ending |= self._aborted
+            self.engine.turn()
+            assert self.engine.is_stuck or ending <= self.engine.last.keys(), "not freed within a step"
+            self._check_pages()
+            if self._rng.random() < 0.8:
+                self._loop.run()
+
+    def _arrive(self) -> None:
+        for _ in range(self._rng.choice([1, 1, 3])):
+            self._arrive_once()
+
+    def _arrive_once(self) -> None:
+        request_id = str(len(self.clients))
+        asked, expected = random_arrival(self._rng, request_id)
+        try:
+            is_slow = self._rng.random() < 0.2
+            self.clients.append(Client(self.engine, asked, expected, is_slow=is_slow))
+        except (OverloadedError, UnavailableError, InvalidRequestError):
+            assert request_id not in self.engine.last
+
+    def _leave(self) -> None:
+        if staying := [client for client in self.clients if not client.has_left]:
+            self._rng.choice(staying).leave()
+
+    def _abort(self) -> None:
+        if self.clients:
+            request_id = self._rng.choice(self.clients).request_id
+            if self.engine.abort(request_id):
+                self._aborted.add(request_id)
+
+    def _read_on(self) -> None:
+        if self.clients:
+            self._rng.choice(self.clients).read_on()
+
+    def _time_passes(self) -> None:
+        self._clock.now_s += self._rng.choice([2.0, 10.0])
+
+    def _drain(self) -> None:
+        self._drains.append(asyncio.ensure_future(self.engine.drain(self._rng.choice([0.0, 5.0]))))
+
+    def _on_call(self, name: str) -> None:
+        """Every call of the device: the world goes on meanwhile, and now and then something breaks."""
+        rng = self._rng
+        if name == "submit":
+            self._clock.now_s += INVOCATION_S
+            self._spoiled_row = -1
+        if rng.random() < self._meddling_rate:
+            self._on_loop(rng.choice([self._arrive, self._leave, self._abort, self._read_on]))
+        if self._is_dead or rng.random() < self._fault_rate:
+            self._break(name)
+
+    def _break(self, name: str) -> None:
+        self._hit.update(self._invoked)
+        fault = self._rng.choices(["raise", "nan", "stall", "die", "never back"], [6, 4, 2, 0.5, 0.5])[0]
+        self._is_dead = self._is_dead or fault == "die"
+        if self._is_dead or fault == "raise":
+            raise self._rng.choice([InvocationError, RuntimeError, MemoryError])(f"broken in {name}")
+        if fault == "nan":
+            self._spoiled_row = self._rng.randrange(len(self._invoked))
+            return
+        self._stalls += 1
+        self._clock.now_s += 2 * STALL_TIMEOUT_S
+        self._loop.run(3)
+        if fault == "never back":
+            raise NeverBackError
+
+    def _settle(self) -> None:
+        """Everybody reads to the end, and the engine works until there is nothing left."""
+        self._fault_rate *= self._rng.choice([0, 1])
+        for _ in range(ENOUGH_TURNS):
+            for client in self.clients:
+                client.read_on(for_good=True)
+            self.engine.turn()
+            self._clock.now_s += self.engine.is_stuck * STALL_TIMEOUT_S
+            self._loop.run(3)
+            waiting = [*(client.task for client in self.clients), *self._drains]
+            if not self.engine.has_work and all(task.done() for task in waiting):
+                return
+        raise AssertionError("the engine makes no progress")
+
+    def _check_pages(self) -> None:
+        self.rig.cache.check_integrity()
+        num_requests, num_tokens = self.engine.reserved
+        assert num_requests >= 0
+        assert num_tokens >= 0
+
+    def _check(self) -> None:
+        self._check_pages()
+        for client in self.clients:
+            client.check(client.request_id in self._hit, self._stalls > 0)
+        assert self.engine.reserved == (0, 0), "places are still taken"
+        if self.engine.is_stuck:
+            assert not self.engine.healthy
+            return  # what the device holds, it holds
+        assert self.engine.healthy
+        assert not self.rig.scheduler.running
+        assert not self.rig.scheduler.waiting
+        assert self.rig.cache.usage().leased == 0
+        assert self.rig.all_pages_back()

@@ -1,0 +1,90 @@
+"""An AsyncEngine without a thread: its turns, the event loop's and the clock's are a test's to give.
+
+All of it runs in one thread, in an order that a seed can decide: whoever owns the loop runs it between
+two turns of the engine, or in the middle of one, out of a call of the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from shortfin_apps.llm.components.async_engine import AsyncEngine
+from shortfin_apps.llm.components.engine import Engine
+from shortfin_apps.llm.components.messages import Delta
+
+
+class SteppedClock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """Its timers go by `clock`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._stepped_clock = clock
+
+    def time(self) -> float:
+        return self._stepped_clock()
+
+    def run(self, times: int = 1) -> None:
+        """Runs, so many times, what is ready by then."""
+        for _ in range(times):
+            self.call_soon(self.stop)
+            self.run_forever()
+
+
+class NeverBackError(BaseException):
+    """Thrown out of a call of the device that does not return: the engine's thread is in it for good."""
+
+
+class _Unstarted(threading.Thread):
+    """Stands where the engine's thread would; `turn` does its work."""
+
+    def start(self) -> None:
+        return None
+
+    def is_alive(self) -> bool:
+        return True
+
+
+class SteppedEngine(AsyncEngine):
+    """`last` has the engine's last word on each request; a second one fails the test."""
+
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        super().__init__(engine, **options)
+        self._thread = _Unstarted()
+        self.is_stuck = False
+        self.last: dict[str, Delta] = {}
+
+    @property
+    def reserved(self) -> tuple[int, int]:
+        """Requests and prompt tokens that the queue's bounds count."""
+        return self._admission.num_requests, self._admission.num_tokens
+
+    @property
+    def has_work(self) -> bool:
+        return not self.is_stuck and (self._engine.has_work or bool(self._inbox))
+
+    def turn(self) -> None:
+        """What the thread does between two sleeps."""
+        if not self.has_work:
+            return
+        try:
+            self._work()
+        except NeverBackError:
+            self.is_stuck = True
+
+    def _turn(self) -> list[Delta]:
+        deltas = super()._turn()
+        for delta in deltas:
+            assert delta.request_id not in self.last, f"{delta.request_id} was answered twice"
+            if delta.finish_reason is not None:
+                self.last[delta.request_id] = delta
+        return deltas
