@@ -14,7 +14,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test lint format bench clean
+.PHONY: help install serve test soak lint format bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 
 
 test: lint ## run every check and test
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: $(VENV)/runtime.stamp ## press a server for a minute with clients that leave early and talk nonsense
+	@$(LLM) build random:tiny -o .artifacts/random-tiny >/dev/null
+	@$(BIN)/python bench/soak.py .artifacts/random-tiny --minutes 1
 
 lint: $(VENV)/dev.stamp ## check format, style, spelling and types
 	@$(BIN)/python -m ruff format --check

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from running_server import running_server
 
 MODES = {"default": "default", "extend": "extend-attention"}  # label: --batch-mode
 
@@ -22,24 +21,9 @@ def mode_servers(artifact: Path, flags: Sequence[str] = ()) -> Iterator[dict[str
     """Addresses by label. The one that is idle takes nothing worth speaking of from the other."""
     with ExitStack() as stack:
         yield {
-            label: stack.enter_context(_server([str(artifact), "--batch-mode", mode, *flags]))
+            label: stack.enter_context(running_server([str(artifact), "--batch-mode", mode, *flags])).url
             for label, mode in MODES.items()
         }
-
-
-@contextmanager
-def _server(flags: Sequence[str]) -> Iterator[str]:
-    command = [sys.executable, "-m", "shortfin_apps.llm.server", *flags, "--port", "0"]
-    process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield next(found[1] for line in process.stdout if (found := re.search(r" at (http://\S+)", line)))
-    except StopIteration:
-        raise SystemExit(f"the server ended with {process.wait()} before it was ready") from None
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        process.stdout.close()
 
 
 def counters(url: str) -> dict[str, float]:

@@ -33,7 +33,7 @@ ANCHOR = re.compile(r"\]\((#[^)]+)\)")
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./:~-])(?:(?:[a-z_.]+/)+[a-z_.]*|[a-z_]+\.py)(?![\w*/{-])")
 NOT_OURS = {".venv/bin/", "utils.py"}  # made by `make`, and named as what not to do
-OTHERS_FLAGS = {"--target", "--randomly-seed", "--strict"}  # pip's, pytest's and mypy's
+OTHERS_FLAGS = {"--target", "--randomly-seed", "--fault-seed", "--strict"}  # pip's, pytest's and mypy's
 
 
 def text_of(document: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from shortfin_apps.llm.components.async_engine import FAILURES_OF_A_DEAD_DEVICE
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.invocation import BatchResult
@@ -340,7 +341,8 @@ class Schedule:
         if self.engine.is_stuck:
             assert not self.engine.healthy
             return  # what the device holds, it holds
-        assert self.engine.healthy
+        failures = self.engine.stats().failures_in_a_row
+        assert self.engine.healthy is (failures < FAILURES_OF_A_DEAD_DEVICE)
         assert not self.rig.scheduler.running
         assert not self.rig.scheduler.waiting
         assert self.rig.cache.usage().leased == 0

@@ -12,6 +12,7 @@ from shortfin_apps.llm.components.async_engine import STALL_TIMEOUT_S, AsyncEngi
 from shortfin_apps.llm.components.messages import Delta, FinishReason
 from shortfin_apps.llm.components.request import State
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, OverloadedError, UnavailableError
+from tests.components.device_gate import Gate
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
 
@@ -23,25 +24,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Gate:
-    """Holds the device inside an invocation until a test opens it."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.entered = threading.Event()
-        self._open = threading.Event()
-        rig.program.faults.before = self._wait
-
-    def _wait(self, entry: str) -> None:
-        self.entered.set()
-        assert self._open.wait(20)
-
-    async def reached(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, 20)
-
-    def open(self) -> None:
-        self._open.set()
 
 
 @pytest.fixture

@@ -27,9 +27,10 @@ from shortfin_apps.llm.errors import (
     UnavailableError,
 )
 from tests.components.beam_reference import Ranked, log_softmax, reference_search
+from tests.components.device_gate import Gate
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config, fake_logits, greedy_continuation
-from tests.components.test_async_engine import Clock, Gate
+from tests.components.test_async_engine import Clock
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
 NO_EOS = frozenset[int]()

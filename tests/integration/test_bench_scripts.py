@@ -1,4 +1,4 @@
-"""The scripts of `bench/` that compare the modes still understand the server and the bench."""
+"""The scripts of `bench/` still understand the server and the bench."""
 
 from __future__ import annotations
 
@@ -39,3 +39,22 @@ def test_a_long_prompt_beside_streams(tiny_artifact: Artifact) -> None:
     printed = script("long_prefill.py", tiny_artifact, *flags)
     assert "128 tokens in one invocation: " in printed
     assert "64 tokens in one invocation: " in printed
+
+
+def test_more_than_the_server_can_give(tiny_artifact: Artifact, tmp_path: Path) -> None:
+    flags = ("--ramp=0.2", "--seconds=0.5", "--max-running=2", "--max-queue=2", "--loads=4", "--no-plot")
+    printed = script("overload.py", tiny_artifact, *flags, f"--output={tmp_path / 'overload'}")
+    capacity, overload = json.loads((tmp_path / "overload.json").read_text())["levels"]
+    assert capacity["output_tokens_per_s"] > 0
+    assert overload["refused"] > 0
+    assert (capacity["failed"], overload["failed"]) == (0, 0)
+    assert "4 places take " in printed
+
+
+def test_a_short_soak(tiny_artifact: Artifact) -> None:
+    """Too short to say anything of memory; `make soak` does."""
+    command = [sys.executable, str(BENCH / "soak.py"), str(tiny_artifact.vmfb.parent)]
+    run = subprocess.run([*command, "--minutes=0.05", "--clients=16"], capture_output=True, text=True)
+    assert "ok  no error but the clients' own: 0" in run.stdout
+    assert "ok  every page is back" in run.stdout
+    assert "ok  /health: 200" in run.stdout

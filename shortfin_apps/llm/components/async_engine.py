@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 STALL_TIMEOUT_S = 60.0
 LOOKS_PER_STALL = 10
 JOIN_S = 0.1
+FAILURES_OF_A_DEAD_DEVICE = 3
 MAX_QUEUE_TOKENS = 131_072
 MAX_UNREAD_TOKENS = 512
 
@@ -60,8 +61,9 @@ class AsyncEngine:
     `max_requests` bounds what is admitted and not yet answered, `max_queue_tokens` the prompt tokens of
     those that have no first token yet; a beam search is admitted as one, and its later steps may be as
     many as it has beams. A request is aborted when more than `max_unread_tokens` wait for its reader. A
-    step that takes longer than `stall_timeout_s` means that the device does not answer. `on_close` runs
-    once, when the thread has ended: it releases the device.
+    step that takes longer than `stall_timeout_s` means that the device does not answer; several
+    invocations in a row that fail, that it is broken: not healthy until one succeeds. `on_close` runs once,
+    when the thread has ended: it releases the device.
     """
 
     def __init__(
@@ -144,7 +146,8 @@ class AsyncEngine:
 
     @property
     def healthy(self) -> bool:
-        return self._thread.is_alive() and not self._stalled
+        is_broken = self._stats.failures_in_a_row >= FAILURES_OF_A_DEAD_DEVICE
+        return self._thread.is_alive() and not self._stalled and not is_broken
 
     async def drain(self, timeout_s: float) -> None:
         self._draining = True

@@ -72,6 +72,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._deadlines_s: dict[str, float] = {}
         self._num_steps = 0
+        self._failures_in_a_row = 0
         self._num_tasks = 0
         self._step_s = 0.0
         self._prompt_tokens = 0
@@ -149,7 +150,9 @@ class Engine:
         try:
             rows = self._rows(batch, self._runner.run(batch))
         except Exception as error:
+            self._failures_in_a_row += 1
             return deltas + self._fail(batch, error)
+        self._failures_in_a_row = 0
         deltas += self._commit(batch, rows, begin)
         self._num_steps += 1
         self._step_s += self._clock() - begin
@@ -169,6 +172,7 @@ class Engine:
             entries=self._runner.counts(),
             step_s=self._step_s,
             device_s=self._runner.device_s,
+            failures_in_a_row=self._failures_in_a_row,
         )
 
     def _expire(self, now_s: float) -> list[Delta]:

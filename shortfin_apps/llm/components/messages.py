@@ -107,6 +107,7 @@ class EngineStats:
     entries: Mapping[str, EntryCounts]  # by name, those that ran
     step_s: float  # total time inside steps
     device_s: float  # of that, between submit and the results' arrival
+    failures_in_a_row: int = 0  # invocations that failed since the last one that did not
 
     @property
     def padded_tokens(self) -> int:
@@ -164,7 +165,7 @@ class EngineClient(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """The engine's thread lives, and if it has work, a step ended lately."""
+        """The engine's thread lives, its device works, and if it has work, a step ended lately."""
         ...
 
     async def drain(self, timeout_s: float) -> None:

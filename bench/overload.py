@@ -1,0 +1,238 @@
+"""Throughput and time to first token when more is asked than the server can give.
+
+    pip install --group bench                       # matplotlib
+    python bench/overload.py DIR                    # writes overload.json and overload.svg
+    python bench/overload.py --from FILE.json       # only draws
+
+DIR is a directory that `shortfin-llm build` made. Finds a server's capacity: requests/s and output tokens/s
+with so many clients that some always wait, each of which asks again when it is answered. Then offers
+multiples of that as Poisson arrivals, which wait for no answer and try nothing twice. Of each load only what
+happens after `--ramp` seconds counts, when the queue has filled. An admitted request waits for no more than
+those admitted before it, so no first token should take longer than all places together take at capacity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from mode_servers import counted_since, counters
+from running_server import running_server
+
+from shortfin_apps.llm.bench.load import Ask, measure
+from shortfin_apps.llm.bench.prose import text
+from shortfin_apps.llm.bench.stats import RequestRecord, percentile
+
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What every request is, how many the server takes in, and for how long each load lasts."""
+
+    prompt_tokens: int
+    output_tokens: int
+    max_running: int
+    max_queue: int
+    ramp_s: float
+    seconds: float
+
+    @property
+    def places(self) -> int:
+        return self.max_running + self.max_queue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """What came of one load. Times are of those requests that were admitted and sent after the ramp."""
+
+    name: str
+    offered_per_s: float
+    answered_per_s: float
+    output_tokens_per_s: float
+    ttft_s_p50: float
+    ttft_s_p99: float
+    refused: int
+    failed: int
+
+
+class Load:
+    """Asks one server; remembers what became of everything it asked."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient, plan: Plan, seed: int) -> None:
+        self._url = url
+        self._http = http
+        self._plan = plan
+        self._rng = random.Random(seed)
+        answer = httpx.post(f"{url}/tokenize", json={"prompt": text(str(seed), 400)}, trust_env=False)
+        self._token_ids: list[int] = answer.raise_for_status().json()["tokens"]
+
+    async def closed(self, clients: int) -> Level:
+        """Each client asks again as soon as it is answered."""
+        until_s = time.perf_counter() + self._plan.ramp_s + self._plan.seconds
+        records: list[RequestRecord] = []
+
+        async def client() -> None:
+            while time.perf_counter() < until_s:
+                records.append(await self._ask())
+
+        asking = asyncio.gather(*(client() for _ in range(clients)))
+        return await self._level("capacity", records, asking)
+
+    async def poisson(self, name: str, rate_per_s: float) -> Level:
+        """Asks at random moments, so many a second, whatever becomes of it."""
+        records: list[RequestRecord] = []
+
+        async def ask() -> None:
+            records.append(await self._ask())
+
+        async def arrivals() -> None:
+            now_s = time.perf_counter()
+            until_s = now_s + self._plan.ramp_s + self._plan.seconds
+            async with asyncio.TaskGroup() as asked:
+                while (now_s := now_s + self._rng.expovariate(rate_per_s)) < until_s:
+                    await asyncio.sleep(now_s - time.perf_counter())
+                    asked.create_task(ask())
+
+        return await self._level(name, records, asyncio.ensure_future(arrivals()))
+
+    async def _ask(self) -> RequestRecord:
+        prompt = self._rng.choices(self._token_ids, k=self._plan.prompt_tokens)
+        return await measure(self._http, None, Ask(prompt, self._plan.output_tokens))
+
+    async def _level(self, name: str, records: list[RequestRecord], asking: asyncio.Future[Any]) -> Level:
+        """Measures between the ramp and the last request, then waits for the answers."""
+        await asyncio.sleep(self._plan.ramp_s)
+        began_s, before = time.perf_counter(), await asyncio.to_thread(counters, self._url)
+        await asyncio.sleep(self._plan.seconds)
+        ended_s, counted = time.perf_counter(), await asyncio.to_thread(counted_since, before, self._url)
+        await asking
+        after = [record for record in records if began_s <= record.sent_s < ended_s]
+        ttft_s = [record.ttft_s for record in after if record.ttft_s is not None]
+        answered = [r for r in records if r.error is None and began_s <= r.ended_s < ended_s]
+        refused = [record for record in after if record.error is not None and "try again" in record.error]
+        return Level(
+            name=name,
+            offered_per_s=len(after) / (ended_s - began_s),
+            answered_per_s=len(answered) / (ended_s - began_s),
+            output_tokens_per_s=counted["vllm:generation_tokens_total"] / (ended_s - began_s),
+            ttft_s_p50=percentile(ttft_s, 50) or math.nan,
+            ttft_s_p99=percentile(ttft_s, 99) or math.nan,
+            refused=len(refused),
+            failed=sum(record.error is not None for record in after) - len(refused),
+        )
+
+
+@asynccontextmanager
+async def load_of(url: str, plan: Plan, seed: int) -> AsyncIterator[Load]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits, trust_env=False) as http:
+        yield Load(url, http, plan, seed)
+
+
+async def run(url: str, plan: Plan, loads: Sequence[float], seed: int) -> list[Level]:
+    async with load_of(url, plan, seed) as load:
+        levels = [await load.closed(plan.max_running + plan.max_queue // 2)]
+        print(line_of(levels[0], levels[0]), flush=True)
+        for multiple in loads:
+            levels.append(await load.poisson(f"{multiple:g}x", multiple * levels[0].answered_per_s))
+            print(line_of(levels[-1], levels[0]), flush=True)
+    return levels
+
+
+def line_of(level: Level, capacity: Level) -> str:
+    cells = [
+        level.name,
+        f"{level.offered_per_s:.1f}",
+        f"{level.answered_per_s:.1f}",
+        f"{level.output_tokens_per_s:.0f}",
+        f"{level.output_tokens_per_s / capacity.output_tokens_per_s:.2f}",
+        f"{level.ttft_s_p50:.2f} / {level.ttft_s_p99:.2f}",
+        str(level.refused),
+        str(level.failed),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def draw(document: Mapping[str, Any], file: Path) -> None:
+    """Two panels over the offered load: output tokens/s; time to first token of who was admitted."""
+    import matplotlib.pyplot as plt  # of the dependency group `bench`, which measuring does not need
+
+    capacity, *levels = document["levels"]
+    offered = [level["offered_per_s"] / capacity["answered_per_s"] for level in levels]
+    figure, (throughput, latency) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    throughput.plot(offered, [level["output_tokens_per_s"] for level in levels], marker="o")
+    throughput.axhline(capacity["output_tokens_per_s"], color="grey", linestyle="--", label="capacity")
+    throughput.set(title="Output tokens/s", ylim=(0, None))
+    latency.plot(offered, [level["ttft_s_p50"] for level in levels], marker="o", label="median")
+    latency.plot(offered, [level["ttft_s_p99"] for level in levels], marker="o", label="p99")
+    latency.axhline(document["bound_s"], color="grey", linestyle="--", label="all places, at capacity")
+    latency.set(title="Time to first token of admitted requests, s", ylim=(0, None))
+    for axes in (throughput, latency):
+        axes.set_xlabel("offered load, as a multiple of capacity")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend()
+    figure.savefig(file)
+
+
+def measured(artifact: Path, plan: Plan, loads: Sequence[float], flags: Sequence[str]) -> dict[str, Any]:
+    places = ["--max-running", str(plan.max_running), "--max-queue", str(plan.max_queue)]
+    print(
+        "| load | offered/s | answered/s | output tok/s | of capacity | TTFT p50 / p99 s | refused | failed |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    with running_server([str(artifact), *places, *flags]) as server:
+        levels = asyncio.run(run(server.url, plan, loads, seed=time.time_ns()))
+    bound_s = plan.places / levels[0].answered_per_s
+    print(f"\n{plan.places} places take {bound_s:.2f} s at capacity.")
+    return {"plan": asdict(plan), "bound_s": bound_s, "levels": [asdict(level) for level in levels]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artifact", type=Path, nargs="?", metavar="DIR")
+    parser.add_argument("--from", dest="measured", type=Path, metavar="FILE", help="draw an earlier run")
+    parser.add_argument("--output", type=Path, default=Path("overload"), help="path without its ending")
+    parser.add_argument("--loads", default="0.5,1,2,4", help="multiples of capacity (default: %(default)s)")
+    parser.add_argument("--batch-mode", default="default", help="(default: %(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="(default: %(default)s)")
+    parser.add_argument("--output-tokens", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument("--max-running", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument("--max-queue", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument("--ramp", type=float, default=10, help="seconds (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=30, help="of each load (default: %(default)s)")
+    parser.add_argument("--no-plot", action="store_true", help="write the JSON alone")
+    arguments = parser.parse_args()
+    if (arguments.artifact is None) == (arguments.measured is None):
+        parser.error("name the model directory to measure, or the JSON to draw with --from")
+    file = arguments.measured or arguments.output.with_suffix(".json")
+    if arguments.artifact is not None:
+        plan = Plan(
+            prompt_tokens=arguments.prompt_tokens,
+            output_tokens=arguments.output_tokens,
+            max_running=arguments.max_running,
+            max_queue=arguments.max_queue,
+            ramp_s=arguments.ramp,
+            seconds=arguments.seconds,
+        )
+        loads = [float(multiple) for multiple in arguments.loads.split(",")]
+        document = measured(arguments.artifact, plan, loads, ["--batch-mode", arguments.batch_mode])
+        file.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    if not arguments.no_plot:
+        draw(json.loads(file.read_text(encoding="utf-8")), arguments.output.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""Many clients, a third of whom leave early and a tenth of whom talk nonsense, for as long as you like.
+
+    python bench/soak.py DIR --minutes 15                              # a server on too few pages
+    python bench/soak.py DIR --minutes 1 --batch-mode extend-attention
+
+DIR is a directory that `shortfin-llm build` made. Starts a server on it whose pages do not hold what its
+clients ask for, and has them ask until the time is over. Then holds it to what a person who leaves it
+alone for a year expects: no error but the clients' own, memory that does not grow, every page back, and
+`/health` true. Prints each with what was measured, and exits with 1 if one does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import httpx
+from mode_servers import counters
+from running_server import RunningServer, running_server
+
+from shortfin_apps.llm.bench.prose import text
+
+DISCONNECTS, NONSENSE, STREAMS = 0.3, 0.1, 0.7
+MAX_OUTPUT_TOKENS = 96
+MAX_GROWTH = 0.02
+PATIENCE_S = 600.0  # for one answer
+SAMPLE_S = 0.5
+WARM_UP = 0.2  # of the time: until every buffer and every page has been used once
+PREFIXES = [text(f"prefix {number}", 40) for number in range(4)]
+
+BAD_BODIES: list[dict[str, Any]] = [
+    {"prompt": "hello", "max_tokens": -1},
+    {"prompt": "hello", "max_tokens": 10**9},
+    {"prompt": "hello", "temperature": "hot"},
+    {"prompt": [10**9]},
+    {"prompt": "hello", "n": 10**6},
+    {"prompt": "hello", "stop": ["x"] * 1000},
+    {"prompt": None},
+    {},
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One request; `leaves_after` is a number of events of its stream, or of seconds before any header."""
+
+    path: str
+    body: dict[str, Any]
+    is_bad: bool = False
+    leaves_after_events: int | None = None
+    leaves_after_s: float | None = None
+
+
+@dataclass
+class Tally:
+    """What became of all requests, and which of them went wrong."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    rss_bytes: list[int] = field(default_factory=list)
+    num_files: list[int] = field(default_factory=list)
+
+    def wrong(self, ask: Ask, what: str) -> None:
+        self.outcomes["wrong"] += 1
+        self.errors.append(f"{ask.path} {str(ask.body)[:120]}: {what}")
+
+
+def draw(rng: random.Random, max_tokens: int) -> Ask:
+    """`max_tokens` are the most that a request may have, prompt and output together."""
+    if rng.random() < NONSENSE:
+        body = {"stream": rng.random() < STREAMS, **rng.choice(BAD_BODIES)}
+        return Ask(path="/v1/completions", body=body, is_bad=True)
+    body = {
+        "max_tokens": rng.randint(1, MAX_OUTPUT_TOKENS),
+        "temperature": rng.choice([0.0, 0.7]),
+        "stream": rng.random() < STREAMS,
+        "ignore_eos": rng.random() < 0.5,
+    }
+    # A token is a character at least, so that no prompt is too long; most are short.
+    longest = min(2400, max_tokens - 2 * MAX_OUTPUT_TOKENS)
+    prompt = text(f"{rng.random()}", longest)[: round(longest ** rng.random())]
+    if rng.random() < 0.5:
+        prompt = (rng.choice(PREFIXES) + prompt)[:longest]
+    ask = Ask(path="/v1/completions", body={"prompt": prompt, **body})
+    if rng.random() < 0.5:
+        messages = [{"role": "user", "content": prompt}]
+        ask = Ask(path="/v1/chat/completions", body={"messages": messages, **body})
+    if rng.random() >= DISCONNECTS:
+        return ask
+    if body["stream"] and rng.random() < 0.5:
+        return Ask(path=ask.path, body=ask.body, leaves_after_events=rng.randrange(8))
+    return Ask(path=ask.path, body=ask.body, leaves_after_s=rng.random() ** 3)
+
+
+async def send(http: httpx.AsyncClient, ask: Ask, tally: Tally) -> None:
+    try:
+        async with asyncio.timeout(ask.leaves_after_s):
+            async with http.stream("POST", ask.path, json=ask.body) as response:
+                await read(response, ask, tally)
+    except TimeoutError:
+        tally.outcomes["left before the answer"] += 1
+    except httpx.HTTPError as error:
+        tally.wrong(ask, repr(error))
+
+
+async def read(response: httpx.Response, ask: Ask, tally: Tally) -> None:
+    if ask.is_bad or response.status_code != 200:
+        body = (await response.aread()).decode()
+        if ask.is_bad and response.status_code in (400, 413, 422):
+            tally.outcomes["nonsense, and told so"] += 1
+        else:
+            tally.wrong(ask, f"{response.status_code} {body[:300]}")
+        return
+    events = 0
+    last = ""
+    async for line in response.aiter_lines():
+        if events == ask.leaves_after_events:
+            tally.outcomes["left in the middle"] += 1
+            return
+        last = line or last
+        events += bool(line)
+        if '"error"' in line:
+            tally.wrong(ask, line[:300])
+            return
+    if ask.body["stream"] and last != "data: [DONE]":
+        tally.wrong(ask, f"the stream ended with {last[:300]!r}")
+        return
+    tally.outcomes["answered"] += 1
+
+
+async def client(url: str, rng: random.Random, tally: Tally, until_s: float, max_tokens: int) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
+        while time.monotonic() < until_s:
+            await send(http, draw(rng, max_tokens), tally)
+
+
+async def watch(server: RunningServer, tally: Tally, until_s: float) -> None:
+    while time.monotonic() < until_s:
+        tally.rss_bytes.append(server.rss_bytes())
+        tally.num_files.append(server.num_files())
+        await asyncio.sleep(SAMPLE_S)
+
+
+async def soak(server: RunningServer, clients: int, seconds: float, seed: int) -> Tally:
+    asked = httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, trust_env=False)
+    max_tokens = asked.raise_for_status().json()["max_model_len"]
+    tally = Tally()
+    until_s = time.monotonic() + seconds
+    asking = [
+        client(server.url, random.Random(f"{seed}/{number}"), tally, until_s, max_tokens)
+        for number in range(clients)
+    ]
+    await asyncio.gather(watch(server, tally, until_s), *asking)
+    return tally
+
+
+def thirds(samples: Sequence[float]) -> tuple[float, float]:
+    """Means of the first and of the last third, after the warm-up."""
+    warm = samples[round(len(samples) * WARM_UP) :]
+    third = max(1, len(warm) // 3)
+    return fmean(warm[:third]), fmean(warm[-third:])
+
+
+def all_freed(url: str) -> dict[str, float]:
+    """The counters, once no request is left, or as they are when the patience is at an end."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up_s:
+        found = counters(url)
+        if not found["vllm:num_requests_running"] and not found["vllm:num_requests_waiting"]:
+            break
+        time.sleep(SAMPLE_S)
+    return found
+
+
+def verdicts(server: RunningServer, tally: Tally) -> list[tuple[bool, str]]:
+    """What is expected, whether it holds, and what was measured."""
+    found = all_freed(server.url)
+    pages, leased = found["shortfin_llm:pages"], found["shortfin_llm:pages_leased"]
+    whole = found["shortfin_llm:pages_free"] + found["shortfin_llm:pages_cached"]
+    first, last = thirds(tally.rss_bytes)
+    files = thirds(tally.num_files)
+    healthy = httpx.get(f"{server.url}/health", trust_env=False).status_code
+    preemptions = found["vllm:num_preemptions_total"]
+    return [
+        (not tally.errors, f"no error but the clients' own: {len(tally.errors)}"),
+        (preemptions > 0, f"requests were set back to free pages: {preemptions:g} times"),
+        (leased == 0 and whole == pages, f"every page is back: {whole:g} of {pages:g}, {leased:g} in use"),
+        (
+            last <= first * (1 + MAX_GROWTH),
+            f"memory is flat: {first / 2**20:.1f} MiB, then {last / 2**20:.1f} ({last / first - 1:+.2%})",
+        ),
+        (files[1] <= files[0] * 1.5, f"so are open files: {files[0]:.0f}, then {files[1]:.0f}"),
+        (healthy == 200, f"/health: {healthy}"),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artifact", type=Path, metavar="DIR")
+    parser.add_argument("--minutes", type=float, default=15.0, help="(default: %(default)s)")
+    parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--pages", type=int, default=48, help="of the KV cache (default: %(default)s)")
+    parser.add_argument("--batch-mode", default="default", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is asked (default: %(default)s)")
+    arguments = parser.parse_args()
+    flags = [str(arguments.artifact), "--pages", str(arguments.pages), "--batch-mode", arguments.batch_mode]
+    with running_server(flags) as server:
+        tally = asyncio.run(soak(server, arguments.clients, arguments.minutes * 60, arguments.seed))
+        found = verdicts(server, tally)
+        found.append((server.stop() == 0, "the server stopped when it was told to"))
+    print(", ".join(f"{count} {outcome}" for outcome, count in tally.outcomes.most_common()))
+    for error in tally.errors[:10]:
+        print(f"  {error}")
+    for holds, what in found:
+        print(f"{'ok ' if holds else 'NOT'} {what}")
+    return 0 if all(holds for holds, _ in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A device that dies under a real server: everybody is answered, and `/health` tells the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.components.async_engine import FAILURES_OF_A_DEAD_DEVICE, AsyncEngine
+from shortfin_apps.llm.components.metrics import ServerMetrics
+from shortfin_apps.llm.components.text_generation import TextGenerator
+from shortfin_apps.llm.server import Loaded
+from tests.api.harness import TOKENIZER
+from tests.api.loopback import Loopback, loopback
+from tests.components.device_gate import Gate
+from tests.components.engine_fixture import Rig, make_rig
+from tests.components.fake_device import fake_config
+from tests.components.stepped_engine import SteppedClock
+
+PROMPT = [3, 1, 4, 1, 5]
+STALL_TIMEOUT_S = 0.05  # of the stepped clock; the watch looks by the wall's
+
+
+@dataclass(frozen=True)
+class Served:
+    loop: Loopback
+    rig: Rig
+    engine: AsyncEngine
+    clock: SteppedClock
+
+    async def status(self, path: str) -> int:
+        return (await self.loop.client.get(path)).status_code
+
+    async def until_well(self) -> None:
+        """Healthy, and done with what it was given."""
+        async with asyncio.timeout(20):
+            while await self.status("/health") != 200:
+                await asyncio.sleep(0)
+            while self.engine.stats().num_running or self.engine.stats().num_waiting:
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Served]:
+    """A server on a loopback port, over the engine and its thread, over the fake device."""
+    rig, clock = make_rig(fake_config(pages=64), max_running=2), SteppedClock()
+    engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=STALL_TIMEOUT_S, clock=clock)
+    generator = TextGenerator(
+        TOKENIZER, engine, max_seq_len=64, max_requests=8, metrics=ServerMetrics("fake")
+    )
+
+    def load(loaded: Loaded) -> Loaded:
+        return Loaded(replace(loaded.model, generator=generator), engine)
+
+    async with loopback(load=load) as loop:
+        await loop.until_ready()
+        yield Served(loop, rig, engine, clock)
+
+
+def body(max_tokens: int = 40, **more: Any) -> dict[str, Any]:
+    params = {"max_completion_tokens": max_tokens, "ignore_eos": True}
+    return {"input_ids": PROMPT, "sampling_params": params, **more}
+
+
+async def test_a_device_that_stops_answering() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        post = server.loop.client.post
+        streams = [asyncio.create_task(post("/generate", json=body(stream=True))) for _ in range(2)]
+        others = [asyncio.create_task(post("/generate", json=body())) for _ in range(4)]
+        await gate.reached()
+        while len(server.loop.server.server_state.tasks) < len(streams) + len(others):
+            await asyncio.sleep(0)
+        assert await server.status("/health") == 200
+        server.clock.now_s += 2 * STALL_TIMEOUT_S
+        for answer in await asyncio.gather(*streams):
+            assert "not answered" in answer.text
+        assert [answer.status_code for answer in await asyncio.gather(*others)] == [503] * 4
+        assert (await server.status("/health"), await server.status("/ready")) == (503, 503)
+        assert (await post("/generate", json=body())).status_code == 503
+        gate.open()
+        await server.until_well()
+        assert server.engine.stats().pages.leased == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_device_that_fails_every_time(stream: bool) -> None:
+    async with served() as server:
+
+        def fail(name: str) -> None:
+            raise RuntimeError("the device is gone")
+
+        post = server.loop.client.post
+        server.rig.program.faults.call = fail
+        answers = await asyncio.gather(*(post("/generate", json=body(stream=stream)) for _ in range(8)))
+        for answer in answers:
+            assert "the device is gone" in answer.text
+            assert answer.status_code == (200 if stream else 500)
+        assert server.engine.stats().failures_in_a_row >= FAILURES_OF_A_DEAD_DEVICE
+        assert await server.status("/health") == 503
+        server.rig.program.faults.call = lambda name: None
+        assert (await post("/generate", json=body(3))).status_code == 200
+        assert await server.status("/health") == 200
