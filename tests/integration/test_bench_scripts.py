@@ -14,7 +14,9 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 def script(name: str, artifact: Artifact, *flags: str) -> str:
     command = [sys.executable, str(BENCH / name), str(artifact.vmfb.parent), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
 def test_both_modes_side_by_side(tiny_artifact: Artifact, tmp_path: Path) -> None:
@@ -58,3 +60,13 @@ def test_a_short_soak(tiny_artifact: Artifact) -> None:
     assert "ok  no error but the clients' own: 0" in run.stdout
     assert "ok  every page is back" in run.stdout
     assert "ok  /health: 200" in run.stdout
+
+
+def test_perplexity(tiny_artifact: Artifact) -> None:
+    """The same model twice: the same to the last digit, and no better than a model that knows nothing."""
+    printed = script("perplexity.py", tiny_artifact, str(tiny_artifact.vmfb.parent), "--length=16")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[2:]]
+    assert tiny_artifact.vocab_size is not None
+    assert float(rows[0][1]) > tiny_artifact.vocab_size / 4
+    assert rows[0][1] == rows[1][1]
+    assert rows[1][2] == "+0.00%"
