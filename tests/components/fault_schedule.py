@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ from shortfin_apps.llm.components.async_engine import FAILURES_OF_A_DEAD_DEVICE
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.invocation import BatchResult
+from shortfin_apps.llm.components.kvcache.base import Lease
 from shortfin_apps.llm.components.messages import Delta, EngineClient, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.errors import (
     InvalidRequestError,
@@ -195,6 +196,8 @@ class Schedule:
         self.clients: list[Client] = []
         self._fault_rate = rng.choice([0.0, 0.0, 0.002, 0.01, 0.05])
         self._meddling_rate = rng.choice([0.0, 0.01, 0.05])
+        self._bug_rate = rng.choice([0.0] * 9 + [0.05])
+        self._had_bug = False
         self._is_dead = False
         self._stalls = 0
         self._invoked: list[str] = []
@@ -202,6 +205,8 @@ class Schedule:
         self._spoiled_row = -1
         self._aborted: set[str] = set()
         self._drains: list[asyncio.Task[None]] = []
+        self._publish = self.rig.cache.publish
+        self.rig.cache.publish = self._publish_or_not  # type: ignore[method-assign]
         self.rig.program.faults.call = self._on_call
         self.rig.program.faults.spoil = lambda row: row == self._spoiled_row
 
@@ -313,6 +318,13 @@ class Schedule:
         if fault == "never back":
             raise NeverBackError
 
+    def _publish_or_not(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
+        """A bug in the engine itself, in the middle of taking over what was computed."""
+        if self._rng.random() < self._bug_rate:
+            self._had_bug = True
+            raise ZeroDivisionError
+        self._publish(lease, tokens, num_computed)
+
     def _settle(self) -> None:
         """Everybody reads to the end, and the engine works until there is nothing left."""
         self._fault_rate *= self._rng.choice([0, 1])
@@ -336,7 +348,7 @@ class Schedule:
     def _check(self) -> None:
         self._check_pages()
         for client in self.clients:
-            client.check(client.request_id in self._hit, self._stalls > 0)
+            client.check(self._had_bug or client.request_id in self._hit, self._stalls > 0)
         assert self.engine.reserved == (0, 0), "places are still taken"
         if self.engine.is_stuck:
             assert not self.engine.healthy

@@ -71,6 +71,7 @@ class Engine:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._deadlines_s: dict[str, float] = {}
+        self._deltas: list[Delta] = []  # of the step under way
         self._num_steps = 0
         self._failures_in_a_row = 0
         self._num_tasks = 0
@@ -124,14 +125,15 @@ class Engine:
         self._cache.flush()
 
     def fail_all(self, error: LlmError) -> list[Delta]:
-        """Ends everything, in whatever state it is; for a bug in the engine itself."""
+        """Ends everything, in whatever state it is, and hands over what a step had not; for a bug in it."""
         requests = list(self._requests.values())
         self._requests.clear()
         self._deadlines_s.clear()
         for request in requests:
             self._scheduler.discard(request)
         reason = FinishReason.ERROR
-        return [Delta(request_id=r.request_id, finish_reason=reason, error=error) for r in requests]
+        ended = [Delta(request_id=r.request_id, finish_reason=reason, error=error) for r in requests]
+        return self._take_deltas() + ended
 
     @property
     def has_work(self) -> bool:
@@ -139,24 +141,16 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Ends what is late, and one invocation's worth of progress: what it added to each request."""
-        begin = self._clock()
-        deltas = self._expire(begin)
+        began_s = self._clock()
+        self._expire(began_s)
         try:
             batch = self._scheduler.plan()
         except IllegalTransitionError as bug:
-            return deltas + self._contain(bug)
-        if batch is None:
-            return deltas
-        try:
-            rows = self._rows(batch, self._runner.run(batch))
-        except Exception as error:
-            self._failures_in_a_row += 1
-            return deltas + self._fail(batch, error)
-        self._failures_in_a_row = 0
-        deltas += self._commit(batch, rows, begin)
-        self._num_steps += 1
-        self._step_s += self._clock() - begin
-        return deltas
+            self._contain(bug)
+        else:
+            if batch is not None:
+                self._invoke(batch, began_s)
+        return self._take_deltas()
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -175,16 +169,30 @@ class Engine:
             failures_in_a_row=self._failures_in_a_row,
         )
 
-    def _expire(self, now_s: float) -> list[Delta]:
+    def _take_deltas(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _expire(self, now_s: float) -> None:
         """Ends the requests whose time is over, wherever they are."""
         if not self._deadlines_s:
-            return []
+            return
         late = [request_id for request_id, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
-        deltas = []
         for request in map(self._requests.__getitem__, late):
             error = DeadlineExceededError("the request's time (`timeout_s` or the server's limit) is over")
-            deltas.append(self._finish(request, FinishReason.ABORT, error=error))
-        return deltas
+            self._deltas.append(self._finish(request, FinishReason.ABORT, error=error))
+
+    def _invoke(self, batch: Batch, began_s: float) -> None:
+        try:
+            rows = self._rows(batch, self._runner.run(batch))
+        except Exception as error:
+            self._failures_in_a_row += 1
+            self._fail(batch, error)
+            return
+        self._failures_in_a_row = 0
+        self._commit(batch, rows, began_s)
+        self._num_steps += 1
+        self._step_s += self._clock() - began_s
 
     def _rows(self, batch: Batch, result: BatchResult) -> list[Candidates | None]:
         """What came out for each task; None where that is not worth fetching.
@@ -201,21 +209,19 @@ class Engine:
         wide = needs_logits(task.request.call.params, len(banned), num_candidates)
         return result.row(index, with_logits=wide and self._runner.returns_logits)
 
-    def _commit(self, batch: Batch, rows: Sequence[Candidates | None], began_s: float) -> list[Delta]:
+    def _commit(self, batch: Batch, rows: Sequence[Candidates | None], began_s: float) -> None:
         """Takes over what was computed; what is not a number ends its request and gets to no one else."""
-        deltas = []
         for task, row in zip(batch.tasks, rows, strict=True):
             if row is not None and not np.isfinite(row.best):
                 error = InvocationError("the model returned logits that are not finite numbers")
-                deltas.append(self._finish(task.request, FinishReason.ERROR, error=error))
+                self._deltas.append(self._finish(task.request, FinishReason.ERROR, error=error))
                 continue
             self._advance(task, began_s)
             if row is not None:
                 self._publish(task)
             if task.completes:
                 assert row is not None
-                deltas.append(self._sample(task.request, row))
-        return deltas
+                self._deltas.append(self._sample(task.request, row))
 
     def _advance(self, task: LlmTaskInput, began_s: float) -> None:
         """Counts the task's tokens as computed."""
@@ -293,19 +299,21 @@ class Engine:
             error=error,
         )
 
-    def _fail(self, batch: Batch, error: Exception) -> list[Delta]:
+    def _fail(self, batch: Batch, error: Exception) -> None:
         """An invocation that failed ends the requests in it and nobody else."""
         logger.error("invocation of %d tasks failed", len(batch.tasks), exc_info=error)
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
-        return [self._finish(task.request, FinishReason.ERROR, error=shown) for task in batch.tasks]
+        for task in batch.tasks:
+            self._deltas.append(self._finish(task.request, FinishReason.ERROR, error=shown))
 
-    def _contain(self, bug: IllegalTransitionError) -> list[Delta]:
+    def _contain(self, bug: IllegalTransitionError) -> None:
         """Ends the one request that is out of step; nothing when it was answered before."""
-        error = self._discard(bug)
-        if self._requests.get(bug.request.request_id) is not bug.request:
-            return []
-        self._forget(bug.request)
-        return [Delta(request_id=bug.request.request_id, finish_reason=FinishReason.ERROR, error=error)]
+        request, error = bug.request, self._discard(bug)
+        if self._requests.get(request.request_id) is not request:
+            return
+        self._forget(request)
+        ended = Delta(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
+        self._deltas.append(ended)
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
