@@ -34,7 +34,7 @@ MAX_OUTPUT_TOKENS = 96
 MAX_GROWTH = 0.02
 PATIENCE_S = 600.0  # for one answer
 SAMPLE_S = 0.5
-WARM_UP = 0.2  # of the time: until every buffer and every page has been used once
+WARM_UP, WARM_UP_S = 0.2, 30.0  # of the time, at least: until every buffer and page has been used once
 PREFIXES = [text(f"prefix {number}", 40) for number in range(4)]
 
 BAD_BODIES: list[dict[str, Any]] = [
@@ -165,7 +165,8 @@ async def soak(server: RunningServer, clients: int, seconds: float, seed: int) -
 
 def thirds(samples: Sequence[float]) -> tuple[float, float]:
     """Means of the first and of the last third, after the warm-up."""
-    warm = samples[round(len(samples) * WARM_UP) :]
+    warm_up = max(len(samples) * WARM_UP, min(len(samples) / 2, WARM_UP_S / SAMPLE_S))
+    warm = samples[round(warm_up) :]
     third = max(1, len(warm) // 3)
     return fmean(warm[:third]), fmean(warm[-third:])
 

@@ -122,9 +122,9 @@ class EngineClient(Protocol):
     """
 
     def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
-        """Admits the request now and returns its stream; closing it early aborts the request, if it was begun.
+        """Admits the request now and returns its stream; closing the stream early aborts it.
 
-        A generator that was never started does not notice its end: `abort` the request then.
+        Python does not tell a generator that was never started of its end: `abort` its request, too.
 
         Raises OverloadedError, UnavailableError or InvalidRequestError before anything is queued.
         The last Delta carries `finish_reason`; with ERROR it carries `error` too.
