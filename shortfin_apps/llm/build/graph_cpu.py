@@ -73,6 +73,7 @@ class CpuForm:
             eps=self._spec.rms_norm_eps,
             dtype=self._options.activations,
             lanes=math.gcd(self._spec.hidden_size, LANES),
+            has_bf16=self._dot2,
             row_block=4,
         )
         rows = x.shape[0]
