@@ -46,11 +46,11 @@ def test_a_long_prompt_beside_streams(tiny_artifact: Artifact) -> None:
 def test_more_than_the_server_can_give(tiny_artifact: Artifact, tmp_path: Path) -> None:
     flags = ("--ramp=0.2", "--seconds=0.5", "--max-running=2", "--max-queue=2", "--loads=4", "--no-plot")
     printed = script("overload.py", tiny_artifact, *flags, f"--output={tmp_path / 'overload'}")
-    capacity, overload = json.loads((tmp_path / "overload.json").read_text())["levels"]
-    assert capacity["output_tokens_per_s"] > 0
-    assert overload["refused"] > 0
-    assert (capacity["failed"], overload["failed"]) == (0, 0)
-    assert "4 places take " in printed
+    [trial] = json.loads((tmp_path / "overload.json").read_text())["trials"]
+    assert trial["capacity"]["output_tokens_per_s"] > 0
+    assert trial["load"]["refused"] > 0
+    assert (trial["capacity"]["failed"], trial["load"]["failed"]) == (0, 0)
+    assert printed.splitlines()[-1].startswith("| 4x | ")
 
 
 def test_a_short_soak(tiny_artifact: Artifact) -> None:
