@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.components.sampling_params import SamplingParams
-from shortfin_apps.llm.components.text_generation import (
-    LONG_TEXT,
-    TextDelta,
-    TextGenerator,
-    TextRequest,
-    gather,
-    gather_answers,
-    merge,
-    with_seed,
-)
+from shortfin_apps.llm.components.text_generation import LONG_TEXT, TextGenerator, with_seed
+from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, gather, gather_answers, merge
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, OverloadedError
 from tests.api.scripted_engine import Script, ScriptedEngine, failing, forever, saying
 from tests.components.tiny_tokenizers import EOS, byte_level_tokenizer

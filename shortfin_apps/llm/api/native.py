@@ -28,14 +28,8 @@ from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_dis
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.beam_search import check_num_beams
 from shortfin_apps.llm.components.messages import FinishReason, Terms, TokenLogprobs
-from shortfin_apps.llm.components.text_generation import (
-    TextDelta,
-    TextRequest,
-    TextStream,
-    gather_answers,
-    merge,
-    with_seed,
-)
+from shortfin_apps.llm.components.text_generation import with_seed
+from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, TextStream, gather_answers, merge
 from shortfin_apps.llm.components.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 

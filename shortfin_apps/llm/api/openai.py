@@ -29,7 +29,8 @@ from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
-from shortfin_apps.llm.components.text_generation import TextRequest, TextStream, gather, merge, with_seed
+from shortfin_apps.llm.components.text_generation import with_seed
+from shortfin_apps.llm.components.text_stream import TextRequest, TextStream, gather, merge
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 
 logger = logging.getLogger(__name__)

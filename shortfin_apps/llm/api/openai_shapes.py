@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from shortfin_apps.llm.components.messages import TokenLogprobs
-from shortfin_apps.llm.components.text_generation import TextDelta, TextRequest
+from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.components.tokenizer import REPLACEMENT, Tokenizer
 
 
