@@ -39,7 +39,7 @@ PATIENCE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What every request is, how many the server takes in, and for how long each load lasts."""
+    """What requests are (answers in the mean), how many the server takes in, how long each load lasts."""
 
     prompt_tokens: int
     output_tokens: int
@@ -118,7 +118,9 @@ class Load:
 
     async def _ask(self) -> RequestRecord:
         prompt = self._rng.choices(self._token_ids, k=self._plan.prompt_tokens)
-        return await measure(self._http, None, Ask(prompt, self._plan.output_tokens))
+        # Answers of one length would keep in step, those that began together ending together.
+        output_tokens = self._rng.randint(self._plan.output_tokens // 2, 3 * self._plan.output_tokens // 2)
+        return await measure(self._http, None, Ask(prompt, output_tokens))
 
     async def _level(self, name: str, records: list[RequestRecord], asking: asyncio.Future[Any]) -> Level:
         """Measures between the ramp and the last request, then waits for the answers."""
@@ -220,7 +222,12 @@ def main() -> None:
     parser.add_argument("--loads", default="1,2,4", help="multiples of capacity (default: %(default)s)")
     parser.add_argument("--batch-mode", default="default", help="(default: %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="(default: %(default)s)")
-    parser.add_argument("--output-tokens", type=int, default=32, help="(default: %(default)s)")
+    parser.add_argument(
+        "--output-tokens",
+        type=int,
+        default=32,
+        help="in the mean (default: %(default)s)",
+    )
     parser.add_argument("--max-running", type=int, default=32, help="(default: %(default)s)")
     parser.add_argument("--max-queue", type=int, default=32, help="(default: %(default)s)")
     parser.add_argument("--ramp", type=float, default=8, help="seconds (default: %(default)s)")
