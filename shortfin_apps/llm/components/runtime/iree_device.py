@@ -35,6 +35,11 @@ from shortfin_apps.llm.errors import ArtifactError, InvocationError
 # dispatch runs; after this long without work the workers cost nothing.
 _WORKER_SPIN_US = 100
 
+# The allocator reuses freed buffers of exactly the size that is asked for and gives none back by itself.
+# Entries of dynamic shape ask for other sizes at every batch, so what it holds is let go now and then: it
+# costs a few page faults, and makes room for sizes that are in use.
+_SUBMISSIONS_PER_TRIM = 256
+
 _BYTE = np.dtype(np.uint8)
 _MEMORY = iree.MemoryType.DEVICE_LOCAL | iree.MemoryType.HOST_VISIBLE
 _USAGE = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
@@ -253,6 +258,7 @@ class IreeDevice:
         self._instance = iree.VmInstance()
         self._timeline = _Timeline(device)
         self._in_flight: deque[IreePending] = deque()
+        self._num_submissions = 0
         self._lock = threading.Lock()
 
     @property
@@ -307,6 +313,9 @@ class IreeDevice:
             values.push_ref(cast(IreeBuffer, argument).view)
         with self._lock:
             self._forget_finished()
+            self._num_submissions += 1
+            if self._num_submissions % _SUBMISSIONS_PER_TRIM == 0:
+                self._allocator.trim()
             start = self._start_async if is_async else self._start_sync
             try:
                 fence = start(context, function, values, results)
