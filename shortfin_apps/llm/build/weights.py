@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from shortfin_apps.llm.build.graph_target import Target
+from shortfin_apps.llm.build.graph_weights import parameter_types
 from shortfin_apps.llm.build.quantise import Bits, Blocks, quantise, stack
 from shortfin_apps.llm.build.sources.base import Array, ModelSource, tensor_shapes
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
@@ -90,13 +91,8 @@ def write_weights(
 
 
 def _entries(spec: LlamaSpec, options: BuildOptions, target: Target) -> list[ArchiveEntry]:
-    return [
-        ArchiveEntry(name, prod(shape) * _ITEM_BYTES[dtype])
-        for weight in plan_weights(spec)
-        for name, (shape, dtype) in weight_layout(weight.name, options, target)
-        .stored(weight.name, weight.shape)
-        .items()
-    ]
+    types = parameter_types(spec, options, target)
+    return [ArchiveEntry(name, prod(shape) * _ITEM_BYTES[dtype]) for name, (shape, dtype) in types.items()]
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from shortfin_apps.llm.components.beam_search import BeamSearch
-from shortfin_apps.llm.components.messages import (
-    EngineClient,
-)
+from shortfin_apps.llm.components.messages import EngineClient
 from shortfin_apps.llm.components.metrics import RequestTimer, ServerMetrics
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text_stream import (
