@@ -15,6 +15,7 @@ import pytest
 
 from shortfin_apps.llm.build.compile import compile_text
 from shortfin_apps.llm.build.graph_cpu import CpuForm
+from shortfin_apps.llm.build.graph_cpu_operations import VectorOperations
 from shortfin_apps.llm.build.graph_generic import yield_as
 from shortfin_apps.llm.build.graph_target import Target, resolve_target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
@@ -149,26 +150,29 @@ class LinearKernels:
         spec = replace(TINY, hidden_size=sizes.hidden, intermediate_size=sizes.ffn, vocab_size=sizes.out)
         weights = matmul_weights(options, target, sizes)
         form = CpuForm(spec, options, target, weights)
+        operations = VectorOperations(spec, options, target, weights, form.kernel)
         act = options.activations
         x: Inputs = {"x": ("?", sizes.hidden)}
         h: Inputs = {"h": ("?", sizes.ffn), "r": ("?", sizes.hidden)}
 
         def gated(e: Emitter, x: Tensor) -> list[Tensor]:
-            return [widen(e, form.gated_linear(e, narrow(e, x, act), "blk.0.ffn_gate_up.weight"))]
+            return [widen(e, operations.gated_linear(e, narrow(e, x, act), "blk.0.ffn_gate_up.weight"))]
 
         def embedding(e: Emitter, x: Tensor) -> list[Tensor]:
             ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"
             return [form.embedding(e, e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids))]
 
         functions = [
-            function("plain", x, lambda e, x: [form.linear(e, narrow(e, x, act), "blk.0.attn_qkv.weight")]),
+            function(
+                "plain", x, lambda e, x: [operations.linear(e, narrow(e, x, act), "blk.0.attn_qkv.weight")]
+            ),
             function(
                 "residual",
                 h,
-                lambda e, h, r: [form.linear(e, narrow(e, h, act), "blk.0.ffn_down.weight", r)],
+                lambda e, h, r: [operations.linear(e, narrow(e, h, act), "blk.0.ffn_down.weight", r)],
             ),
             function("gated", x, gated),
-            function("norm", x, lambda e, x: [widen(e, form.rms_norm(e, x, "blk.0.ffn_norm.weight"))]),
+            function("norm", x, lambda e, x: [widen(e, operations.rms_norm(e, x, "blk.0.ffn_norm.weight"))]),
             function("embedding", {"x": ("?",)}, embedding),
         ]
         text = "\n".join(

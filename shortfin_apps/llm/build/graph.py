@@ -52,25 +52,13 @@ class LlamaGraph:
     def _forward(self, e: Emitter, tokens: Tensor, batch: Batch) -> Tensor:
         """Token ids [tokens] i64 -> logits [rows, vocab] f32 of each row's last valid token."""
         x = self._form.embedding(e, tokens)
+        qkv: Tensor | None = self._form.project(e, x)
         for layer in range(self._spec.num_hidden_layers):
-            x = self._attention_block(e, x, layer, batch)
-            x = self._feed_forward_block(e, x, layer)
-        x = self._last_tokens(e, x, batch)
-        x = self._form.rms_norm(e, x, "output_norm.weight")
-        head = "token_embd.weight" if self._spec.tie_word_embeddings else "output.weight"
-        return self._form.linear(e, x, head)
-
-    def _attention_block(self, e: Emitter, x: Tensor, layer: int, batch: Batch) -> Tensor:
-        h = self._form.rms_norm(e, x, f"blk.{layer}.attn_norm.weight")
-        qkv = self._form.linear(e, h, f"blk.{layer}.attn_qkv.weight")
-        q = self._form.rope_store(e, qkv, layer, batch)
-        h = self._form.attention(e, q, layer, batch)
-        return self._form.linear(e, h, f"blk.{layer}.attn_output.weight", residual=x)
-
-    def _feed_forward_block(self, e: Emitter, x: Tensor, layer: int) -> Tensor:
-        h = self._form.rms_norm(e, x, f"blk.{layer}.ffn_norm.weight")
-        h = self._form.gated_linear(e, h, f"blk.{layer}.ffn_gate_up.weight")
-        return self._form.linear(e, h, f"blk.{layer}.ffn_down.weight", residual=x)
+            assert qkv is not None  # only after the last layer
+            q = self._form.rope_store(e, qkv, layer, batch)
+            attended = self._form.attention(e, q, layer, batch)
+            x, qkv = self._form.advance(e, x, attended, layer)
+        return self._form.logits(e, self._last_tokens(e, x, batch))
 
     def _last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
         """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""

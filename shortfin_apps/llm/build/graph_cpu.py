@@ -6,18 +6,16 @@ import math
 from typing import Any
 
 from shortfin_apps.llm.build.graph_cpu_attention import choose_attention
+from shortfin_apps.llm.build.graph_cpu_operations import choose_operations
 from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_target import Target
-from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
 from shortfin_apps.llm.build.quantise import BLOCK
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.build.weight_layout import LANES, num_panels
+from shortfin_apps.llm.build.weight_layout import LANES
 from shortfin_apps.llm.errors import BuildError
-
-AMX_SIZE = 32  # bf16 of one row of a tile, and columns of two
-AMX_ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 
 
 class CpuForm:
@@ -37,7 +35,8 @@ class CpuForm:
         self._target = target
         self._weights = weights
         self._kernels: dict[str, str] = {}
-        self._attention = choose_attention(spec, options, target, self._kernel)
+        self._attention = choose_attention(spec, options, target, self.kernel)
+        self._operations = choose_operations(spec, options, target, weights, self.kernel)
 
     def declarations(self) -> list[str]:
         return list(self._kernels.values())
@@ -65,42 +64,14 @@ class CpuForm:
         shape = (tokens.shape[0], self._spec.hidden_size)
         return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
 
-    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        kernel = self._kernel(
-            "rms_norm",
-            "rms_norm",
-            size=self._spec.hidden_size,
-            eps=self._spec.rms_norm_eps,
-            dtype=self._options.activations,
-            lanes=math.gcd(self._spec.hidden_size, LANES),
-            has_bf16=self._dot2,
-            row_block=4,
-        )
-        rows = x.shape[0]
-        result = (x.shape, self._options.activations)
-        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+    def project(self, e: Emitter, x: Tensor) -> Tensor:
+        return self._operations.project(e, x)
 
-    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
-        out_features = self._weights.shape(weight)[0]
-        padded = -(-out_features // LANES) * LANES
-        reads = [x, *self._weights.load(e, weight)] + ([residual] if residual else [])
-        kernel = self._matmul(weight, "residual" if residual else "store")
-        rows = x.shape[0]
-        out = e.dispatch(kernel, [rows], [rows], reads, [((rows, padded), "f32")])[0]
-        if padded == out_features:
-            return out
-        return e.tensor(
-            f"tensor.extract_slice {out.name}[0, 0] [{rows}, {out_features}] [1, 1] : {out.type} to "
-            f"{tensor_type((rows, out_features), 'f32')}",
-            (rows, out_features),
-            "f32",
-        )
+    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        return self._operations.advance(e, x, attended, layer)
 
-    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        rows = x.shape[0]
-        result = ((rows, self._spec.intermediate_size), self._options.activations)
-        kernel = self._matmul(weight, "silu")
-        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+    def logits(self, e: Emitter, x: Tensor) -> Tensor:
+        return self._operations.logits(e, x)
 
     def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         return self._attention.rope_store(e, qkv, layer, batch)
@@ -112,7 +83,7 @@ class CpuForm:
         rows, vocab = logits.shape
         assert isinstance(vocab, int)
         k = self._options.top_k
-        kernel = self._kernel(
+        kernel = self.kernel(
             "top_k",
             f"top_k_{k}_of_{vocab}",
             size=vocab,
@@ -126,39 +97,8 @@ class CpuForm:
         )
         return values, indices
 
-    def _matmul(self, weight: str, epilogue: str) -> str:
-        out_features, in_features = self._weights.shape(weight)
-        panels = num_panels(out_features)
-        bits = self._weights.layout(weight).bits
-        name = f"matmul_{out_features}x{in_features}_{epilogue}" + (f"_q{bits}" if bits else "")
-        shape = {
-            "n": out_features,
-            "k_size": in_features,
-            "epilogue": epilogue,
-            "panels_per_group": max(1, panels // 32),
-            "bits": bits,
-        }
-        if self._dot2 and self._target.has_amx and out_features % AMX_SIZE == in_features % AMX_SIZE == 0:
-            row_block = min(512, AMX_ROWS_BYTES // (2 * in_features) // AMX_SIZE * AMX_SIZE)
-            return self._kernel("matmul_amx", name, **shape, row_block=max(row_block, AMX_SIZE), max_chunk=10)
-        tile_rows = 8 if self._target.has_wide_vectors else 2
-        return self._kernel(
-            "matmul",
-            name,
-            **shape,
-            row_block=128,
-            dtype=self._options.activations,
-            dot2=self._dot2,
-            lanes=LANES,
-            tile_rows=tile_rows,
-            tail_sizes=[size for size in (4, 2, 1) if size < tile_rows],
-        )
-
-    @property
-    def _dot2(self) -> bool:
-        return self._options.activations == "bf16" and self._target.has_bf16_dot
-
-    def _kernel(self, template: str, name: str, **parameters: Any) -> str:
+    def kernel(self, template: str, name: str, **parameters: Any) -> str:
+        """Renders a template under a name of its own; the same name means the same kernel."""
         if name not in self._kernels:
             self._kernels[name] = render(template, name, **parameters)
         return name

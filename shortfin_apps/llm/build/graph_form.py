@@ -43,7 +43,7 @@ class Batch:
 
 
 class Form(Protocol):
-    """Activations are `[tokens, features]`; `act` below is the weights' type, which matmuls read.
+    """Activations are `[tokens, features]`; `act` below is the activations' type, which matmuls read.
 
     A weight is named as in LlamaSpec. Every operation may be called in several functions of the module.
     """
@@ -52,24 +52,25 @@ class Form(Protocol):
         """[tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row, not past it."""
         ...
 
-    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        """[tokens, hidden] f32 -> act."""
-        ...
-
-    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
-        """[tokens, in] act -> [tokens, out] f32, plus `residual`."""
-        ...
-
-    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        """[tokens, in] act -> [tokens, out / 2] act: silu(gate) * up."""
+    def project(self, e: Emitter, x: Tensor) -> Tensor:
+        """x [tokens, hidden] f32 -> the first layer's q, k and v [tokens, qkv features] f32."""
         ...
 
     def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        """[tokens, qkv features] f32 -> rotated q [tokens, heads * head_dim] f32; k and v go to the cache."""
+        """[tokens, qkv features] f32 -> rotated q, as `attention` reads it; k and v go to the cache."""
         ...
 
     def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        """[tokens, heads * head_dim] f32 -> act, over the batch's cache."""
+        """What `rope_store` returned -> [tokens, heads * head_dim] act, over the batch's cache."""
+        ...
+
+    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        """x [tokens, hidden] f32 and what the layer's `attention` returned -> x past the layer, and the next
+        layer's q, k and v as of `project`, None after the last."""
+        ...
+
+    def logits(self, e: Emitter, x: Tensor) -> Tensor:
+        """x [rows, hidden] f32 past all layers -> [rows, vocab] f32."""
         ...
 
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:

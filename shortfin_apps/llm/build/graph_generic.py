@@ -8,6 +8,7 @@ cannot matter.
 from __future__ import annotations
 
 from shortfin_apps.llm.build.graph_form import Batch
+from shortfin_apps.llm.build.graph_operations import SeparateOperations
 from shortfin_apps.llm.build.graph_packed import CachePlane, packed_attention, slot_rows
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, affine_map, tensor_type
 from shortfin_apps.llm.build.graph_topk import top_k
@@ -15,11 +16,11 @@ from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 
 
-class GenericForm:
+class GenericForm(SeparateOperations):
     """Implements Form."""
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, weights: WeightTypes) -> None:
-        self._spec = spec
+        super().__init__(spec)
         self._options = options
         self._weights = weights
         self._stride = options.block_seq_stride

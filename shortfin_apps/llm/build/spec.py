@@ -50,6 +50,11 @@ class LlamaSpec:
     def qkv_features(self) -> int:
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
+    @property
+    def head_weight(self) -> str:
+        """The matrix that makes logits."""
+        return "token_embd.weight" if self.tie_word_embeddings else "output.weight"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:

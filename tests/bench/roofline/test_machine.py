@@ -34,9 +34,9 @@ def clock() -> Iterator[float]:
 
 def test_speeds_are_those_of_the_best_run() -> None:
     program, ticks = Ticking(), clock()
-    machine = Machine(FakeDevice(program), program, "f32", clock=lambda: next(ticks))
+    machine = Machine(FakeDevice(program), program, clock=lambda: next(ticks))
     assert machine.bytes_per_s(10 * STREAM_ROW_BYTES) == 10 * STREAM_ROW_BYTES / 2
-    assert machine.flops_per_s() == 2 * SIZE**3 / 3
+    assert machine.flops_per_s() == 3 * 2 * SIZE**3 / 3
     assert [entry for entry, _ in program.shapes] == ["stream"] * (1 + RUNS) + ["matmul"] * (1 + RUNS)
     assert program.shapes[0][1][0] == 10
 

@@ -1,0 +1,119 @@
+"""Norms and matmuls as hand-written CPU kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from shortfin_apps.llm.build.graph_operations import SeparateOperations
+from shortfin_apps.llm.build.graph_target import Target
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.weight_layout import LANES, num_panels
+
+Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
+
+AMX_SIZE = 32  # bf16 of one row of a tile, and columns of two
+AMX_ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
+
+
+class CpuOperations(Protocol):
+    """Form's operations between two attentions."""
+
+    def project(self, e: Emitter, x: Tensor) -> Tensor: ...
+
+    def advance(
+        self, e: Emitter, x: Tensor, attended: Tensor, layer: int
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def logits(self, e: Emitter, x: Tensor) -> Tensor: ...
+
+
+def choose_operations(
+    spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+) -> CpuOperations:
+    return VectorOperations(spec, options, target, weights, render)
+
+
+class VectorOperations(SeparateOperations):
+    """Weights in panels of floats, or in blocks that are widened to floats."""
+
+    def __init__(
+        self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+    ) -> None:
+        super().__init__(spec)
+        self._options = options
+        self._target = target
+        self._weights = weights
+        self._render = render
+
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        kernel = self._render(
+            "rms_norm",
+            "rms_norm",
+            size=self._spec.hidden_size,
+            eps=self._spec.rms_norm_eps,
+            dtype=self._options.activations,
+            lanes=math.gcd(self._spec.hidden_size, LANES),
+            has_bf16=self._dot2,
+            row_block=4,
+        )
+        rows = x.shape[0]
+        result = (x.shape, self._options.activations)
+        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+
+    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
+        out_features = self._weights.shape(weight)[0]
+        padded = -(-out_features // LANES) * LANES
+        reads = [x, *self._weights.load(e, weight)] + ([residual] if residual else [])
+        kernel = self._matmul(weight, "residual" if residual else "store")
+        rows = x.shape[0]
+        out = e.dispatch(kernel, [rows], [rows], reads, [((rows, padded), "f32")])[0]
+        if padded == out_features:
+            return out
+        return e.tensor(
+            f"tensor.extract_slice {out.name}[0, 0] [{rows}, {out_features}] [1, 1] : {out.type} to "
+            f"{tensor_type((rows, out_features), 'f32')}",
+            (rows, out_features),
+            "f32",
+        )
+
+    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        rows = x.shape[0]
+        result = ((rows, self._spec.intermediate_size), self._options.activations)
+        kernel = self._matmul(weight, "silu")
+        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+
+    def _matmul(self, weight: str, epilogue: str) -> str:
+        out_features, in_features = self._weights.shape(weight)
+        panels = num_panels(out_features)
+        bits = self._weights.layout(weight).bits
+        name = f"matmul_{out_features}x{in_features}_{epilogue}" + (f"_q{bits}" if bits else "")
+        shape = {
+            "n": out_features,
+            "k_size": in_features,
+            "epilogue": epilogue,
+            "panels_per_group": max(1, panels // 32),
+            "bits": bits,
+        }
+        if self._dot2 and self._target.has_amx and out_features % AMX_SIZE == in_features % AMX_SIZE == 0:
+            row_block = min(512, AMX_ROWS_BYTES // (2 * in_features) // AMX_SIZE * AMX_SIZE)
+            return self._render("matmul_amx", name, **shape, row_block=max(row_block, AMX_SIZE), max_chunk=10)
+        tile_rows = 8 if self._target.has_wide_vectors else 2
+        return self._render(
+            "matmul",
+            name,
+            **shape,
+            row_block=128,
+            dtype=self._options.activations,
+            dot2=self._dot2,
+            lanes=LANES,
+            tile_rows=tile_rows,
+            tail_sizes=[size for size in (4, 2, 1) if size < tile_rows],
+        )
+
+    @property
+    def _dot2(self) -> bool:
+        return self._options.activations == "bf16" and self._target.has_bf16_dot

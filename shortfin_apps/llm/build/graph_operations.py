@@ -1,0 +1,48 @@
+"""The part of a Form between two attentions, for forms that take one operation for each step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.spec import LlamaSpec
+
+
+class SeparateOperations(ABC):
+    """Implements Form's `project`, `advance` and `logits` over what a subclass adds.
+
+    `act` below is the activations' type, which matmuls read.
+    """
+
+    def __init__(self, spec: LlamaSpec) -> None:
+        self._spec = spec
+
+    @abstractmethod
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        """[tokens, hidden] f32 -> act."""
+
+    @abstractmethod
+    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
+        """[tokens, in] act -> [tokens, out] f32, plus `residual`."""
+
+    @abstractmethod
+    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        """[tokens, in] act -> [tokens, out / 2] act: silu(gate) * up."""
+
+    def project(self, e: Emitter, x: Tensor) -> Tensor:
+        return self._project(e, x, 0)
+
+    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        x = self.linear(e, attended, f"blk.{layer}.attn_output.weight", residual=x)
+        h = self.rms_norm(e, x, f"blk.{layer}.ffn_norm.weight")
+        h = self.gated_linear(e, h, f"blk.{layer}.ffn_gate_up.weight")
+        x = self.linear(e, h, f"blk.{layer}.ffn_down.weight", residual=x)
+        is_last = layer + 1 == self._spec.num_hidden_layers
+        return x, None if is_last else self._project(e, x, layer + 1)
+
+    def logits(self, e: Emitter, x: Tensor) -> Tensor:
+        return self.linear(e, self.rms_norm(e, x, "output_norm.weight"), self._spec.head_weight)
+
+    def _project(self, e: Emitter, x: Tensor, layer: int) -> Tensor:
+        h = self.rms_norm(e, x, f"blk.{layer}.attn_norm.weight")
+        return self.linear(e, h, f"blk.{layer}.attn_qkv.weight")
