@@ -3,9 +3,10 @@
     python bench/long_prefill.py DIR      # --streams 8, --prompt-tokens 4096, --token-budget 192
 
 DIR is a directory that `shortfin-llm build` made. With a server in each mode, measures: the time of one
-invocation of as many tokens as the mode lets in at once (the token budget; the default mode's chunk); the
-long prompt's time to first token alone; the streams' inter-token times with nobody else there; then both
-at once. The ratio is the streams' p99 inter-token time then, over the time of that invocation.
+invocation of as many tokens as the token budget lets in at once (in the default mode a stream waits for
+that and a decode); the long prompt's time to first token alone; the streams' inter-token times with nobody
+else there; then both at once. The ratio is the streams' p99 inter-token time then, over the time of that
+invocation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mode_servers import counted_since, counters, mode_servers
 
 from shortfin_apps.llm.bench.stats import percentile
 from shortfin_apps.llm.client import LlmClient
-from shortfin_apps.llm.components.batching import DEFAULT_CHUNK_TOKENS, DEFAULT_TOKEN_BUDGET
+from shortfin_apps.llm.components.batching import DEFAULT_EXTEND_BUDGET
 
 WARM_TOKENS = 40
 QUIET_S = 2
@@ -39,10 +40,6 @@ class Plan:
     prompt_tokens: int
     stream_tokens: int
     token_budget: int
-
-    def step_tokens(self, label: str) -> int:
-        """The most tokens of one prompt in an invocation."""
-        return DEFAULT_CHUNK_TOKENS if label == "default" else self.token_budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +91,9 @@ async def step_ms(client: LlmClient, url: str, tokens: int) -> float:
     return passed["shortfin_llm:step_seconds_total"] / passed["shortfin_llm:steps_total"] * 1e3
 
 
-async def measure(label: str, url: str, plan: Plan) -> Result:
+async def measure(url: str, plan: Plan) -> Result:
     async with LlmClient(url) as client:
-        one_step_ms = await step_ms(client, url, plan.step_tokens(label))
+        one_step_ms = await step_ms(client, url, plan.token_budget)
         begin, end = await time_to_first_token(client, plan.prompt_tokens)
         alone_s = end - begin
         streams = [Stream(client) for _ in range(plan.streams)]
@@ -126,7 +123,7 @@ def report(label: str, plan: Plan, result: Result) -> None:
         print(f"  {about:<40}{points}")
     p99_ms = percentile(result.beside_prefill_ms, 99) or 0
     print(
-        f"  {plan.step_tokens(label)} tokens in one invocation: {result.step_ms:.1f} ms, "
+        f"  {plan.token_budget} tokens in one invocation: {result.step_ms:.1f} ms, "
         f"so p99 is {p99_ms / result.step_ms:.2f} of that"
     )
     print(
@@ -144,13 +141,13 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=4096, help="(default: %(default)s)")
     parser.add_argument("--stream-tokens", type=int, default=4000, help="(default: %(default)s)")
     parser.add_argument(
-        "--token-budget", type=int, default=DEFAULT_TOKEN_BUDGET, help="(default: %(default)s)"
+        "--token-budget", type=int, default=DEFAULT_EXTEND_BUDGET, help="(default: %(default)s)"
     )
     arguments = vars(parser.parse_args())
     artifact, plan = arguments.pop("artifact"), Plan(**arguments)
     with mode_servers(artifact, ["--token-budget", str(plan.token_budget)]) as servers:
         for label, url in servers.items():
-            report(label, plan, asyncio.run(measure(label, url, plan)))
+            report(label, plan, asyncio.run(measure(url, plan)))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/structures.md",
+    "docs/batching.md",
     "docs/overload.md",
     "docs/security.md",
     "bench/README.md",

@@ -277,6 +277,7 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
         pages=config.pages,
         chunk_tokens=_in_tokens(config.chunk_tokens, config.chunk_block_size, stride),
         token_budget=_in_tokens(config.token_budget, config.max_pages_per_batch, stride),
+        alone_budget=config.alone_budget,
         prefills_per_decode=config.prefills_per_decode,
         max_running=config.max_running,
         max_queue=config.max_queue,

@@ -121,14 +121,25 @@ class ServerConfig(BaseSettings):
         "default", description="how requests are cut into chunks and batched"
     )
     chunk_tokens: int | None = Field(
-        None, ge=1, description="length of a prefill chunk in tokens, rounded up to pages (default: 128)"
+        None,
+        ge=1,
+        description="length of a prefill chunk in tokens, rounded up to pages (default: 128, and longer "
+        "where a budget has room; given without a budget, the default mode's chunks are never longer)",
     )
     chunk_block_size: int | None = Field(None, ge=1, description="the same in pages (upstream's flag)")
     token_budget: int | None = Field(
-        None, ge=1, description="extend-attention: the most tokens in one invocation (default: 192)"
+        None,
+        ge=1,
+        description="the most tokens in one invocation; in the default mode, of prefill (default: beside "
+        "running streams 320 in the default mode, 192 in extend-attention)",
     )
     max_pages_per_batch: int | None = Field(
         None, ge=2, description="the same in pages, instead of --token-budget"
+    )
+    alone_budget: int | None = Field(
+        None,
+        ge=1,
+        description="--token-budget for when no stream waits (default: --token-budget if given, or 512)",
     )
     prefills_per_decode: int = Field(
         1, ge=1, description="default mode: prefill invocations for each decode, when both have work"

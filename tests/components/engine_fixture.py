@@ -82,7 +82,7 @@ def make_rig(
     max_running: int = 8,
     eos: frozenset[int] = frozenset(),
     mode: str = "default",
-    token_budget: int = 16,
+    token_budget: int | None = None,
     extend_rank: int = 1,
     extend_lengths: tuple[int, ...] = (),
     static_lengths: tuple[int, ...] = (),
@@ -95,6 +95,8 @@ def make_rig(
     program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
     device = FakeDevice(program)
     cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
+    if token_budget is None and mode == "extend-attention":
+        token_budget = 16
     chunk = chunk_tokens if config.has_prefill_position else None
     batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk, token_budget=token_budget))
     scheduler = Scheduler(cache, batching, max_running, scheduling)

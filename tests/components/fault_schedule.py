@@ -146,7 +146,7 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         max_running=rng.randint(1, 8),
         eos=EOS,
         mode=rng.choice(["default", "extend-attention"]),
-        token_budget=rng.choice([8, 16, 40]),
+        token_budget=rng.choice([None, 8, 16, 40]),
         extend_rank=rng.choice([1, 2]),
         scheduling=SchedulingOptions(
             max_long_prefills=rng.randint(1, 2), long_prefill_tokens=12, tenant_weights={"b": 3.0}

@@ -75,3 +75,9 @@ def test_buckets_without_a_dynamic_entry_do_not_hold_every_batch() -> None:
 def test_a_vmfb_without_the_entries_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(ArtifactError, match="prefill_bsN or no decode_bsN"):
         buckets(*names)
+
+
+def test_static_chunks_alone_take_no_other_length() -> None:
+    assert buckets("decode_bs1", "prefill_bs1", "prefill_bs4", "prefill_bs4_s8").takes_any_chunk
+    assert not buckets("decode_bs1", "prefill_bs1_s8").takes_any_chunk
+    assert not buckets("decode_bs1", "prefill_bs1", "prefill_bs4_s8").takes_any_chunk

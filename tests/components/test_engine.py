@@ -572,7 +572,7 @@ TestExtendAttentionMachine = ExtendAttentionMachine.TestCase
     st.sampled_from(["none", "trie"]),
     st.integers(1, 8),
     st.sampled_from(["default", "extend-attention"]),
-    st.sampled_from([8, 16, 40]),
+    st.sampled_from([None, 8, 16, 40]),
     st.sampled_from([(1, ()), (1, (4, 16)), (2, ())]),
 )
 def test_a_batch_gives_what_each_gives_alone(
@@ -581,10 +581,12 @@ def test_a_batch_gives_what_each_gives_alone(
     prefix_cache: PrefixCache,
     max_running: int,
     mode: str,
-    token_budget: int,
+    token_budget: int | None,
     extend: tuple[int, tuple[int, ...]],
 ) -> None:
-    """In either mode, with the extend entry packed, packed in buckets, or padded."""
+    """In either mode, in chunks of one size or up to a budget; with the extend entry packed, in buckets, or
+    padded.
+    """
     rig = make_rig(
         chunk_tokens=chunk_tokens,
         prefix_cache=prefix_cache,

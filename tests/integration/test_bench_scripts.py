@@ -39,8 +39,7 @@ def test_both_modes_side_by_side(tiny_artifact: Artifact, tmp_path: Path) -> Non
 def test_a_long_prompt_beside_streams(tiny_artifact: Artifact) -> None:
     flags = ("--streams=2", "--prompt-tokens=400", "--stream-tokens=900", "--token-budget=64")
     printed = script("long_prefill.py", tiny_artifact, *flags)
-    assert "128 tokens in one invocation: " in printed
-    assert "64 tokens in one invocation: " in printed
+    assert printed.count("64 tokens in one invocation: ") == 2
 
 
 def test_more_than_the_server_can_give(tiny_artifact: Artifact, tmp_path: Path) -> None:

@@ -29,8 +29,9 @@ class Traffic:
 
     prompts: tuple[int, ...]
     arrivals: tuple[int, ...]
-    chunk_tokens: int
+    chunk_tokens: int | None
     token_budget: int
+    alone_budget: int | None
     prefix_cache: PrefixCache
 
 
@@ -41,8 +42,9 @@ def traffics(draw: st.DrawFn) -> Traffic:
     return Traffic(
         prompts=tuple(prompts),
         arrivals=tuple(arrivals),
-        chunk_tokens=draw(st.integers(1, 10)) * STRIDE,
+        chunk_tokens=draw(st.sampled_from([None, 16, 48, 64, 112, 160])),
         token_budget=draw(st.integers(2, 20)) * STRIDE,
+        alone_budget=draw(st.sampled_from([None, 128, 512])),
         prefix_cache=draw(st.sampled_from(["none", "trie"])),
     )
 
@@ -73,13 +75,14 @@ def test_the_modes_agree(
     runtime: Runtime,
     traffic: Traffic,
 ) -> None:
-    for mode in ("default", "extend-attention"):
+    for mode, with_budget in (("default", False), ("default", True), ("extend-attention", True)):
         options = EngineOptions(
             runtime=runtime,
             batch_mode=mode,
             prefix_cache=traffic.prefix_cache,
             chunk_tokens=traffic.chunk_tokens,
-            token_budget=traffic.token_budget if mode == "extend-attention" else None,
+            token_budget=traffic.token_budget if with_budget else None,
+            alone_budget=traffic.alone_budget if with_budget else None,
         )
         with open_engine(tiny_artifact, options) as engine:
             crowd = [prompts[index] for index in traffic.prompts]

@@ -47,14 +47,14 @@ def test_outputs_differ_from_each_other(alone: Sequence[Continuation]) -> None:
 
 @pytest.mark.parametrize("runtime", ["iree", "shortfin"])
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
-@pytest.mark.parametrize("chunk_tokens", [16, 32, 48, 128, 512])
+@pytest.mark.parametrize("chunk_tokens", [None, 16, 32, 48, 128, 512])
 def test_together_and_in_chunks(
     tiny_artifact: Artifact,
     prompts: Sequence[Sequence[int]],
     alone: Sequence[Continuation],
     runtime: Runtime,
     prefix_cache: PrefixCache,
-    chunk_tokens: int,
+    chunk_tokens: int | None,
 ) -> None:
     options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
     with open_engine(tiny_artifact, options) as engine:

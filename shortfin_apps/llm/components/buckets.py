@@ -63,6 +63,11 @@ class Buckets:
         """Whether a batch of any size can run on an `extend` entry."""
         return self._dynamic_extend is not None
 
+    @property
+    def takes_any_chunk(self) -> bool:
+        """Whether a prefill of any length runs unpadded in every number of rows."""
+        return all(rows in self._prefill for rows, _ in self._static_prefill)
+
     def any_decode(self) -> str:
         return self._decode[min(self._decode)]
 

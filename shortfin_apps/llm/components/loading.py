@@ -40,6 +40,7 @@ class EngineOptions:
     prefix_cache: PrefixCache = "trie"
     chunk_tokens: int | None = None
     token_budget: int | None = None
+    alone_budget: int | None = None
     prefills_per_decode: int = 1
     pages: int | None = None
     max_running: int | None = None
@@ -91,12 +92,13 @@ def make_engine(
     batch_options = BatchOptions(
         chunk_tokens=options.chunk_tokens,
         token_budget=options.token_budget,
+        alone_budget=options.alone_budget,
         prefills_per_decode=options.prefills_per_decode,
     )
-    mode = make_mode(options.batch_mode, config, batch_options)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config)
     runner = make_runner(device, program, config, num_pages)
+    mode = make_mode(options.batch_mode, config, batch_options, any_chunk=runner.buckets.takes_any_chunk)
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
     if BATCH_MODES[options.batch_mode].needs_extend_entries and not runner.buckets.has_extend:
         raise ArtifactError(

@@ -8,6 +8,7 @@ from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendA
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request import Request
 from shortfin_apps.llm.errors import ArtifactError
+from tests.components.batching.modes.running_requests import running
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 
@@ -41,3 +42,26 @@ def test_the_default_budget_holds_two_pages_of_any_size() -> None:
     assert isinstance(
         make_mode("extend-attention", fake_config(stride=512), BatchOptions()), ExtendAttentionMode
     )
+
+
+def chunks(options: BatchOptions, length: int = 1024, *, any_chunk: bool = True) -> list[int]:
+    """Tokens in each invocation of the default mode for one prompt with nobody else there."""
+    batching = make_mode("default", fake_config(stride=16), options, any_chunk=any_chunk)
+    request, sizes = running("r", length), []
+    while request.num_uncomputed:
+        batch = batching.next_batch([request])
+        assert batch is not None
+        sizes.append(len(batch.tasks[0].input_tokens))
+        request.num_computed = batch.tasks[0].seq_len
+    return sizes
+
+
+def test_a_chunk_length_that_was_asked_for_is_kept_unless_a_budget_was_too() -> None:
+    assert chunks(BatchOptions()) == [512] * 2
+    assert chunks(BatchOptions(chunk_tokens=256)) == [256] * 4
+    assert chunks(BatchOptions(chunk_tokens=128, token_budget=250)) == [256] * 4
+    assert chunks(BatchOptions(token_budget=64, alone_budget=600)) == [608, 416]
+
+
+def test_chunks_have_one_size_where_no_other_was_compiled() -> None:
+    assert chunks(BatchOptions(token_budget=256), any_chunk=False) == [128] * 8

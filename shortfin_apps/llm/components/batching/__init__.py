@@ -8,76 +8,100 @@ from dataclasses import dataclass
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
+from shortfin_apps.llm.components.batching.prefill_chunks import BudgetedChunks, FixedChunks
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
 DEFAULT_CHUNK_TOKENS = 128
-# By tests/components/batching/test_policy.py: beside many prompts, running streams wait less than a third as
-# long as in the default mode, and no more is lost to the steps being many.
-DEFAULT_TOKEN_BUDGET = 192
+# By tests/components/batching/test_policy.py: with full batches of such chunks, running streams would wait
+# half as long again beside many prompts in the default mode, and three times as long as in the other; and no
+# more is lost to the steps being many.
+DEFAULT_PREFILL_BUDGET = 320
+DEFAULT_EXTEND_BUDGET = 192
+# With nobody waiting for a next token: longer chunks are no quicker any more (bench/README.md).
+DEFAULT_ALONE_BUDGET = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """What a mode may be told. Token counts are rounded up to whole pages.
+    """What a mode may be told. Token counts are rounded up to whole pages; None leaves it to the mode.
 
-    `chunk_tokens` is the prefill chunk length; `token_budget` the most tokens in one extend invocation;
-    `prefills_per_decode` is how the default mode shares the device between the two.
+    `chunk_tokens` is the prefill chunk length, `token_budget` the most tokens in one invocation (in the
+    default mode, of prefill) and `alone_budget` the same while nobody decodes, by default a `token_budget`
+    that was given; `prefills_per_decode` is how the default mode shares the device between the two.
     """
 
     chunk_tokens: int | None = None
     token_budget: int | None = None
+    alone_budget: int | None = None
     prefills_per_decode: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModeKind:
-    """How a mode is made, how many requests it runs at once by default, and what the VMFB must have."""
+    """How a mode is made, how many requests it runs at once by default, and what the VMFB must have.
 
-    make: Callable[[ModelConfig, BatchOptions], BatchMode]
+    `make` is also told whether the VMFB takes chunks of any length.
+    """
+
+    make: Callable[[ModelConfig, BatchOptions, bool], BatchMode]
     default_max_running: Callable[[ModelConfig], int]
     needs_extend_entries: bool = False
 
 
-def _default(config: ModelConfig, options: BatchOptions) -> BatchMode:
-    chunk = None
-    if config.has_prefill_position:
-        chunk = _whole_pages(options.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
-    elif options.chunk_tokens is not None:
-        raise ArtifactError(
-            "a chunk length was given, but this model takes whole prompts only (`has_prefill_position` is "
-            "false in its config.json); leave out `--chunk-block-size`, or export it with that option"
-        )
+def _default(config: ModelConfig, options: BatchOptions, any_chunk: bool) -> BatchMode:
     return DefaultMode(
-        stride=config.stride,
-        chunk_tokens=chunk,
-        max_prefill_batch=max(config.prefill_batch_sizes),
+        chunks=_chunks(config, options, any_chunk),
         max_decode_batch=max(config.decode_batch_sizes),
         prefills_per_decode=options.prefills_per_decode,
     )
 
 
-def _extend_attention(config: ModelConfig, options: BatchOptions) -> BatchMode:
+def _chunks(config: ModelConfig, options: BatchOptions, any_chunk: bool) -> FixedChunks:
+    """Whole prompts where the model can do no other; chunks of one size where that is asked for, as of
+    upstream's servers, or where only such were compiled."""
+    rows = config.prefill_batch_sizes
+    if not config.has_prefill_position:
+        if options.chunk_tokens is not None:
+            raise ArtifactError(
+                "a chunk length was given, but this model takes whole prompts only (`has_prefill_position` "
+                "is false in its config.json); leave out `--chunk-block-size`, or export it with that option"
+            )
+        return FixedChunks(stride=config.stride, chunk_tokens=None, row_buckets=rows)
+    chunk = _whole_pages(options.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
+    has_budget = options.token_budget is not None or options.alone_budget is not None
+    if not any_chunk or (options.chunk_tokens is not None and not has_budget):
+        return FixedChunks(stride=config.stride, chunk_tokens=chunk, row_buckets=rows)
+    budget = _budget(config, options, DEFAULT_PREFILL_BUDGET)
+    return BudgetedChunks(stride=config.stride, chunk_tokens=chunk, row_buckets=rows, budget=budget)
+
+
+def _extend_attention(config: ModelConfig, options: BatchOptions, any_chunk: bool) -> BatchMode:
+    del any_chunk  # the entries that the mode needs do
+    least = 2 * config.stride
+    for budget in (options.token_budget, options.alone_budget):
+        if budget is not None and _whole_pages(budget, config) < least:
+            raise ArtifactError(
+                f"a token budget of {budget} has no room for a decode beside a page of prefill, as "
+                f"this model's pages hold {config.stride} tokens; give `--token-budget {least}` or more, "
+                "`--max-pages-per-batch 2` or more, or neither"
+            )
     return ExtendAttentionMode(
         stride=config.stride,
         chunk_tokens=_whole_pages(options.chunk_tokens or DEFAULT_CHUNK_TOKENS, config),
-        token_budget=_token_budget(config, options),
-        context_span=_context_span(config),
+        budget=_budget(config, options, max(DEFAULT_EXTEND_BUDGET, least)),
     )
 
 
-def _token_budget(config: ModelConfig, options: BatchOptions) -> int:
-    least = 2 * config.stride
-    if options.token_budget is None:
-        return max(_whole_pages(DEFAULT_TOKEN_BUDGET, config), least)
-    budget = _whole_pages(options.token_budget, config)
-    if budget < least:
-        raise ArtifactError(
-            f"a token budget of {options.token_budget} has no room for a decode beside a page of prefill, as "
-            f"this model's pages hold {config.stride} tokens; give `--token-budget {least}` or more, "
-            "`--max-pages-per-batch 2` or more, or neither"
-        )
-    return budget
+def _budget(config: ModelConfig, options: BatchOptions, beside_streams: int) -> TokenBudget:
+    """What was asked for, and otherwise `beside_streams` beside streams."""
+    alone = options.alone_budget or options.token_budget or max(DEFAULT_ALONE_BUDGET, beside_streams)
+    return TokenBudget(
+        beside_streams=_whole_pages(options.token_budget or beside_streams, config),
+        alone=_whole_pages(alone, config),
+        context_span=_context_span(config),
+    )
 
 
 def _context_span(config: ModelConfig) -> int:
@@ -100,5 +124,6 @@ BATCH_MODES: dict[str, ModeKind] = {
 }
 
 
-def make_mode(name: str, config: ModelConfig, options: BatchOptions) -> BatchMode:
-    return BATCH_MODES[name].make(config, options)
+def make_mode(name: str, config: ModelConfig, options: BatchOptions, *, any_chunk: bool = True) -> BatchMode:
+    """`any_chunk` tells whether the VMFB's prefill entries take any length. Raises ArtifactError."""
+    return BATCH_MODES[name].make(config, options, any_chunk)

@@ -2,22 +2,15 @@ from __future__ import annotations
 
 from itertools import count
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from shortfin_apps.llm.components.batching.batch import Phase
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode
+from shortfin_apps.llm.components.batching.prefill_chunks import FixedChunks
 from tests.components.batching.modes.running_requests import running
 
 
-def mode(chunk: int | None = 128, prefill: int = 4, decode: int = 8, ratio: int = 1) -> DefaultMode:
-    return DefaultMode(
-        stride=16,
-        chunk_tokens=chunk,
-        max_prefill_batch=prefill,
-        max_decode_batch=decode,
-        prefills_per_decode=ratio,
-    )
+def mode(chunk: int | None = 128, decode: int = 8, ratio: int = 1) -> DefaultMode:
+    chunks = FixedChunks(stride=16, chunk_tokens=chunk, row_buckets=(1, 4))
+    return DefaultMode(chunks=chunks, max_decode_batch=decode, prefills_per_decode=ratio)
 
 
 def test_chunks_of_the_design_documents_two_requests() -> None:
@@ -96,25 +89,3 @@ def test_whole_prompts_when_the_model_has_no_start_positions() -> None:
     batch = mode(chunk=None).next_batch([running("r", 300)])
     assert batch is not None
     assert [len(t.input_tokens) for t in batch.tasks] == [300]
-
-
-@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 18)), min_size=1, max_size=12))
-def test_batches_respect_the_buckets_and_cover_each_request_in_order(
-    shapes: list[tuple[int, int]],
-) -> None:
-    requests = [running(str(i), n, min(c * 16, (n - 1) // 16 * 16)) for i, (n, c) in enumerate(shapes)]
-    batching = mode(chunk=64)
-    for _ in range(200):
-        left = [r for r in requests if r.num_uncomputed]
-        if not left:
-            return
-        batch = batching.next_batch(left)
-        assert batch is not None
-        ids = [t.request.request_id for t in batch.tasks]
-        assert len(set(ids)) == len(ids) <= (8 if batch.phase is Phase.DECODE else 4)
-        assert len({-(-len(t.input_tokens) // 16) for t in batch.tasks}) == 1
-        for task in batch.tasks:
-            assert task.start_position == task.request.num_computed
-            assert batch.phase is Phase.DECODE or task.start_position % 16 == 0
-            task.request.num_computed = task.seq_len
-    raise AssertionError("never finished")

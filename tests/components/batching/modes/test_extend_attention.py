@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request import Request
 from tests.components.batching.modes.running_requests import STRIDE, running
 
 
-def mode(chunk: int = 128, budget: int = 256, span: int = 1024) -> ExtendAttentionMode:
-    return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, token_budget=budget, context_span=span)
+def mode(
+    chunk: int = 128, budget: int = 256, span: int = 1024, alone: int | None = None
+) -> ExtendAttentionMode:
+    tokens = TokenBudget(beside_streams=budget, alone=alone or budget, context_span=span)
+    return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, budget=tokens)
 
 
 def next_batch(batching: ExtendAttentionMode, requests: Iterable[Request]) -> Batch:
@@ -101,6 +105,13 @@ def test_beside_streams_a_chunk_gets_shorter_as_its_context_grows(context: int, 
     prompt = running("prompt", context + 4096, context)
     assert [len(task.input_tokens) for task in next_batch(mode(), [stream, prompt]).tasks] == [1, chunk]
     assert [len(task.input_tokens) for task in next_batch(mode(), [prompt]).tasks] == [256]
+
+
+def test_with_nobody_decoding_the_budget_may_be_larger() -> None:
+    batching, prompt = mode(budget=192, alone=512), running("prompt", 1024)
+    stream = running("stream", 20, computed=19)
+    assert spans(next_batch(batching, [prompt]).tasks) == [(0, 512)]
+    assert spans(next_batch(batching, [stream, prompt]).tasks) == [(19, 20), (0, 176)]
 
 
 def test_a_prompt_deep_in_its_context_leaves_the_rest_to_shallow_ones() -> None:

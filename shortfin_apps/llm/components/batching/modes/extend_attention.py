@@ -8,9 +8,8 @@ Order of a batch, and what it promises:
 3. What is still left goes to the same requests in the same order: the target is soft, and one long
    chunk is the same work as two short ones in fewer invocations.
 
-The later in a prompt a token is, the more attention it takes. So that this does not stretch the time that
-the streams wait, a page beside decodes takes 1 + context / `context_span` pages of the budget: chunks get
-shorter as a long prompt goes on. With nobody decoding, a page is a page.
+Beside decodes the budget prices a page by its context (token_budget.py): chunks get shorter as a long
+prompt goes on. With nobody decoding a page is a page, and the budget may be larger.
 
 While a prompt waits, one page of the budget is kept from the decodes (they rotate), so the oldest
 prompt gets at least a page of every invocation however many streams run. No request has two tasks in a
@@ -23,25 +22,20 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
 from shortfin_apps.llm.components.batching.mode import BatchMode
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request import Request
 
 
 class ExtendAttentionMode(BatchMode):
-    """`chunk_tokens` and `token_budget` are multiples of `stride`, both in tokens.
+    """`chunk_tokens` and the budget's are multiples of `stride`, in tokens."""
 
-    `context_span` is the context, in tokens, whose attention takes a token about as long as all the rest
-    of the model.
-    """
-
-    def __init__(self, *, stride: int, chunk_tokens: int, token_budget: int, context_span: int) -> None:
+    def __init__(self, *, stride: int, chunk_tokens: int, budget: TokenBudget) -> None:
         assert chunk_tokens > 0
-        assert chunk_tokens % stride == token_budget % stride == 0
-        assert token_budget >= 2 * stride, "no room for a page of prefill beside the decodes"
-        assert context_span > 0
+        assert chunk_tokens % stride == budget.beside_streams % stride == budget.alone % stride == 0
+        assert budget.beside_streams >= 2 * stride, "no room for a page of prefill beside the decodes"
         self._stride = stride
         self._chunk_tokens = chunk_tokens
-        self._token_budget = token_budget
-        self._context_span = context_span
+        self._budget = budget
 
     def make_task_inputs(self, request: Request) -> list[LlmTaskInput]:
         total = len(request.tokens)
@@ -51,9 +45,10 @@ class ExtendAttentionMode(BatchMode):
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        decodes = self._rotate(decodes, self._token_budget - (self._stride if prefills else 0))
-        costs = [self._page_cost(r) if decodes else 1.0 for r in prefills]
-        lengths = self._share(prefills, costs, self._token_budget - len(decodes))
+        budget = self._budget.tokens(bool(decodes))
+        decodes = self._rotate(decodes, budget - (self._stride if prefills else 0))
+        costs = [self._budget.page_cost(r.num_computed, bool(decodes)) for r in prefills]
+        lengths = self._share(prefills, costs, budget - len(decodes))
         tasks = [_task(r, r.num_computed, r.num_computed + 1) for r in decodes]
         tasks += [
             _task(r, r.num_computed, min(r.num_computed + length, len(r.tokens)))
@@ -86,10 +81,6 @@ class ExtendAttentionMode(BatchMode):
             pages[index] += more
             left -= more * costs[index]
         return [count * self._stride for count in pages]
-
-    def _page_cost(self, request: Request) -> float:
-        """What a page of the request takes of the budget, in pages."""
-        return 1 + request.num_computed / self._context_span
 
     def _pages_left(self, request: Request) -> int:
         return -(-request.num_uncomputed // self._stride)

@@ -1,0 +1,100 @@
+"""Which chunks of which prompts a prefill invocation of the default mode computes.
+
+Chunks are the same size when they fill the same number of pages: a last chunk of 122 tokens runs beside one
+of 128 (8 pages of 16 both), a chunk of 44 does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
+from shortfin_apps.llm.components.request import Request
+
+
+class FixedChunks:
+    """Every chunk has `chunk_tokens` but a prompt's last; None stands for whole prompts.
+
+    The oldest prompt's chunk runs, with those of others that are of the same size, as many as there are rows.
+    """
+
+    def __init__(self, *, stride: int, chunk_tokens: int | None, row_buckets: Sequence[int]) -> None:
+        assert chunk_tokens is None or (chunk_tokens > 0 and chunk_tokens % stride == 0)
+        self._stride = stride
+        self._chunk_tokens = chunk_tokens
+        self._row_buckets = sorted(row_buckets)
+
+    def all_tasks(self, request: Request) -> list[LlmTaskInput]:
+        """What is left of a request, in chunks."""
+        total = len(request.tokens)
+        chunk = self._chunk_tokens or max(total, 1)
+        return [_task(request, start, chunk) for start in range(request.num_computed, total, chunk)]
+
+    def next_tasks(self, prefills: Sequence[Request], has_streams: bool) -> list[LlmTaskInput]:
+        """The next invocation's, of at least one prompt, oldest first."""
+        del has_streams
+        return self._same_size(prefills[0], prefills)
+
+    def _same_size(self, first: Request, prefills: Sequence[Request]) -> list[LlmTaskInput]:
+        """The chunk of `first`, and others' of as many pages, as long as there are rows."""
+        tasks = [self._chunk(r) for r in (first, *(r for r in prefills if r is not first))]
+        pages = self._num_pages(tasks[0])
+        return [task for task in tasks if self._num_pages(task) == pages][: self._row_buckets[-1]]
+
+    def _chunk(self, request: Request) -> LlmTaskInput:
+        return _task(request, request.num_computed, self._chunk_tokens or len(request.tokens))
+
+    def _num_pages(self, task: LlmTaskInput) -> int:
+        return -(-len(task.input_tokens) // self._stride)
+
+
+class BudgetedChunks(FixedChunks):
+    """Chunks that use up a token budget, padding rows included.
+
+    Equal chunks run together, as many as the budget holds. Where it holds just one, that prompt takes as much
+    of the budget as it has tokens for: fewer and longer chunks are the same work in fewer readings of the
+    weights. A prompt that would be done with this invocation may go before older ones, but not twice in a
+    row: so a short prompt need not wait for a long one, which still gets every other invocation.
+    """
+
+    def __init__(
+        self, *, stride: int, chunk_tokens: int, row_buckets: Sequence[int], budget: TokenBudget
+    ) -> None:
+        super().__init__(stride=stride, chunk_tokens=chunk_tokens, row_buckets=row_buckets)
+        self._budget = budget
+        self._overtook = False
+
+    def next_tasks(self, prefills: Sequence[Request], has_streams: bool) -> list[LlmTaskInput]:
+        first = self._first(prefills, has_streams)
+        tasks = self._same_size(first, prefills)
+        num_rows = max(n for n in range(1, len(tasks) + 1) if n == 1 or self._holds(tasks[:n], has_streams))
+        if num_rows > 1:
+            return tasks[:num_rows]
+        room = self._page_room(first, 1, has_streams)
+        return [_task(first, first.num_computed, room * self._stride)]
+
+    def _first(self, prefills: Sequence[Request], has_streams: bool) -> Request:
+        """The oldest prompt, or one that may overtake it."""
+        oldest = prefills[0]
+        short = next((r for r in prefills if self._ends_alone(r, has_streams)), oldest)
+        self._overtook = short is not oldest and not self._overtook
+        return short if self._overtook else oldest
+
+    def _ends_alone(self, request: Request, has_streams: bool) -> bool:
+        return request.num_uncomputed <= self._page_room(request, 1, has_streams) * self._stride
+
+    def _holds(self, tasks: Sequence[LlmTaskInput], has_streams: bool) -> bool:
+        room = min(self._page_room(task.request, len(tasks), has_streams) for task in tasks)
+        return self._num_pages(tasks[0]) <= room
+
+    def _page_room(self, request: Request, num_rows: int, has_streams: bool) -> int:
+        """Pages of the budget for each row when so many run, the request among them; at least one."""
+        padded_rows = next(rows for rows in self._row_buckets if rows >= num_rows)
+        cost = padded_rows * self._budget.page_cost(request.num_computed, has_streams)
+        return max(1, int(self._budget.tokens(has_streams) / self._stride / cost))
+
+
+def _task(request: Request, start: int, length: int) -> LlmTaskInput:
+    end = min(start + length, len(request.tokens))
+    return LlmTaskInput(request, request.tokens[start:end], start, end, request.page_ids)
