@@ -17,9 +17,9 @@ from shortfin_apps.llm.build.graph import LlamaGraph
 from shortfin_apps.llm.build.graph_entry import page_elements
 from shortfin_apps.llm.build.graph_target import Target, resolve_target
 from shortfin_apps.llm.build.graph_weights import weight_shapes
-from shortfin_apps.llm.build.quantise import Blocks, quantise
+from shortfin_apps.llm.build.quantise import Blocks, quantise, quantise_rows
 from shortfin_apps.llm.build.spec import BuildOptions, FloatType, LlamaSpec
-from shortfin_apps.llm.build.weight_layout import cast_floats, weight_layout
+from shortfin_apps.llm.build.weight_layout import Int8Panels, cast_floats, weight_layout
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -135,8 +135,11 @@ def store(
     for name, value in weights.items():
         layout = weight_layout(name, options, target)
         names = layout.stored(name, value.shape)
-        if layout.bits is None:
-            kept: Array | Blocks = value
+        kept: Array | Blocks = value
+        if isinstance(layout, Int8Panels):
+            quants, scales = quantise_rows(value)
+            known[name] = quants * scales[:, None]
+        elif layout.bits is None:
             dtype: FloatType = "f32" if name.endswith("norm.weight") else options.activations
             known[name] = cast_floats(value, dtype).astype(np.float32)
         else:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.build.spec import BuildOptions, WeightType
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_device import open_local_task
 from tests.build.compiled_model import TINY, CompiledModel
+
+WEIGHTS: tuple[WeightType, ...] = ("f32", "bf16", "int8")
 
 
 @pytest.fixture(scope="session")
@@ -21,18 +23,18 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
-    """The tiny model by weight type; K/V in the same type."""
+    """The tiny model by weight type; K/V in the type of its activations."""
     options = {
         kind: BuildOptions(
             weights=kind,
-            kv=kind,
+            kv="f32" if kind == "f32" else "bf16",
             prefill_batch_sizes=(1, 3),
             decode_batch_sizes=(1, 2, 4),
             chunk_sizes=(32,),
             extend_sizes=(64,),
             top_k=8,
         )
-        for kind in ("f32", "bf16")
+        for kind in WEIGHTS
     }
     return {
         kind: CompiledModel.build(TINY, chosen, device, tmp_path_factory.mktemp(kind))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shortfin_apps.llm.build.quantise import BLOCK, Bits, quantise, stack
+from shortfin_apps.llm.build.quantise import BLOCK, Bits, quantise, quantise_rows, stack
 
 F32 = npt.NDArray[np.float32]
 MATRICES = arrays(np.float32, (3, 2 * BLOCK), elements=st.floats(-100, 100, width=32))
@@ -49,3 +49,15 @@ def test_rows_are_independent(bits: Bits) -> None:
     np.testing.assert_array_equal(whole.dequantise(), parts.dequantise())
     order = np.array([3, 0, 5])
     np.testing.assert_array_equal(whole.take_rows(order).dequantise(), whole.dequantise()[order])
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrix=MATRICES)
+def test_a_row_in_bytes_is_off_by_half_a_step_and_reaches_127(matrix: F32) -> None:
+    quants, scales = quantise_rows(matrix)
+    off = np.abs(quants * scales[:, None] - matrix)
+    largest = np.abs(quants.astype(np.int32)).max(axis=1)
+    clear = scales > 1e-30  # smaller ones are not exact themselves
+    assert (off[clear] <= 0.5001 * scales[clear, None]).all()
+    assert (largest[clear] == 127).all()
+    assert (off[~clear] <= 1e-27).all()

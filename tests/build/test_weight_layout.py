@@ -5,8 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.build.quantise import BLOCK, Bits, quantise
-from shortfin_apps.llm.build.weight_layout import LANES, Panels, QuantisedPanels, RowMajor, num_panels
+from shortfin_apps.llm.build.quantise import BLOCK, Bits, quantise, quantise_rows
+from shortfin_apps.llm.build.weight_layout import (
+    LANES,
+    Int8Panels,
+    Panels,
+    QuantisedPanels,
+    RowMajor,
+    num_panels,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,23 @@ def test_quantised_panels(bits: Bits, pair: int, gated: bool, rows: int) -> None
         term = terms[at.panel, :, :, at.half, at.lane]
         expected = values * term[:, :1] + (term[:, 1:] if bits == 4 else 0)
         np.testing.assert_array_equal(expected.reshape(-1), blocks.dequantise()[row])
+
+
+@pytest.mark.parametrize(("gated", "rows"), [(False, 48), (True, 96), (False, 64)])
+@pytest.mark.parametrize("columns", [64, 80])
+def test_int8_panels(gated: bool, rows: int, columns: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    layout = Int8Panels(gated)
+    quants, scales = layout.store(matrix)
+    assert layout.stored("w", matrix.shape) == {"w": (quants.shape, "i8"), "w.scales": (scales.shape, "f32")}
+    steps = quants.reshape(num_panels(rows), -(-columns // 64), 2, 16, LANES, 4)
+    wanted_quants, wanted_scales = quantise_rows(matrix)
+    for row in range(rows):
+        at = Place.of(row, rows, gated)
+        got = steps[at.panel, :, at.half, :, at.lane].reshape(-1)
+        np.testing.assert_array_equal(got[:columns], wanted_quants[row])
+        assert scales.reshape(-1, 2, LANES)[at.panel, at.half, at.lane] == wanted_scales[row]
+    assert np.count_nonzero(quants) == np.count_nonzero(wanted_quants)
 
 
 def test_floats_are_quantised_on_the_way() -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from shortfin_apps.llm.build.graph_cpu_attention import choose_attention
+from shortfin_apps.llm.build.graph_cpu_int8 import int8_embedding
 from shortfin_apps.llm.build.graph_cpu_operations import choose_operations
 from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_target import Target
@@ -42,6 +43,8 @@ class CpuForm:
         return list(self._kernels.values())
 
     def embedding(self, e: Emitter, tokens: Tensor) -> Tensor:
+        if self._options.weights == "int8":
+            return int8_embedding(e, self._spec, self._weights, tokens)
         table, *scales = self._weights.load(e, "token_embd.weight")
         assert isinstance(table.shape[2], int)
         pair = table.shape[2] // (2 * LANES)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from shortfin_apps.llm.build.graph_cpu_int8 import Int8Operations
 from shortfin_apps.llm.build.graph_operations import SeparateOperations
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
@@ -34,6 +35,8 @@ class CpuOperations(Protocol):
 def choose_operations(
     spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
 ) -> CpuOperations:
+    if options.weights == "int8":
+        return Int8Operations(spec, options, target, weights, render)
     return VectorOperations(spec, options, target, weights, render)
 
 

@@ -50,6 +50,16 @@ class Target:
         return self.is_cpu and {"amx-tile", "amx-bf16", "avx512bf16", "avx512f"} <= self.features
 
     @property
+    def has_amx_int8(self) -> bool:
+        """Whether it multiplies tiles of bytes, too."""
+        return self.has_amx and "amx-int8" in self.features
+
+    @property
+    def has_byte_dot(self) -> bool:
+        """Whether vectors of 512 bits have a dot product of bytes (VNNI)."""
+        return self.is_cpu and {"avx512vnni", "avx512f"} <= self.features
+
+    @property
     def has_wide_vectors(self) -> bool:
         """Whether the register file holds 32 vectors of 16 f32."""
         return "avx512f" in self.features

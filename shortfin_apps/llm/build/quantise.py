@@ -1,4 +1,4 @@
-"""Weights in blocks of a few bits, as GGUF has them.
+"""Weights in few bits: in blocks, as GGUF has them, or in bytes with one scale a row.
 
 A block is 32 neighbours along a row: `w = scale * q` (8 bits, GGUF's Q8_0) or `w = scale * q + minimum`
 (4 bits, GGUF's Q4_1; Q4_0 is the case of a minimum of -8 scales). Source: llama.cpp's `ggml-quants.c`.
@@ -60,6 +60,16 @@ def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
         shifted = (blocks - minima.astype(np.float32)[..., None]) * _inverse(scales)
         quants = np.rint(shifted).clip(0, 15).astype(np.uint8)
     return Blocks(quants.reshape(rows, columns), scales, minima)
+
+
+def quantise_rows(
+    values: npt.NDArray[np.floating],
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Bytes [rows, columns] and scales [rows] with `values` = bytes x scale: a row's largest becomes 127."""
+    wide = values.astype(np.float32, copy=False)
+    scales = np.abs(wide).max(axis=1) / np.float32(127)
+    safe = np.where(scales > 0, scales, 1)
+    return np.rint(wide / safe[:, None]).astype(np.int8), scales
 
 
 def stack(parts: Sequence[Blocks]) -> Blocks:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FloatType = Literal["bf16", "f16", "f32"]
-WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4"]
+WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8"]
 KVType = Literal["bf16", "f16", "f32"]
 
 
@@ -79,9 +79,9 @@ class BuildOptions:
 
     @property
     def activations(self) -> FloatType:
-        """What a matmul reads beside its weights; quantised weights are widened to it."""
+        """What a matmul reads beside its weights; blocks are widened to it, int8 makes bytes of it first."""
         match self.weights:
-            case "q8_0" | "q4":
+            case "q8_0" | "q4" | "int8":
                 return "bf16"
             case dtype:
                 return dtype

@@ -9,9 +9,11 @@ forward stream; `pair` neighbours along K stay together, for a dot instruction o
     4 bits    name            [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's first half
                               in its low bits and of its second half in its high bits
               name.scales     [panels, K / 32, 2, 32] f16: scales, then minima
+    int8      name            [panels, K / 64, 2, 16, 64] i8: of each half, tiles of 16 steps of 4 along K
+              name.scales     [panels, 32] f32
 
 A panel's halves are 16 features each: neighbours, or, where `gated`, of gate and of up, which the matrix
-stacks. What is missing in the last panel is zero.
+stacks. What is missing in the last panel or tile is zero.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.build.graph_target import Target
-from shortfin_apps.llm.build.quantise import BLOCK, Bits, Blocks, quantise
+from shortfin_apps.llm.build.quantise import BLOCK, Bits, Blocks, quantise, quantise_rows
 from shortfin_apps.llm.build.spec import BuildOptions, FloatType
 
 LANES = 16  # output features of half a panel
+TILE = 64  # bytes along K of one tile of the matrix unit
 
 Array = npt.NDArray[Any]
 StoredTypes = dict[str, tuple[tuple[int, ...], str]]  # parameter name -> shape, MLIR dtype
@@ -124,6 +127,35 @@ class QuantisedPanels:
         return halves.reshape(*halves.shape[:2], -1).view(np.int8)
 
 
+@dataclass(frozen=True, slots=True)
+class Int8Panels:
+    """Implements WeightLayout with bytes and a scale for each output feature, for arithmetic in bytes."""
+
+    gated: bool
+    bits: None = None
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        panels, tiles = num_panels(shape[0]), num_tiles(shape[1])
+        return {
+            name: ((panels, tiles, 2, LANES, TILE), "i8"),
+            f"{name}.scales": ((panels, 2 * LANES), "f32"),
+        }
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        assert not isinstance(value, Blocks)
+        quants, scales = quantise_rows(value)
+        halves = _halves(quants, self.gated)
+        panels, _, _, columns = halves.shape
+        tiles = np.zeros((panels, 2, LANES, num_tiles(columns) * TILE), np.int8)
+        tiles[..., :columns] = halves
+        # [panel, half, lane, tile, step, 4] to [panel, tile, half, step, lane, 4]
+        ordered = tiles.reshape(panels, 2, LANES, -1, TILE // 4, 4).transpose(0, 3, 1, 4, 2, 5)
+        return [
+            np.ascontiguousarray(ordered).reshape(panels, -1, 2, LANES, TILE),
+            _halves(scales[:, None], self.gated).reshape(panels, 2 * LANES),
+        ]
+
+
 def weight_layout(name: str, options: BuildOptions, target: Target) -> WeightLayout:
     """The layout of the weight `name`, for kernels of the target's kind."""
     if name.endswith("norm.weight"):
@@ -138,12 +170,18 @@ def weight_layout(name: str, options: BuildOptions, target: Target) -> WeightLay
         case "q4":
             # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
             return QuantisedPanels(4 if name.startswith("blk.") else 8, pair, gated)
+        case "int8":
+            return Int8Panels(gated)
         case dtype:
             return Panels(dtype, pair, gated)
 
 
 def num_panels(out_features: int) -> int:
     return -(-out_features // (2 * LANES))
+
+
+def num_tiles(in_features: int) -> int:
+    return -(-in_features // TILE)
 
 
 def cast_floats(value: Array, dtype: FloatType) -> Array:

@@ -1,0 +1,192 @@
+"""Matmuls in 8-bit integers: weights are bytes, and activations are made bytes on their way in.
+
+An activation has a scale for each token, a weight one for each output feature, and sums of products of bytes
+are exact: a token's result does not depend on how many are computed together, nor on the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shortfin_apps.llm.build.graph_target import Target
+from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.weight_layout import LANES, TILE, num_panels, num_tiles
+from shortfin_apps.llm.errors import BuildError
+
+Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
+
+PANEL = 2 * LANES
+FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch
+ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a matmul is to quantise: `x` [tokens, features] f32 or bf16, RMS-normed with weights if so."""
+
+    x: Tensor
+    norm: Sequence[Tensor] = ()
+
+    @property
+    def suffix(self) -> str:
+        """Of a kernel's name."""
+        return self.x.dtype + ("_normed" if self.norm else "")
+
+
+class Int8Operations:
+    """Implements CpuOperations. Raises BuildError for a CPU or a model that cannot have them."""
+
+    def __init__(
+        self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+    ) -> None:
+        if not (target.has_amx_int8 or target.has_byte_dot):
+            raise BuildError(
+                f"int8 needs a CPU with AVX-512 VNNI or AMX, which {target.cpu} is not; use q8_0 there"
+            )
+        if spec.hidden_size % PANEL:
+            raise BuildError(
+                f"int8 needs a hidden_size in multiples of {PANEL}, not {spec.hidden_size}; use q8_0"
+            )
+        self._spec = spec
+        self._options = options
+        self._target = target
+        self._weights = weights
+        self._render = render
+
+    def project(self, e: Emitter, x: Tensor) -> Tensor:
+        return self._project(e, x, 0)
+
+    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        block = f"blk.{layer}"
+        x = self.linear(e, Input(attended), f"{block}.attn_output.weight", residual=x)
+        h = self.gated_linear(e, self.normed(e, x, f"{block}.ffn_norm.weight"), f"{block}.ffn_gate_up.weight")
+        x = self.linear(e, Input(h), f"{block}.ffn_down.weight", residual=x)
+        is_last = layer + 1 == self._spec.num_hidden_layers
+        return x, None if is_last else self._project(e, x, layer + 1)
+
+    def logits(self, e: Emitter, x: Tensor) -> Tensor:
+        return self.linear(e, self.normed(e, x, "output_norm.weight"), self._spec.head_weight)
+
+    def normed(self, e: Emitter, x: Tensor, weight: str) -> Input:
+        """x [tokens, hidden] f32, RMS-normed."""
+        return Input(x, self._weights.load(e, weight))
+
+    def linear(self, e: Emitter, x: Input, weight: str, residual: Tensor | None = None) -> Tensor:
+        """[tokens, in] -> [tokens, out] f32, plus `residual`."""
+        out_features = self._weights.shape(weight)[0]
+        padded = num_panels(out_features) * PANEL
+        others = [residual] if residual else []
+        out = self._multiply(e, x, weight, "residual" if residual else "store", others, padded, "f32")
+        return _columns(e, out, out_features)
+
+    def gated_linear(self, e: Emitter, x: Input, weight: str) -> Tensor:
+        """[tokens, in] -> [tokens, out / 2] bf16: silu(gate) * up."""
+        features = self._spec.intermediate_size
+        return self._multiply(e, x, weight, "silu", [], features, self._options.activations)
+
+    def _project(self, e: Emitter, x: Tensor, layer: int) -> Tensor:
+        normed = self.normed(e, x, f"blk.{layer}.attn_norm.weight")
+        return self.linear(e, normed, f"blk.{layer}.attn_qkv.weight")
+
+    def _multiply(
+        self,
+        e: Emitter,
+        x: Input,
+        weight: str,
+        epilogue: str,
+        others: Sequence[Tensor],
+        features: int,
+        dtype: str,
+    ) -> Tensor:
+        rows = x.x.shape[0]
+        quantises_itself = isinstance(rows, int) and rows <= FEW_ROWS
+        inputs = [x.x, *x.norm] if quantises_itself else self._quantise(e, x)
+        kernel = self._matmul(weight, epilogue, x if quantises_itself else None)
+        reads = [*inputs, *self._weights.load(e, weight), *others]
+        return e.dispatch(kernel, [rows], [rows], reads, [((rows, features), dtype)])[0]
+
+    def _quantise(self, e: Emitter, x: Input) -> list[Tensor]:
+        """x [rows, K] as tiles [rows / 16, K / 64, 16, 64] i8 and scales [rows] f32."""
+        rows, size = x.x.shape
+        assert isinstance(size, int)
+        kernel = self._render(
+            "quantise",
+            f"quantise_{size}_{x.suffix}",
+            size=size,
+            dtype=x.x.dtype,
+            norm=bool(x.norm),
+            eps=self._spec.rms_norm_eps,
+            unsigned=not self._target.has_amx_int8,
+            row_block=FEW_ROWS,
+        )
+        tiles = (_row_tiles(e, rows), num_tiles(size), LANES, TILE)
+        return e.dispatch(kernel, [rows], [rows], [x.x, *x.norm], [(tiles, "i8"), ((rows,), "f32")])
+
+    def _matmul(self, weight: str, epilogue: str, x: Input | None) -> str:
+        """The kernel that reads `x`, or what `_quantise` made."""
+        out_features, in_features = self._weights.shape(weight)
+        row_block = ROWS_BYTES // (TILE * num_tiles(in_features)) // PANEL * PANEL
+        return self._render(
+            "matmul_int8_amx" if self._target.has_amx_int8 else "matmul_int8",
+            f"matmul_{out_features}x{in_features}_{epilogue}_int8_{x.suffix if x else 'tiles'}",
+            n=out_features,
+            k_size=in_features,
+            epilogue=epilogue,
+            source=x.x.dtype if x else "tiles",
+            norm=bool(x and x.norm),
+            eps=self._spec.rms_norm_eps,
+            most_rows=FEW_ROWS,
+            panels_per_group=max(1, num_panels(out_features) // 16),
+            row_block=max(PANEL, min(512, row_block)),
+            max_chunk=12,
+            has_bf16=self._target.has_bf16_dot,
+        )
+
+
+def int8_embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor) -> Tensor:
+    """Form's `embedding`."""
+    table, scales = weights.load(e, "token_embd.weight")
+    last = e.constant(spec.vocab_size - 1)
+    body = f"""\
+  %d = linalg.index 1 : index
+  %id = arith.index_cast %a : i64 to index
+  %row = arith.minui %id, {last} : index
+  %columns = arith.constant {PANEL} : index
+  %lanes = arith.constant {LANES} : index
+  %tile_size = arith.constant {TILE} : index
+  %four = arith.constant 4 : index
+  %panel = arith.divui %row, %columns : index
+  %column = arith.remui %row, %columns : index
+  %half = arith.divui %column, %lanes : index
+  %lane = arith.remui %column, %lanes : index
+  %tile = arith.divui %d, %tile_size : index
+  %in_tile = arith.remui %d, %tile_size : index
+  %step = arith.divui %in_tile, %four : index
+  %in_step = arith.remui %in_tile, %four : index
+  %lane_bytes = arith.muli %lane, %four : index
+  %byte = arith.addi %lane_bytes, %in_step : index
+  %quant = tensor.extract {table.name}[%panel, %tile, %half, %step, %byte] : {table.type}
+  %scale = tensor.extract {scales.name}[%panel, %column] : {scales.type}
+  %wide = arith.sitofp %quant : i8 to f32
+  %value = arith.mulf %wide, %scale : f32
+  linalg.yield %value : f32"""
+    return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
+
+
+def _row_tiles(e: Emitter, rows: Dim) -> Dim:
+    if isinstance(rows, int):
+        return -(-rows // LANES)
+    return e.value(f"arith.ceildivui {rows}, {e.constant(LANES)} : index")
+
+
+def _columns(e: Emitter, x: Tensor, count: int) -> Tensor:
+    """The first `count` columns."""
+    rows, columns = x.shape
+    if columns == count:
+        return x
+    kind = tensor_type((rows, count), x.dtype)
+    operation = f"tensor.extract_slice {x.name}[0, 0] [{rows}, {count}] [1, 1] : {x.type} to {kind}"
+    return e.tensor(operation, (rows, count), x.dtype)
