@@ -100,7 +100,8 @@ class Kernels:
             return [int8_embedding(e, SPEC, weights, ids_tensor)]
 
         functions = [function("embedding", {"x": ("?",)}, embedding)]
-        for name, rows in [("", "?"), *((f"_{few}", few) for few in FEW)]:
+        suffixes: dict[str, int | str] = {"": "?"} | {f"_{few}": few for few in FEW}
+        for name, rows in suffixes.items():
             x: Inputs = {"x": (rows, 96)}
             functions += [
                 function(f"plain{name}", x, plain),
