@@ -3,7 +3,8 @@
     python -m bench.peers                          # set up what is missing, then W1 to W5, all three in turns
     python -m bench.peers --set-up-only
     python -m bench.peers --preset W2 --repeat 1   # a short run
-    python -m bench.peers --weights q8_0 --servers ours,llama
+    python -m bench.peers --weights q8_0,q4_1      # beside llama.cpp's own 8-bit and 4-bit models
+    python -m bench.peers --weights bf16,q8_0,q4_1 --servers ours,ours-extend,llama,vllm    # everything
 
 bench/peers/README.md says what it needs. An interrupted set-up goes on where it was.
 """
@@ -23,6 +24,7 @@ from platformdirs import user_cache_path
 from bench.peers.cache import Cache, SetUpError
 from bench.peers.campaign import Contender, Stage, run_peers
 from bench.peers.comparison import comparison_table
+from bench.peers.kinds import KINDS
 from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.ours import Ours
 from bench.peers.vllm_cpu import VllmCpu
@@ -30,19 +32,22 @@ from shortfin_apps.llm.bench.console import positive, progress_bar, table_consol
 from shortfin_apps.llm.bench.workload import Workload, chosen_presets
 from shortfin_apps.llm.errors import LlmError
 
-WEIGHTS = ("bf16", "q8_0", "q4_1")
+SERVERS = ("ours", "llama", "vllm")
+EXTEND = "ours-extend"
 DEFAULT_CACHE = user_cache_path("shortfin-llm-peers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        contenders = chosen_contenders(args)
-        for contender in contenders:
-            contender.set_up(args.weights)
+        workloads = chosen_presets(args.preset)
+        contenders = {weights: chosen_contenders(args, weights) for weights in chosen_kinds(args)}
+        for weights, servers in contenders.items():
+            for server in servers:
+                server.set_up(KINDS[weights])
         if not args.set_up_only:
-            doc = measure(args, contenders, chosen_presets(args.preset))
-            report(doc, args.json)
+            measured = {kind: measure(args, kind, servers, workloads) for kind, servers in contenders.items()}
+            report(measured, args.json)
     except (SetUpError, LlmError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -58,10 +63,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument(
-        "--servers", type=_names, default=["ours", "llama", "vllm"], metavar="NAME,..",
-        help="which, in this order (default: ours,llama,vllm)",
+        "--servers", type=_names, default=list(SERVERS), metavar="NAME,..",
+        help="which, in this order (default: ours,llama,vllm); ours-extend is ours with --batch-mode "
+        "extend-attention, and vllm is left out where the weights are not bf16",
     )  # fmt: skip
-    made.add_argument("--weights", choices=WEIGHTS, default="bf16", help="(default: bf16)")
+    made.add_argument(
+        "--weights", type=_names, default=["bf16"], metavar="KIND,..",
+        help=f"of {', '.join(KINDS)}; a table for each (default: bf16)",
+    )  # fmt: skip
     made.add_argument(
         "--preset", default="all", metavar="W1,..", help="of `shortfin-llm bench` (default: all)"
     )
@@ -87,21 +96,37 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def chosen_contenders(args: argparse.Namespace) -> list[Contender]:
-    """Raises SetUpError for a name that is none."""
+def chosen_kinds(args: argparse.Namespace) -> list[str]:
+    """Raises SetUpError for a name that is none, and for several kinds of one artefact."""
+    if unknown := [name for name in args.weights if name not in KINDS]:
+        raise SetUpError(f"there are no weights {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    if args.artefact is not None and len(args.weights) > 1:
+        raise SetUpError("an artefact has one kind of weights: give one `--weights` with `--artefact`")
+    chosen: list[str] = args.weights
+    return chosen
+
+
+def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]:
+    """Those that take such weights. Raises SetUpError for a name that is none, and when none is left."""
     cache = Cache(args.cache, lambda line: print(line, file=sys.stderr, flush=True))
     makers: dict[str, Callable[[], Contender]] = {
         "ours": lambda: Ours(cache, args.threads, args.artefact, args.ours_arg),
+        EXTEND: lambda: Ours(
+            cache, args.threads, args.artefact, [*args.ours_arg, "--batch-mode=extend-attention"], EXTEND
+        ),
         "llama": lambda: LlamaCpp(cache, args.threads, args.jobs),
         "vllm": lambda: VllmCpu(cache, args.threads, args.vllm_python),
     }
     if unknown := [name for name in args.servers if name not in makers]:
         raise SetUpError(f"there is no server {unknown[0]!r}; choose from {', '.join(makers)}")
-    return [makers[name]() for name in args.servers]
+    names = [name for name in args.servers if name != "vllm" or KINDS[weights].has_vllm]
+    if not names:
+        raise SetUpError(f"vLLM's CPU build is measured with bf16 weights only, not {weights}; leave it out")
+    return [makers[name]() for name in names]
 
 
 def measure(
-    args: argparse.Namespace, contenders: Sequence[Contender], workloads: Sequence[Workload]
+    args: argparse.Namespace, weights: str, contenders: Sequence[Contender], workloads: Sequence[Workload]
 ) -> dict[str, Any]:
     requests = sum(len(w.prompt_tokens) * len(w.passes) for w in workloads)
     with (
@@ -120,20 +145,26 @@ def measure(
                 lambda _: bar.advance(task),
             )
         )
-    return doc | {"model": "SmolLM2-135M-Instruct", "weights": args.weights, "threads": args.threads}
+    return doc | {"model": "SmolLM2-135M-Instruct", "weights": weights, "threads": args.threads}
 
 
-def report(doc: dict[str, Any], json_file: str | None) -> None:
+def report(measured: dict[str, dict[str, Any]], json_file: str | None) -> None:
+    """A table for each kind of weights; the JSON has their documents by kind."""
     if json_file != "-":
-        console = table_console()
-        console.print(comparison_table(doc))
-        for label, server in doc["servers"].items():
-            console.print(f"{label}: {server['idle_cpu']:.0%} of a core while idle", highlight=False)
-        for run in doc["runs"]:
-            if run["errors"]:
-                console.print(f"{run['workload']} on {run['target']}: {run['error_messages']}", markup=False)
+        for doc in measured.values():
+            print_tables(doc)
     if json_file is not None:
-        write_json(doc, json_file)
+        write_json(measured, json_file)
+
+
+def print_tables(doc: dict[str, Any]) -> None:
+    console = table_console()
+    console.print(comparison_table(doc))
+    for label, server in doc["servers"].items():
+        console.print(f"{label}: {server['idle_cpu']:.0%} of a core while idle", highlight=False)
+    for run in doc["runs"]:
+        if run["errors"]:
+            console.print(f"{run['workload']} on {run['target']}: {run['error_messages']}", markup=False)
 
 
 def _names(text: str) -> list[str]:

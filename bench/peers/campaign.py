@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.peers.kinds import WeightKind
 from bench.peers.server import Launch, Server, free_port
 from shortfin_apps.llm.bench.campaign import PassResult, run_workload
 from shortfin_apps.llm.bench.report import document
@@ -25,7 +26,7 @@ class Contender(Protocol):
     @property
     def label(self) -> str: ...
 
-    def set_up(self, weights: str) -> None:
+    def set_up(self, weights: WeightKind) -> None:
         """Leaves everything ready for `launch`; quick when it was done before. Raises SetUpError."""
         ...
 

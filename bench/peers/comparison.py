@@ -10,25 +10,31 @@ from rich.table import Table
 
 Figures = Mapping[str, Any]
 
-OURS = "ours"
+OURS = "ours"  # and what begins so: ours with other settings
 TOKENS_PER_S, TTFT, ITL_P99 = "output_tokens_per_s", "ttft_ms_p50", "itl_ms_p99"
 # What each ratio is about, and which peer is the better one there.
 RATIOS = {TOKENS_PER_S: max, TTFT: min, ITL_P99: min}
 
 
-def ratio(runs: Sequence[Figures], workload: str, figure: str) -> tuple[float, float, float] | None:
-    """Ours over the better peer's of the same repeat: median, least, greatest; None without both."""
-    found = list(_ratios(runs, workload, figure))
+def is_ours(label: str) -> bool:
+    return label.split("-")[0] == OURS
+
+
+def ratio(
+    runs: Sequence[Figures], workload: str, figure: str, label: str = OURS
+) -> tuple[float, float, float] | None:
+    """That of ours over the better peer's of the same repeat: median, least, greatest; None without both."""
+    found = list(_ratios(runs, workload, figure, label))
     return (median(found), min(found), max(found)) if found else None
 
 
-def _ratios(runs: Sequence[Figures], workload: str, figure: str) -> Iterator[float]:
+def _ratios(runs: Sequence[Figures], workload: str, figure: str, label: str) -> Iterator[float]:
     chosen = [run for run in runs if run["workload"] == workload and run[figure] is not None]
     for repeat in sorted({run["repeat"] for run in chosen}):
         values = {run["target"]: run[figure] for run in chosen if run["repeat"] == repeat}
-        mine = values.pop(OURS, None)
-        if mine is not None and values:
-            yield mine / RATIOS[figure](values.values())
+        peers = [value for target, value in values.items() if not is_ours(target)]
+        if label in values and peers:
+            yield values[label] / RATIOS[figure](peers)
 
 
 def comparison_table(doc: Figures) -> Table:
@@ -49,7 +55,8 @@ def comparison_table(doc: Figures) -> Table:
 def _cells(doc: Figures, row: Figures) -> list[str]:
     workload, label = row["workload"], row["target"]
     ratios = {
-        figure: _range(ratio(doc["runs"], workload, figure)) if label == OURS else "" for figure in RATIOS
+        figure: _range(ratio(doc["runs"], workload, figure, label)) if is_ours(label) else ""
+        for figure in RATIOS
     }
     return [
         workload,

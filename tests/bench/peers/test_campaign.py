@@ -13,16 +13,13 @@ WORKLOAD = Workload(
 )
 
 
-class Twin(Ours):
-    """The same server under another name: the peer."""
-
-    label = "twin"
-
-
 async def test_servers_take_turns(tiny_artifact: Artifact, tmp_path: Path) -> None:
     cache = Cache(tmp_path, lambda _: None)
     directory = tiny_artifact.vmfb.parent
-    contenders = [Ours(cache, 1, directory, ["--max-queue=7"]), Twin(cache, 1, directory, [])]
+    contenders = [
+        Ours(cache, 1, directory, ["--max-queue=7"]),
+        Ours(cache, 1, directory, [], "twin"),  # the same server as the peer
+    ]
     started: list[str] = []
     passes: list[str] = []
     with Stage(tmp_path / "logs", started.append, idle_s=0.01) as stage:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.peers.__main__ import main
+from bench.peers.__main__ import chosen_contenders, main, parser
+from shortfin_apps.llm.build.artifact import Artifact
 
 
 def test_an_unknown_server_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cache", str(tmp_path), "--servers", "ours,other"]) == 2
-    assert "'other'; choose from ours, llama, vllm" in capsys.readouterr().err
+    assert "'other'; choose from ours, ours-extend, llama, vllm" in capsys.readouterr().err
 
 
 def test_weights_that_a_server_cannot_take_are_refused_before_anything_is_set_up(
@@ -18,3 +20,38 @@ def test_weights_that_a_server_cannot_take_are_refused_before_anything_is_set_up
     assert main(["--cache", str(tmp_path), "--servers", "vllm", "--weights", "q8_0"]) == 2
     assert "leave it out" in capsys.readouterr().err
     assert not any((tmp_path / "stamps").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--weights", "bf16,q5"], "'q5'; choose from bf16, q8_0, q4_1"),
+        (["--weights", "bf16,q8_0", "--artefact", "DIR"], "one `--weights` with `--artefact`"),
+    ],
+)
+def test_kinds_of_weights_that_cannot_be_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["--cache", str(tmp_path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_vllm_is_left_out_where_it_does_not_take_the_weights(tmp_path: Path) -> None:
+    args = parser().parse_args(["--cache", str(tmp_path), "--servers", "ours,ours-extend,llama,vllm"])
+    labels = {kind: [server.label for server in chosen_contenders(args, kind)] for kind in ("bf16", "q4_1")}
+    assert labels == {
+        "bf16": ["ours", "ours-extend", "llama", "vllm"],
+        "q4_1": ["ours", "ours-extend", "llama"],
+    }
+
+
+def test_both_batch_modes_in_one_campaign(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = str(tiny_artifact.vmfb.parent)
+    file = tmp_path / "measured.json"
+    options = ["--servers", "ours,ours-extend", "--preset", "W1", "--repeat", "1", "--json", str(file)]
+    assert main(["--cache", str(tmp_path), "--artefact", directory, *options]) == 0
+    runs = json.loads(file.read_text(encoding="utf-8"))["bf16"]["runs"]
+    assert [(run["target"], run["errors"]) for run in runs] == [("ours", 0), ("ours-extend", 0)]
+    assert "ours-extend" in capsys.readouterr().out

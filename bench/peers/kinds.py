@@ -1,0 +1,29 @@
+"""Weight types to compare in, and what each server calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from shortfin_apps.llm.build.spec import WeightType
+
+
+@dataclass(frozen=True, slots=True)
+class WeightKind:
+    """`ours` is for `shortfin-llm build --weights`, and `llama` for llama-quantize: None takes the file as it
+    is. vLLM's CPU build is measured where `has_vllm`.
+    """
+
+    ours: str
+    llama: str | None
+    has_vllm: bool = False
+
+
+_KINDS = {
+    "bf16": WeightKind("bf16", "BF16", has_vllm=True),
+    "q8_0": WeightKind("q8_0", "Q8_0"),
+    "q4_1": WeightKind("q4", None),  # the type of the model's GGUF file
+    "int8": WeightKind("int8", "Q8_0"),
+    "int4": WeightKind("int4", None),
+}
+KINDS = {name: kind for name, kind in _KINDS.items() if kind.ours in get_args(WeightType)}
