@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for server in servers:
                 server.set_up(KINDS[weights])
         if not args.set_up_only:
-            measured = {kind: measure(args, kind, servers, workloads) for kind, servers in contenders.items()}
-            report(measured, args.json)
+            measure_all(args, contenders, workloads)
     except (SetUpError, LlmError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -125,6 +124,22 @@ def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]
     return [makers[name]() for name in names]
 
 
+def measure_all(
+    args: argparse.Namespace, contenders: Mapping[str, Sequence[Contender]], workloads: Sequence[Workload]
+) -> None:
+    """A campaign and its table for each kind of weights; the JSON has their documents by kind, and those
+    that were done even if a later one fails."""
+    measured: dict[str, dict[str, Any]] = {}
+    try:
+        for weights, servers in contenders.items():
+            measured[weights] = measure(args, weights, servers, workloads)
+            if args.json != "-":
+                report(measured[weights])
+    finally:
+        if args.json is not None and measured:
+            write_json(measured, args.json)
+
+
 def measure(
     args: argparse.Namespace, weights: str, contenders: Sequence[Contender], workloads: Sequence[Workload]
 ) -> dict[str, Any]:
@@ -148,16 +163,7 @@ def measure(
     return doc | {"model": "SmolLM2-135M-Instruct", "weights": weights, "threads": args.threads}
 
 
-def report(measured: dict[str, dict[str, Any]], json_file: str | None) -> None:
-    """A table for each kind of weights; the JSON has their documents by kind."""
-    if json_file != "-":
-        for doc in measured.values():
-            print_tables(doc)
-    if json_file is not None:
-        write_json(measured, json_file)
-
-
-def print_tables(doc: dict[str, Any]) -> None:
+def report(doc: dict[str, Any]) -> None:
     console = table_console()
     console.print(comparison_table(doc))
     for label, server in doc["servers"].items():

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -50,6 +52,32 @@ async def test_tokenize_of_vllm_and_of_llama_cpp(
 ) -> None:
     server.on("/tokenize", letters(field))
     assert await server_tokenizer(http, "tiny")("ab") == [97, 98]
+
+
+async def test_a_kept_connection_that_the_server_closes_is_replaced() -> None:
+    """Each connection answers one request and hangs up on the next, though it promised to be kept."""
+    body = b'{"tokens": [1]}'
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    ended: asyncio.Queue[None] = asyncio.Queue()
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(head.encode() + body)
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"}")
+        writer.close()
+        await writer.wait_closed()
+        ended.put_nowait(None)
+
+    server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+        tokenize = server_tokenizer(client, None)
+        assert [await tokenize("a") for _ in range(2)] == [[1], [1]]
+        await client.aclose()
+        for _ in range(2):
+            await ended.get()
 
 
 async def test_without_tokenize_the_error_says_what_to_do(http: httpx.AsyncClient) -> None:

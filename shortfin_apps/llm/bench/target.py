@@ -147,7 +147,10 @@ def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
 
 async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]:
     try:
-        response = await http.post("/tokenize", json=body)
+        try:
+            response = await http.post("/tokenize", json=body)
+        except httpx.RemoteProtocolError:  # a kept connection that the server has closed meanwhile
+            response = await http.post("/tokenize", json=body)
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error
     if not response.is_success:
