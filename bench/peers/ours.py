@@ -49,4 +49,5 @@ class Ours:
     def launch(self, port: int, clients: int) -> Launch:
         del clients
         command = [sys.executable, "-m", "shortfin_apps.llm", "serve", str(self._artefact)]
-        return Launch((*command, "--port", str(port), "--threads", str(self._threads), *self._arguments))
+        command += ["--port", str(port), "--threads", str(self._threads), *self._arguments]
+        return Launch(tuple(command), ready_path="/ready")  # it is healthy while it loads

@@ -22,10 +22,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server."""
+    """How to start a server; it is ready once it answers `ready_path` with 200."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    ready_path: str = "/health"
 
 
 class Server:
@@ -36,6 +37,7 @@ class Server:
 
     def __init__(self, launch: Launch, port: int, log: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        self._ready_url = self.url + launch.ready_path
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -51,7 +53,7 @@ class Server:
     def wait_until_ready(self) -> None:
         """Raises SetUpError when it ends or takes too long."""
         deadline = time.monotonic() + START_LIMIT_S
-        while not self._is_healthy():
+        while not self._is_ready():
             if self._process.poll() is not None:
                 raise SetUpError(
                     f"the server ended (exit {self._process.returncode}); its output is in {self._log}"
@@ -95,9 +97,9 @@ class Server:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, kind)
 
-    def _is_healthy(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with urllib.request.urlopen(self._ready_url, timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

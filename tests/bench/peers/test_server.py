@@ -11,12 +11,12 @@ import pytest
 from bench.peers.cache import SetUpError
 from bench.peers.server import Launch, Server, free_port
 
-# Answers /health; a child of its own does nothing but spin, as some servers' workers do.
+# Answers /well; a child of its own does nothing but spin, as some servers' workers do.
 SPINNER = """
 import http.server, os, subprocess, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
+        self.send_response(200 if self.path == "/well" else 404)
         self.end_headers()
     def log_message(self, *args):
         pass
@@ -29,7 +29,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     port = free_port()
-    launch = Launch((sys.executable, "-c", SPINNER, str(port)), {"GREETING": "hello"})
+    launch = Launch((sys.executable, "-c", SPINNER, str(port)), {"GREETING": "hello"}, ready_path="/well")
     made = Server(launch, port, tmp_path / "logs" / "server.log")
     try:
         yield made
