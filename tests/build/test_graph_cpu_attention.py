@@ -21,7 +21,7 @@ from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_geometry import even_offsets, token_positions, token_rows
 from shortfin_apps.llm.build.graph_rotary import Rotary, rotary_frequencies
 from shortfin_apps.llm.build.graph_target import resolve_target
-from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.kernels import render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from tests.build.compiled_model import PAGES, TINY, block_table
@@ -33,6 +33,7 @@ I64 = npt.NDArray[np.int64]
 HOST = resolve_target("cpu")
 LAYER = 1  # of TINY's two
 NAN = -1  # every bit set: NaN as bf16
+DECODE_ROWS = (1, 5)
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,27 @@ class Kernels:
         out, written = self.module.prefill(padded, *geometry, cache)
         return out.to_host()[: len(qkv)], written.to_host()
 
+    def decode(self, cache: npt.NDArray[np.int16], qkv: F32, *geometry: I64) -> tuple[F32, Any]:
+        """A row of one token each; `geometry`: starts, seq_lens, blocks."""
+        out, written = self.module[f"decode_{len(qkv)}"](qkv, *geometry, cache)
+        return out.to_host(), written.to_host()
 
-def entry(name: str, shape: Shape, options: BuildOptions, kernels: dict[str, str]) -> str:
-    """qkv [tokens, features], i64 geometry, the cache's bits -> attention f32, the cache's new bits."""
+
+def entry(
+    name: str, shape: Shape, options: BuildOptions, kernels: dict[str, str], decodes: int | None = None
+) -> str:
+    """qkv [tokens, features], i64 geometry, the cache's bits -> attention f32, the cache's new bits.
+
+    With as many rows as it `decodes`, if it does.
+    """
     spec = shape.spec
     elements = page_elements(spec, options)
     types = {
-        "qkv": tensor_type(("?", spec.qkv_features), "f32"),
+        "qkv": tensor_type((decodes or "?", spec.qkv_features), "f32"),
         **({"offsets": "tensor<?xi64>"} if name == "extend" else {}),
-        "starts": "tensor<?xi64>",
-        "seq_lens": "tensor<?xi64>",
-        "blocks": "tensor<?x?xi64>",
+        "starts": tensor_type((decodes or "?",), "i64"),
+        "seq_lens": tensor_type((decodes or "?",), "i64"),
+        "blocks": tensor_type((decodes or "?", "?"), "i64"),
         "cache": tensor_type(("?", elements), "i16"),
     }
     e = Emitter()
@@ -91,9 +102,15 @@ def entry(name: str, shape: Shape, options: BuildOptions, kernels: dict[str, str
     def dim(argument: str, axis: int) -> str:
         return e.value(f"tensor.dim %{argument}, {e.constant(axis)} : {types[argument]}")
 
-    tokens, rows, width, pages = dim("qkv", 0), dim("starts", 0), dim("blocks", 1), dim("cache", 0)
+    tokens: Dim = decodes or dim("qkv", 0)
+    rows: Dim = decodes or dim("starts", 0)
+    width, pages = dim("blocks", 1), dim("cache", 0)
     starts, seq_lens = (Tensor(f"%{argument}", (rows,), "i64") for argument in ("starts", "seq_lens"))
-    offsets = Tensor("%offsets", (rows,), "i64") if name == "extend" else even_offsets(e, rows, tokens)
+    offsets = (
+        Tensor("%offsets", (rows,), "i64")
+        if name == "extend"
+        else even_offsets(e, rows, 1 if decodes else tokens)
+    )
     of_token = token_rows(e, offsets, tokens)
     bits = Tensor("%cache", (pages, elements), "i16")
     cache = Tensor(e.fresh(), bits.shape, "bf16")
@@ -102,7 +119,7 @@ def entry(name: str, shape: Shape, options: BuildOptions, kernels: dict[str, str
     batch = Batch(
         rows=rows,
         tokens=tokens,
-        chunk=None,
+        chunk=1 if decodes else None,
         whole_pages=name == "prefill",
         starts=starts,
         seq_lens=seq_lens,
@@ -144,6 +161,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     options = BuildOptions(block_seq_stride=shape.stride)
     texts: dict[str, str] = {}
     functions = [entry(name, shape, options, texts) for name in ("extend", "prefill")]
+    functions += [entry(f"decode_{rows}", shape, options, texts, rows) for rows in DECODE_ROWS]
     parts = [*Rotary(shape.spec, 512).declarations(), *texts.values(), *functions]
     text = "\n".join(["module @kernels {", *parts, "}"])
     return Kernels(shape, options, load(text, tmp_path_factory.mktemp("attention")))
@@ -257,6 +275,41 @@ def test_a_token_is_the_same_to_the_bit_however_it_is_computed(kernels: Kernels)
             blocks,
         )
         np.testing.assert_array_equal(decoded[0], whole[token])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW_FIXTURE)
+@given(
+    positions=st.lists(st.integers(0, 110) | st.none(), min_size=5, max_size=5),
+    spare=st.integers(0, 2),
+    seed=st.integers(0, 99),
+)
+def test_a_decode_agrees_with_numpy_and_to_the_bit_with_an_extend(
+    kernels: Kernels, positions: list[int | None], spare: int, seed: int
+) -> None:
+    """Rows at any position, or padding (None)."""
+    shape, rng = kernels.shape, np.random.default_rng(seed)
+    lengths = [0 if position is None else position + 1 for position in positions]
+    pages = [pages_for(shape, length) for length in lengths]
+    blocks = block_table(rng, pages, max(pages) + 1 + spare)
+    wholes = [random_qkv(shape, rng, length) for length in lengths]
+    cache = kernels.empty()
+    for row, qkv in enumerate(wholes):
+        if len(qkv) > 1:
+            start, end = np.array([0]), np.array([len(qkv) - 1])
+            _, cache = kernels.prefill(cache, qkv[:-1], start, end, blocks[row : row + 1])
+    padding = np.full((1, shape.spec.qkv_features), np.nan, np.float32)
+    last = np.concatenate([qkv[-1:] if len(qkv) else padding for qkv in wholes])
+    seq_lens = np.array(lengths)
+    starts = np.maximum(seq_lens - 1, 0)
+    together, after = kernels.decode(cache, last, starts, seq_lens, blocks)
+    extended, after_extend = kernels.extend(cache, last, np.arange(5), starts, seq_lens, blocks)
+    np.testing.assert_array_equal(together, extended)
+    np.testing.assert_array_equal(after, after_extend)
+    for row, qkv in enumerate(wholes):
+        table = slice(row, row + 1)
+        alone, _ = kernels.decode(cache, last[table], starts[table], seq_lens[table], blocks[table])
+        np.testing.assert_array_equal(alone[0], together[row])
+        check(together[row], expected(shape, qkv)[-1] if len(qkv) else np.zeros_like(together[row]))
 
 
 @pytest.mark.parametrize(

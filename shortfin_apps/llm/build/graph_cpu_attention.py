@@ -39,36 +39,37 @@ def choose_attention(spec: LlamaSpec, options: BuildOptions, target: Target, ren
 
 
 class AmxAttention:
-    """q is [kv_heads, tokens, group * head_dim] bf16."""
+    """q is [kv_heads, tokens, group * head_dim] bf16; of a decode qkv itself, as one kernel does both."""
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, render: Render) -> None:
         self._spec = spec
         self._options = options
         self._render = render
+        self._group = spec.num_attention_heads // spec.num_key_value_heads
 
     def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        spec = self._spec
-        kernel = self._render("rope_store_amx", "rope_store", **_shape(spec, self._options, batch))
-        group_features = spec.num_attention_heads // spec.num_key_value_heads * spec.head_dim
+        if batch.chunk == 1:
+            return qkv
+        kernel = self._render("rope_store_amx", "rope_store", **_shape(self._spec, self._options, batch))
         workload, constants = _grid(e, layer, batch, _LANES)
+        shape = (self._spec.num_key_value_heads, batch.tokens, self._group * self._spec.head_dim)
         q, batch.cache = e.dispatch(
             kernel,
             workload,
             constants,
             [qkv, batch.rotary, *_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks],
-            [((spec.num_key_value_heads, batch.tokens, group_features), "bf16"), batch.cache],
+            [(shape, "bf16"), batch.cache],
         )
         return q
 
     def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        spec = self._spec
-        group = spec.num_attention_heads // spec.num_key_value_heads
+        if batch.chunk == 1:
+            return self._decode(e, q, layer, batch)
         kernel = self._render(
             "paged_attention_amx",
             "paged_attention",
-            tile_tokens=max(1, min(_LANES, _MOST_QUERIES // group)),
-            step_slots=_STEP_SLOTS,
-            **_shape(spec, self._options, batch),
+            **self._tiling(),
+            **_shape(self._spec, self._options, batch),
         )
         workload, constants = _grid(e, layer, batch, _LANES)
         return e.dispatch(
@@ -76,8 +77,31 @@ class AmxAttention:
             workload,
             constants,
             [q, *_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache],
-            [((batch.tokens, spec.num_attention_heads * spec.head_dim), "bf16")],
+            [self._result(batch)],
         )[0]
+
+    def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """Both, of rows of one token each."""
+        kernel = self._render(
+            "decode_attention_amx",
+            "decode_attention",
+            **self._tiling(),
+            **_shape(self._spec, self._options, batch),
+        )
+        batch.cache, out = e.dispatch(
+            kernel,
+            [batch.rows],
+            [batch.rows, batch.width, batch.pages, layer],
+            [qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks],
+            [batch.cache, self._result(batch)],
+        )
+        return out
+
+    def _tiling(self) -> dict[str, int]:
+        return {"tile_tokens": max(1, min(_LANES, _MOST_QUERIES // self._group)), "step_slots": _STEP_SLOTS}
+
+    def _result(self, batch: Batch) -> tuple[tuple[Dim, int], str]:
+        return (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim), "bf16"
 
 
 class VectorAttention:
