@@ -187,7 +187,7 @@ class LinearKernels:
 
 CASES: list[tuple[WeightType, Target, Sizes]] = [
     *((kind, target, UNEVEN) for kind in FLOATS for target in (HOST, NARROW)),
-    *((kind, target, WHOLE_TILES) for kind in WIDENED for target in (HOST, NO_TILES, NARROW)),
+    *((kind, target, WHOLE_TILES) for kind in WIDENED for target in (HOST, NARROW)),
 ]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from shortfin_apps.llm.build.graph_cpu_chain import AmxChains, takes_chains
 from shortfin_apps.llm.build.graph_cpu_int8 import Int8Operations
 from shortfin_apps.llm.build.graph_operations import SeparateOperations
 from shortfin_apps.llm.build.graph_target import Target
@@ -15,9 +16,6 @@ from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.build.weight_layout import LANES, num_panels
 
 Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
-
-AMX_SIZE = 32  # bf16 of one row of a tile, and columns of two
-AMX_ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 
 
 class CpuOperations(Protocol):
@@ -35,8 +33,11 @@ class CpuOperations(Protocol):
 def choose_operations(
     spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
 ) -> CpuOperations:
+    """The matrix unit's where the CPU has it and the model fills its tiles."""
     if options.weights == "int8":
         return Int8Operations(spec, options, target, weights, render)
+    if takes_chains(spec, options, target):
+        return AmxChains(spec, weights, render)
     return VectorOperations(spec, options, target, weights, render)
 
 
@@ -101,9 +102,6 @@ class VectorOperations(SeparateOperations):
             "panels_per_group": max(1, panels // 32),
             "bits": bits,
         }
-        if self._dot2 and self._target.has_amx and out_features % AMX_SIZE == in_features % AMX_SIZE == 0:
-            row_block = min(512, AMX_ROWS_BYTES // (2 * in_features) // AMX_SIZE * AMX_SIZE)
-            return self._render("matmul_amx", name, **shape, row_block=max(row_block, AMX_SIZE), max_chunk=10)
         tile_rows = 8 if self._target.has_wide_vectors else 2
         return self._render(
             "matmul",

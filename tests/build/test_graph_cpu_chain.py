@@ -1,0 +1,149 @@
+"""What lies between two attentions, in one dispatch: against numpy, and a row in all kinds of company."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.build.graph_cpu import CpuForm
+from shortfin_apps.llm.build.graph_cpu_chain import AmxChains, takes_chains
+from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.spec import BuildOptions, WeightType
+from shortfin_apps.llm.build.weight_layout import weight_layout
+from tests.build.compiled_model import TINY
+from tests.build.test_kernels import F32, ROWS, ConstantWeights, Inputs, function, load, narrow
+
+HOST = resolve_target("cpu")
+# Sizes that cut K into chunks of unequal length and panels into sides of unequal width.
+SPEC = replace(TINY, hidden_size=352, intermediate_size=416, vocab_size=160, num_hidden_layers=2)
+TOLERANCE = 3e-2
+KINDS: list[WeightType] = ["bf16", "q8_0", "q4"]
+
+pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
+
+
+def make_weights(options: BuildOptions) -> ConstantWeights:
+    rng = np.random.default_rng(0)
+    hidden, ffn = SPEC.hidden_size, SPEC.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (SPEC.vocab_size, hidden)}
+    for layer in range(SPEC.num_hidden_layers):
+        shapes |= {
+            f"blk.{layer}.attn_norm.weight": (hidden,),
+            f"blk.{layer}.attn_qkv.weight": (SPEC.qkv_features, hidden),
+            f"blk.{layer}.attn_output.weight": (hidden, SPEC.num_attention_heads * SPEC.head_dim),
+            f"blk.{layer}.ffn_norm.weight": (hidden,),
+            f"blk.{layer}.ffn_gate_up.weight": (2 * ffn, hidden),
+            f"blk.{layer}.ffn_down.weight": (hidden, ffn),
+        }
+    shapes["output_norm.weight"] = (hidden,)
+    if not SPEC.tie_word_embeddings:
+        shapes["output.weight"] = (SPEC.vocab_size, hidden)
+    values = {
+        name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    return ConstantWeights(values, {name: weight_layout(name, options, HOST) for name in shapes})
+
+
+@dataclass(frozen=True)
+class Chains:
+    """`advance` and `finish` are the layers of a model of two."""
+
+    module: Any
+    weights: dict[str, F32]
+
+    def reference_projection(self, x: F32, layer: int) -> F32:
+        h = self._norm(x, f"blk.{layer}.attn_norm.weight")
+        qkv: F32 = h @ self.weights[f"blk.{layer}.attn_qkv.weight"].T
+        return qkv
+
+    def reference_layer(self, x: F32, attended: F32, layer: int) -> F32:
+        block = f"blk.{layer}."
+        x = x + attended @ self.weights[f"{block}attn_output.weight"].T
+        h = self._norm(x, f"{block}ffn_norm.weight")
+        gate, up = np.split(h @ self.weights[f"{block}ffn_gate_up.weight"].T, 2, axis=1)
+        gated: F32 = gate / (1 + np.exp(-gate)) * up
+        past: F32 = x + gated @ self.weights[f"{block}ffn_down.weight"].T
+        return past
+
+    def reference_logits(self, x: F32) -> F32:
+        logits: F32 = self._norm(x, "output_norm.weight") @ self.weights[SPEC.head_weight].T
+        return logits
+
+    def _norm(self, x: F32, weight: str) -> F32:
+        return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + SPEC.rms_norm_eps) * self.weights[weight]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def chains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chains:
+    options = BuildOptions(weights=request.param)
+    weights = make_weights(options)
+    form = CpuForm(SPEC, options, HOST, weights)
+    operations = AmxChains(SPEC, weights, form.kernel)
+    x: Inputs = {"x": ("?", SPEC.hidden_size)}
+    both: Inputs = x | {"attended": ("?", SPEC.num_attention_heads * SPEC.head_dim)}
+
+    def layer(e: Emitter, x: Tensor, attended: Tensor, number: int) -> list[Tensor]:
+        results = operations.advance(e, x, narrow(e, attended, "bf16"), number)
+        return [result for result in results if result]
+
+    functions = [
+        function("run_project", x, lambda e, x: [operations.project(e, x)]),
+        function("run_advance", both, lambda e, x, attended: layer(e, x, attended, 0)),
+        function("run_finish", both, lambda e, x, attended: layer(e, x, attended, 1)),
+        function("run_logits", x, lambda e, x: [operations.logits(e, x)]),
+    ]
+    text = "\n".join(["module @chains {", *weights.declarations(), *form.declarations(), *functions, "}"])
+    return Chains(load(text, tmp_path_factory.mktemp("chains")), weights.values)
+
+
+def make_inputs(rows: int) -> tuple[F32, F32]:
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, SPEC.hidden_size)).astype(np.float32)
+    attended = rng.standard_normal((rows, SPEC.num_attention_heads * SPEC.head_dim)).astype(np.float32)
+    return x, attended
+
+
+def check(actual: Any, expected: F32) -> None:
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(actual.to_host() / scale, expected / scale, rtol=0, atol=TOLERANCE)
+
+
+# 600 rows are two groups of the narrow matmuls' rows.
+@pytest.mark.parametrize("rows", [*ROWS, 600])
+def test_chains_agree_with_numpy(chains: Chains, rows: int) -> None:
+    x, attended = make_inputs(rows)
+    check(chains.module.run_project(x), chains.reference_projection(x, 0))
+    past, qkv = chains.module.run_advance(x, attended)
+    expected = chains.reference_layer(x, attended, 0)
+    check(past, expected)
+    check(qkv, chains.reference_projection(expected, 1))
+    check(chains.module.run_finish(x, attended), chains.reference_layer(x, attended, 1))
+    check(chains.module.run_logits(x), chains.reference_logits(x))
+
+
+def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(chains: Chains) -> None:
+    x, attended = make_inputs(600)
+
+    def compute(rows: int) -> list[F32]:
+        past, qkv = chains.module.run_advance(x[:rows], attended[:rows])
+        results = (past, qkv, chains.module.run_project(x[:rows]), chains.module.run_logits(x[:rows]))
+        return [result.to_host() for result in results]
+
+    everything = compute(600)
+    for rows in ROWS:
+        for part, whole in zip(compute(rows), everything, strict=True):
+            np.testing.assert_array_equal(part, whole[:rows])
+
+
+def test_models_that_leave_tiles_half_full_do_without() -> None:
+    options = BuildOptions()
+    assert takes_chains(SPEC, options, HOST)
+    assert not takes_chains(replace(SPEC, hidden_size=48), options, HOST)
+    assert not takes_chains(replace(SPEC, intermediate_size=48), options, HOST)
+    assert not takes_chains(replace(SPEC, vocab_size=48), options, HOST)
+    assert not takes_chains(SPEC, BuildOptions(weights="f32"), HOST)
