@@ -139,8 +139,8 @@ class Int8Operations:
             norm=bool(x and x.norm),
             eps=self._spec.rms_norm_eps,
             most_rows=FEW_ROWS,
-            panels_per_group=max(1, num_panels(out_features) // 16),
-            row_block=max(PANEL, min(512, row_block)),
+            panels_per_group=max(1, num_panels(out_features) // 8),
+            row_block=max(PANEL, min(256, row_block)),
             max_chunk=12,
             has_bf16=self._target.has_bf16_dot,
         )
