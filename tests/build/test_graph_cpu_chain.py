@@ -75,7 +75,9 @@ class Chains:
         return logits
 
     def _norm(self, x: F32, weight: str) -> F32:
-        return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + SPEC.rms_norm_eps) * self.weights[weight]
+        root = np.sqrt(np.mean(x * x, axis=1, keepdims=True) + SPEC.rms_norm_eps)
+        normed: F32 = x / root * self.weights[weight]
+        return normed
 
 
 @pytest.fixture(scope="module", params=KINDS)
