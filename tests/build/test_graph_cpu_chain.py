@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from shortfin_apps.llm.build.graph_cpu import CpuForm
 from shortfin_apps.llm.build.graph_cpu_chain import AmxChains, takes_chains
 from shortfin_apps.llm.build.graph_target import resolve_target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.kernels import render
 from shortfin_apps.llm.build.spec import BuildOptions, WeightType
 from shortfin_apps.llm.build.weight_layout import weight_layout
 from tests.build.compiled_model import TINY
@@ -149,3 +152,22 @@ def test_models_that_leave_tiles_half_full_do_without() -> None:
     assert not takes_chains(replace(SPEC, intermediate_size=48), options, HOST)
     assert not takes_chains(replace(SPEC, vocab_size=48), options, HOST)
     assert not takes_chains(SPEC, BuildOptions(weights="f32"), HOST)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_worker_keeps_fits_its_stack(kind: WeightType) -> None:
+    """Workers of the runtime have 128 KiB of it."""
+    kernels: list[str] = []
+
+    def keep(template: str, name: str, **parameters: Any) -> str:
+        kernels.append(render(template, name, **parameters))
+        return name
+
+    large = replace(SPEC, hidden_size=4096, intermediate_size=14336)
+    for spec in (SPEC, large):
+        operations = AmxChains(spec, WeightTypes(spec, BuildOptions(weights=kind), HOST), keep)
+        x, attended = Tensor("%x", (1, spec.hidden_size), "f32"), Tensor("%a", (1, spec.hidden_size), "bf16")
+        operations.advance(Emitter(), x, attended, 0)
+    kept = [int(size) for kernel in kernels for size in re.findall(r"array<(\d+) x i8>", kernel)]
+    assert len(kept) == 2
+    assert max(kept) < 96 << 10
