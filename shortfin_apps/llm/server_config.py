@@ -131,7 +131,7 @@ class ServerConfig(BaseSettings):
         None,
         ge=1,
         description="the most tokens in one invocation; in the default mode, of prefill (default: beside "
-        "running streams 320 in the default mode, 192 in extend-attention)",
+        "running streams 320 in the default mode, 256 in extend-attention)",
     )
     max_pages_per_batch: int | None = Field(
         None, ge=2, description="the same in pages, instead of --token-budget"

@@ -6,16 +6,14 @@ The two store K and V differently, each as its own attention reads them; nobody 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_geometry import attention_tiles
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
+from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-
-Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 
 _LANES = 16  # f32 of one vector, and rows and columns of one accumulator tile
 _MOST_QUERIES = 64  # of one AMX tile of tokens: what is kept of each must fit the nearest cache

@@ -7,7 +7,7 @@ runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -15,9 +15,8 @@ from weakref import WeakKeyDictionary
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-
-Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 
 _TILE = 32  # bf16 of one row of a tile, and columns of two
 _ROWS_BYTES = 768 << 10  # rows of an item, which stay in the second-level cache beside its weights

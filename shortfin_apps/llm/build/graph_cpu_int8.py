@@ -6,17 +6,16 @@ are exact: a token's result does not depend on how many are computed together, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.build.weight_layout import LANES, TILE, num_panels, num_tiles
 from shortfin_apps.llm.errors import BuildError
-
-Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 
 PANEL = 2 * LANES
 FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 from shortfin_apps.llm.build.graph_cpu_chain import AmxChains, takes_chains
@@ -12,10 +11,9 @@ from shortfin_apps.llm.build.graph_operations import SeparateOperations
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_weights import WeightTypes
+from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.build.weight_layout import LANES, num_panels
-
-Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 
 
 class CpuOperations(Protocol):

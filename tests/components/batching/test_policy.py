@@ -55,12 +55,12 @@ def test_mixing_is_not_slower(cost: CostModel, workload: tuple[Sequence[int], in
 
 
 def test_beside_a_crowd_of_prompts_a_budget_shortens_what_streams_wait(cost: CostModel) -> None:
-    """To two thirds in the default mode, at no loss of throughput, and to a third in the other."""
+    """To two thirds in the default mode, at no loss of throughput, and to less than half in the other."""
     fixed = served(cost, "default", W3, FIXED)
     default, extend = (served(cost, mode, W3) for mode in ("default", "extend-attention"))
     assert p99(default.gaps_s()) < p99(fixed.gaps_s()) * 2 / 3
     assert default.clock.now_s < 1.01 * fixed.clock.now_s
-    assert p99(extend.gaps_s()) < p99(fixed.gaps_s()) / 3
+    assert p99(extend.gaps_s()) < p99(fixed.gaps_s()) / 2
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])

@@ -6,10 +6,12 @@ are the kernel's constants (i32), then its bindings in order: what it reads, wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
+
+Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader(__name__, "."),
