@@ -15,8 +15,8 @@ from shortfin_apps.llm.errors import ArtifactError
 
 DEFAULT_CHUNK_TOKENS = 128
 # By tests/components/batching/test_policy.py: with full batches of such chunks, running streams would wait
-# half as long again beside many prompts in the default mode, and twice as long as in the other; and no more is
-# lost to the steps being many. Measured, 192 in the latter gave a tenth less at W3, and streams waited as long.
+# half as long again beside many prompts in the default mode, and twice as long as in the other; and no more
+# is lost to the steps being many. In the other, 192 was measured to give W3 a tenth less, at equal waits.
 DEFAULT_PREFILL_BUDGET = 320
 DEFAULT_EXTEND_BUDGET = 256
 # With nobody waiting for a next token: longer chunks are no quicker any more (bench/README.md).
