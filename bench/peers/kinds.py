@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
-
-from shortfin_apps.llm.build.spec import WeightType
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +16,9 @@ class WeightKind:
     has_vllm: bool = False
 
 
-_KINDS = {
+KINDS = {
     "bf16": WeightKind("bf16", "BF16", has_vllm=True),
     "q8_0": WeightKind("q8_0", "Q8_0"),
     "q4_1": WeightKind("q4", None),  # the type of the model's GGUF file
     "int8": WeightKind("int8", "Q8_0"),
-    "int4": WeightKind("int4", None),
 }
-KINDS = {name: kind for name, kind in _KINDS.items() if kind.ours in get_args(WeightType)}

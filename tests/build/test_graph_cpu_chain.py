@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +61,7 @@ class Chains:
 
     module: Any
     weights: dict[str, F32]
+    vmfb: Path
 
     def reference_projection(self, x: F32, layer: int) -> F32:
         h = self._norm(x, f"blk.{layer}.attn_norm.weight")
@@ -103,7 +107,8 @@ def chains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         function("run_logits", x, lambda e, x: [operations.logits(e, x)]),
     ]
     text = "\n".join(["module @chains {", *weights.declarations(), *form.declarations(), *functions, "}"])
-    return Chains(load(text, tmp_path_factory.mktemp("chains")), weights.values)
+    folder = tmp_path_factory.mktemp("chains")
+    return Chains(load(text, folder), weights.values, folder / "kernel.vmfb")
 
 
 def make_inputs(rows: int) -> tuple[F32, F32]:
@@ -143,6 +148,36 @@ def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(chains: Chains
     for rows in ROWS:
         for part, whole in zip(compute(rows), everything, strict=True):
             np.testing.assert_array_equal(part, whole[:rows])
+
+
+CROWD = """\
+import sys
+import iree.runtime as iree
+import numpy as np
+from shortfin_apps.llm.host_cpu import permit_amx
+vmfb, inputs = sys.argv[1:]
+permit_amx()
+iree.flags.parse_flags("--task_topology_group_count=16")
+config = iree.Config("local-task")
+module = iree.load_vm_module(iree.VmModule.mmap(config.vm_instance, vmfb), config)
+arrays = np.load(inputs)
+for _ in range(100):
+    past, qkv = module.run_advance(arrays["x"], arrays["attended"])
+    np.testing.assert_array_equal(past.to_host(), arrays["past"])
+    np.testing.assert_array_equal(qkv.to_host(), arrays["qkv"])
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_more_workers_than_processors_get_through_with_the_same_result(
+    chains: Chains, rows: int, tmp_path: Path
+) -> None:
+    """They wait for one another, in a process of their own, as the runtime reads their number once."""
+    x, attended = make_inputs(rows)
+    past, qkv = (result.to_host() for result in chains.module.run_advance(x, attended))
+    np.savez(tmp_path / "inputs.npz", x=x, attended=attended, past=past, qkv=qkv)
+    command = [sys.executable, "-c", CROWD, str(chains.vmfb), str(tmp_path / "inputs.npz")]
+    subprocess.run(command, check=True, timeout=120)
 
 
 def test_models_that_leave_tiles_half_full_do_without() -> None:

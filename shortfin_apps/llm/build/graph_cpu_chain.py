@@ -124,6 +124,7 @@ class AmxChains:
         results: dict[str, int],
     ) -> list[Tensor]:
         """Dispatches the phases. `results`: outputs that leave the dispatch, f32, with their features."""
+        assert 1 + len(phases) * (1 + _SIDES) <= _LINES
         scratch = {phase.out: self._row_bytes[phase.out] for phase in phases if phase.out not in results}
         parameters = [self._weights.load(e, phase.weight) for phase in phases]
         kernel = self._render(
