@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
-from shortfin_apps.llm.bench.roofline.perf_events import PERIOD_NS, sampling
+from shortfin_apps.llm.bench.roofline.perf_events import PERIOD_NS, Sampler, sampling
 from shortfin_apps.llm.errors import InvalidRequestError
 
 
@@ -27,3 +28,17 @@ def test_an_idle_process_has_next_to_none() -> None:
     except InvalidRequestError as error:
         pytest.skip(str(error))
     assert len(addresses) < 50
+
+
+def test_a_thread_that_has_ended_is_told_from_a_system_that_refuses() -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    assert thread.native_id is not None
+    try:
+        with sampling():
+            pass
+    except InvalidRequestError as error:
+        pytest.skip(str(error))
+    with pytest.raises(ProcessLookupError):
+        Sampler().open(thread.native_id)

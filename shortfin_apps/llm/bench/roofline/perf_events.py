@@ -7,12 +7,13 @@ thread's own processor time, and one record per tick with nothing but the instru
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from shortfin_apps.llm.errors import InvalidRequestError
@@ -70,7 +71,8 @@ def sampling() -> Iterator[list[int]]:
         sampler = Sampler()
         stack.callback(sampler.close)
         for task in Path("/proc/self/task").iterdir():
-            sampler.open(int(task.name))
+            with suppress(ProcessLookupError):  # it has ended since it was listed
+                sampler.open(int(task.name))
         sampler.switch(on=True)
         yield addresses
         sampler.switch(on=False)
@@ -88,6 +90,8 @@ def _open_event(thread: int) -> int:
         if file >= 0:
             return int(file)
     reason = os.strerror(ctypes.get_errno())
+    if ctypes.get_errno() == errno.ESRCH:
+        raise ProcessLookupError(errno.ESRCH, reason)
     raise InvalidRequestError(
         f"this system does not let a process sample itself ({reason}); --profile needs perf events, "
         "see kernel.perf_event_paranoid",
