@@ -84,11 +84,11 @@ class Kernels:
         operations = Int8Operations(SPEC, OPTIONS, target, weights, kernel)
 
         def plain(e: Emitter, x: Tensor) -> list[Tensor]:
-            normed = operations.normed(e, x, "blk.0.attn_norm.weight")
+            normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
             return [operations.linear(e, normed, "blk.0.attn_qkv.weight")]
 
         def gated(e: Emitter, x: Tensor) -> list[Tensor]:
-            normed = operations.normed(e, x, "blk.0.attn_norm.weight")
+            normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
             return [widen(e, operations.gated_linear(e, normed, "blk.0.ffn_gate_up.weight"))]
 
         def residual(weight: str) -> Callable[..., list[Tensor]]:

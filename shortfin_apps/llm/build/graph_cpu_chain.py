@@ -13,11 +13,12 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from shortfin_apps.llm.build.graph_target import Target
-from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 
+_TILE_ROWS = 16
 _TILE = 32  # bf16 of one row of a tile, and columns of two
 _ROWS_BYTES = 768 << 10  # rows of an item, which stay in the second-level cache beside its weights
 _MOST_ROWS = 512
@@ -142,6 +143,7 @@ class AmxChains:
         )
         rows = next(iter(reads.values())).shape[0]
         calls = self._calls_of(e)
+        whole_tiles = e.times(e.ceil_divide(rows, _TILE_ROWS), _TILE_ROWS)
         made = e.dispatch(
             kernel,
             [rows],
@@ -150,7 +152,7 @@ class AmxChains:
             [
                 calls.counters,
                 *(((rows, features), "f32") for features in results.values()),
-                ((_whole_tiles(e, rows), sum(scratch.values())), "i8"),
+                ((whole_tiles, sum(scratch.values())), "i8"),
             ],
         )
         calls.counters, calls.number = made[0], calls.number + 1
@@ -195,12 +197,3 @@ def _panels_per_item(out_features: int, in_features: int, epilogue: str) -> int:
     most = min(panels // _FEWEST_ITEMS, _ITEM_BYTES // (2 * in_features * _TILE))
     # Two gated panels fill a row of a tile, which two workers had better not share.
     return max(2, most // 2 * 2) if epilogue == "silu" else max(1, most)
-
-
-def _whole_tiles(e: Emitter, rows: Dim) -> Dim:
-    """`rows` rounded up to whole tiles."""
-    size = _TILE // 2
-    if isinstance(rows, int):
-        return -(-rows // size) * size
-    tiles = e.value(f"arith.ceildivui {rows}, {e.constant(size)} : index")
-    return e.value(f"arith.muli {tiles}, {e.constant(size)} : index")

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shortfin_apps.llm.build.graph_operations import SeparateOperations
 from shortfin_apps.llm.build.graph_target import Target
-from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
@@ -35,7 +36,7 @@ class Input:
         return self.x.dtype + ("_normed" if self.norm else "")
 
 
-class Int8Operations:
+class Int8Operations(SeparateOperations[Input]):
     """Implements CpuOperations. Raises BuildError for a CPU or a model that cannot have them."""
 
     def __init__(
@@ -49,46 +50,26 @@ class Int8Operations:
             raise BuildError(
                 f"int8 needs a hidden_size in multiples of {PANEL}, not {spec.hidden_size}; use q8_0"
             )
-        self._spec = spec
+        super().__init__(spec)
         self._options = options
         self._target = target
         self._weights = weights
         self._render = render
 
-    def project(self, e: Emitter, x: Tensor) -> Tensor:
-        return self._project(e, x, 0)
-
-    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
-        block = f"blk.{layer}"
-        x = self.linear(e, Input(attended), f"{block}.attn_output.weight", residual=x)
-        h = self.gated_linear(e, self.normed(e, x, f"{block}.ffn_norm.weight"), f"{block}.ffn_gate_up.weight")
-        x = self.linear(e, Input(h), f"{block}.ffn_down.weight", residual=x)
-        is_last = layer + 1 == self._spec.num_hidden_layers
-        return x, None if is_last else self._project(e, x, layer + 1)
-
-    def logits(self, e: Emitter, x: Tensor) -> Tensor:
-        return self.linear(e, self.normed(e, x, "output_norm.weight"), self._spec.head_weight)
-
-    def normed(self, e: Emitter, x: Tensor, weight: str) -> Input:
-        """x [tokens, hidden] f32, RMS-normed."""
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Input:
         return Input(x, self._weights.load(e, weight))
 
-    def linear(self, e: Emitter, x: Input, weight: str, residual: Tensor | None = None) -> Tensor:
-        """[tokens, in] -> [tokens, out] f32, plus `residual`."""
+    def linear(self, e: Emitter, x: Tensor | Input, weight: str, residual: Tensor | None = None) -> Tensor:
         out_features = self._weights.shape(weight)[0]
         padded = num_panels(out_features) * PANEL
         others = [residual] if residual else []
-        out = self._multiply(e, x, weight, "residual" if residual else "store", others, padded, "f32")
-        return _columns(e, out, out_features)
+        source = x if isinstance(x, Input) else Input(x)
+        out = self._multiply(e, source, weight, "residual" if residual else "store", others, padded, "f32")
+        return e.columns(out, 0, out_features)
 
     def gated_linear(self, e: Emitter, x: Input, weight: str) -> Tensor:
-        """[tokens, in] -> [tokens, out / 2] bf16: silu(gate) * up."""
         features = self._spec.intermediate_size
         return self._multiply(e, x, weight, "silu", [], features, self._options.activations)
-
-    def _project(self, e: Emitter, x: Tensor, layer: int) -> Tensor:
-        normed = self.normed(e, x, f"blk.{layer}.attn_norm.weight")
-        return self.linear(e, normed, f"blk.{layer}.attn_qkv.weight")
 
     def _multiply(
         self,
@@ -121,7 +102,7 @@ class Int8Operations:
             unsigned=not self._target.has_amx_int8,
             row_block=FEW_ROWS,
         )
-        tiles = (_row_tiles(e, rows), num_tiles(size), LANES, TILE)
+        tiles = (e.ceil_divide(rows, LANES), num_tiles(size), LANES, TILE)
         return e.dispatch(kernel, [rows], [rows], [x.x, *x.norm], [(tiles, "i8"), ((rows,), "f32")])
 
     def _matmul(self, weight: str, epilogue: str, x: Input | None) -> str:
@@ -173,19 +154,3 @@ def int8_embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Te
   %value = arith.mulf %wide, %scale : f32
   linalg.yield %value : f32"""
     return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
-
-
-def _row_tiles(e: Emitter, rows: Dim) -> Dim:
-    if isinstance(rows, int):
-        return -(-rows // LANES)
-    return e.value(f"arith.ceildivui {rows}, {e.constant(LANES)} : index")
-
-
-def _columns(e: Emitter, x: Tensor, count: int) -> Tensor:
-    """The first `count` columns."""
-    rows, columns = x.shape
-    if columns == count:
-        return x
-    kind = tensor_type((rows, count), x.dtype)
-    operation = f"tensor.extract_slice {x.name}[0, 0] [{rows}, {count}] [1, 1] : {x.type} to {kind}"
-    return e.tensor(operation, (rows, count), x.dtype)

@@ -9,7 +9,7 @@ from shortfin_apps.llm.build.graph_cpu_chain import AmxChains, takes_chains
 from shortfin_apps.llm.build.graph_cpu_int8 import Int8Operations
 from shortfin_apps.llm.build.graph_operations import SeparateOperations
 from shortfin_apps.llm.build.graph_target import Target
-from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
@@ -39,7 +39,7 @@ def choose_operations(
     return VectorOperations(spec, options, target, weights, render)
 
 
-class VectorOperations(SeparateOperations):
+class VectorOperations(SeparateOperations[Tensor]):
     """Weights in panels of floats, or in blocks that are widened to floats."""
 
     def __init__(
@@ -73,14 +73,7 @@ class VectorOperations(SeparateOperations):
         kernel = self._matmul(weight, "residual" if residual else "store")
         rows = x.shape[0]
         out = e.dispatch(kernel, [rows], [rows], reads, [((rows, padded), "f32")])[0]
-        if padded == out_features:
-            return out
-        return e.tensor(
-            f"tensor.extract_slice {out.name}[0, 0] [{rows}, {out_features}] [1, 1] : {out.type} to "
-            f"{tensor_type((rows, out_features), 'f32')}",
-            (rows, out_features),
-            "f32",
-        )
+        return e.columns(out, 0, out_features)
 
     def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         rows = x.shape[0]

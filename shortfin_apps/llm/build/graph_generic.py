@@ -10,13 +10,13 @@ from __future__ import annotations
 from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_operations import SeparateOperations
 from shortfin_apps.llm.build.graph_packed import CachePlane, packed_attention, slot_rows
-from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, affine_map, tensor_type
+from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.build.graph_topk import top_k
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 
 
-class GenericForm(SeparateOperations):
+class GenericForm(SeparateOperations[Tensor]):
     """Implements Form."""
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, weights: WeightTypes) -> None:
@@ -81,7 +81,7 @@ class GenericForm(SeparateOperations):
         both = self.linear(e, x, weight)
         act = self._options.activations
         shape = (x.shape[0], self._spec.intermediate_size)
-        gate, up = (_columns(e, both, i * shape[1], shape[1]) for i in range(2))
+        gate, up = (e.columns(both, i * shape[1], shape[1]) for i in range(2))
         silu = f"""\
   %one = arith.constant 1.0 : f32
   %negative = arith.negf %a : f32
@@ -97,7 +97,7 @@ class GenericForm(SeparateOperations):
         tokens, kv = batch.tokens, self._options.kv
         q = self._rotate(e, qkv, 0, heads, "f32", batch)
         k = self._rotate(e, qkv, heads, kv_heads, kv, batch)
-        v_f32 = _columns(e, qkv, (heads + kv_heads) * self._spec.head_dim, self._row)
+        v_f32 = e.columns(qkv, (heads + kv_heads) * self._spec.head_dim, self._row)
         v = e.elementwise("td", ("td", v_f32.shape, kv), [(v_f32, "td")], yield_as("%a", kv))
         cache = self._cache_rows(e, batch)
         for plane, update in enumerate((k, v)):
@@ -291,13 +291,3 @@ def yield_as(value: str, dtype: str) -> str:
     if dtype == "f32":
         return f"  linalg.yield {value} : f32"
     return f"  %narrow = arith.truncf {value} : f32 to {dtype}\n  linalg.yield %narrow : {dtype}"
-
-
-def _columns(e: Emitter, source: Tensor, first: int, count: int) -> Tensor:
-    rows = source.shape[0]
-    return e.tensor(
-        f"tensor.extract_slice {source.name}[0, {first}] [{rows}, {count}] [1, 1] : "
-        f"{source.type} to {tensor_type((rows, count), source.dtype)}",
-        (rows, count),
-        source.dtype,
-    )

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.spec import LlamaSpec
 
+Normed = TypeVar("Normed")
 
-class SeparateOperations(ABC):
+
+class SeparateOperations(ABC, Generic[Normed]):
     """Implements Form's `project`, `advance` and `logits` over what a subclass adds.
 
-    `act` below is the activations' type, which matmuls read.
+    `act` below is the activations' type, which matmuls read, as they do what `rms_norm` returns.
     """
 
     def __init__(self, spec: LlamaSpec) -> None:
         self._spec = spec
 
     @abstractmethod
-    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        """[tokens, hidden] f32 -> act."""
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Normed:
+        """[tokens, hidden] f32 -> [tokens, hidden], as matmuls take it."""
 
     @abstractmethod
-    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
+    def linear(self, e: Emitter, x: Tensor | Normed, weight: str, residual: Tensor | None = None) -> Tensor:
         """[tokens, in] act -> [tokens, out] f32, plus `residual`."""
 
     @abstractmethod
-    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+    def gated_linear(self, e: Emitter, x: Normed, weight: str) -> Tensor:
         """[tokens, in] act -> [tokens, out / 2] act: silu(gate) * up."""
 
     def project(self, e: Emitter, x: Tensor) -> Tensor:
@@ -34,8 +37,8 @@ class SeparateOperations(ABC):
 
     def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
         x = self.linear(e, attended, f"blk.{layer}.attn_output.weight", residual=x)
-        h = self.rms_norm(e, x, f"blk.{layer}.ffn_norm.weight")
-        h = self.gated_linear(e, h, f"blk.{layer}.ffn_gate_up.weight")
+        normed = self.rms_norm(e, x, f"blk.{layer}.ffn_norm.weight")
+        h = self.gated_linear(e, normed, f"blk.{layer}.ffn_gate_up.weight")
         x = self.linear(e, h, f"blk.{layer}.ffn_down.weight", residual=x)
         is_last = layer + 1 == self._spec.num_hidden_layers
         return x, None if is_last else self._project(e, x, layer + 1)

@@ -87,6 +87,11 @@ class Emitter:
             return a * b
         return self.value(f"arith.muli {self.index(a)}, {self.index(b)} : index")
 
+    def ceil_divide(self, a: Dim, b: int) -> Dim:
+        if isinstance(a, int):
+            return -(-a // b)
+        return self.value(f"arith.ceildivui {a}, {self.constant(b)} : index")
+
     def load(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
         """The value of a global; read once per function."""
         if name not in self._loads:
@@ -100,6 +105,18 @@ class Emitter:
             f"{result.name} = flow.tensor.reshape {source.name} : {source.sized_type} -> {result.sized_type}"
         )
         return result
+
+    def columns(self, source: Tensor, first: int, count: int) -> Tensor:
+        """`count` columns of a matrix, from `first` on."""
+        rows, columns = source.shape
+        if count == columns:
+            return source
+        return self.tensor(
+            f"tensor.extract_slice {source.name}[0, {first}] [{rows}, {count}] [1, 1] : "
+            f"{source.type} to {tensor_type((rows, count), source.dtype)}",
+            (rows, count),
+            source.dtype,
+        )
 
     def empty(self, shape: Sequence[Dim], dtype: str) -> Tensor:
         sizes = ", ".join(dim for dim in shape if isinstance(dim, str))
