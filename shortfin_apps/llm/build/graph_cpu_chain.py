@@ -25,7 +25,7 @@ _MOST_ROWS = 512
 _ITEM_BYTES = 128 << 10  # most weights of an item: about what is lost when the last one ends late
 _FEWEST_ITEMS = 48
 _NORM_ROWS = 4
-_MAX_CHUNK = 10  # tiles along K of a panel that stay in the first-level cache
+_MAX_CHUNK = 18  # tiles along K of a panel that stay in the first-level cache
 _SIDES = 4
 _LINES = 32  # of counters of one call, 16 i32 each
 
