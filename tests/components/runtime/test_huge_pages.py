@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from shortfin_apps.llm.components.runtime.huge_pages import HUGE_PAGE, empty_byt
 def test_memory_is_aligned_and_usable(size: int) -> None:
     memory = empty_bytes(size)
     assert memory.nbytes == size
-    assert size == 0 or memory.ctypes.data % 64 == 0
+    assert size == 0 or memory.ctypes.data % mmap.PAGESIZE == 0
     memory[:] = 7
     assert (memory == 7).all()
 

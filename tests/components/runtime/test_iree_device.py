@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def program(device: IreeDevice, artefacts: Path) -> IreeProgram:
 def check_works(device: IreeDevice, program: IreeProgram) -> None:
     (result,) = program.submit("double_i64", [device.upload(np.ones((1, 2), np.int64))]).wait()
     np.testing.assert_array_equal(device.download(result), [[2, 2]])
+
+
+def test_allocated_memory_begins_where_a_page_does(device: IreeDevice) -> None:
+    slab = device.allocate((3, 5000), np.dtype(np.float16))
+    assert slab.map_bytes().ctypes.data % mmap.PAGESIZE == 0
 
 
 def test_an_invocation_that_fails_under_way(device: IreeDevice, program: IreeProgram) -> None:

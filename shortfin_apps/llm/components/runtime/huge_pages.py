@@ -30,9 +30,9 @@ def use_huge_pages(memory: npt.NDArray[Any]) -> None:
 
 
 def empty_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Memory of `size` bytes, aligned to 64, untouched."""
-    memory = np.empty(size + 64, np.uint8)
-    first = -memory.ctypes.data % 64
+    """Memory of `size` bytes that begins where a page does, untouched."""
+    memory = np.empty(size + mmap.PAGESIZE, np.uint8)
+    first = -memory.ctypes.data % mmap.PAGESIZE
     aligned = memory[first : first + size]
     use_huge_pages(aligned)
     return aligned

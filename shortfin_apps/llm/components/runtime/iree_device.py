@@ -26,7 +26,7 @@ from iree.runtime._binding import disable_leak_checker
 
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.huge_pages import use_huge_pages
+from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
 from shortfin_apps.llm.components.runtime.parameters import SCOPE, read_parameters
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
@@ -281,10 +281,12 @@ class IreeDevice:
         return IreeProgram(self, context, module, exports)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> IreeBuffer:
-        buffer, array = self._new_buffer(shape, np.dtype(dtype))
-        use_huge_pages(array.map_bytes())
-        buffer.fill_zero(0, prod(shape) * array.dtype.itemsize)
-        return array
+        dtype = np.dtype(dtype)
+        # The allocator's own begins behind a header, and a KV page's blocks would lie across pages of memory.
+        memory = empty_bytes(prod(shape) * dtype.itemsize)
+        buffer = self._device.from_dlpack_capsule(memory.__dlpack__()).get_buffer()
+        memory.fill(0)
+        return IreeBuffer(iree.HalBufferView(buffer, shape, _ELEMENTS[dtype]), shape, dtype)
 
     def upload(self, array: Array) -> IreeBuffer:
         _, copy = self._new_buffer(array.shape, array.dtype)
