@@ -133,7 +133,7 @@ def store(
     parameters: dict[str, Array] = {}
     known = {}
     for name, value in weights.items():
-        layout = weight_layout(name, options, target)
+        layout = weight_layout(name, spec, options, target)
         names = layout.stored(name, value.shape)
         kept: Array | Blocks = value
         if isinstance(layout, Int8Panels):

@@ -52,7 +52,7 @@ def make_weights(options: BuildOptions) -> ConstantWeights:
         name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
         for name, shape in shapes.items()
     }
-    return ConstantWeights(values, {name: weight_layout(name, options, HOST) for name in shapes})
+    return ConstantWeights(values, {name: weight_layout(name, SPEC, options, HOST) for name in shapes})
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class ConstantWeights(WeightTypes):
     def __init__(self, target: Target) -> None:
         rng = np.random.default_rng(0)
         self._shapes = dict(SHAPES)
-        self._layouts = {name: weight_layout(name, OPTIONS, target) for name in SHAPES}
+        self._layouts = {name: weight_layout(name, SPEC, OPTIONS, target) for name in SHAPES}
         self.values: dict[str, F32] = {}
         self._globals: list[str] = []
         for name, shape in SHAPES.items():

@@ -8,7 +8,7 @@ runtime.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,9 @@ from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
+from shortfin_apps.llm.build.quantise import BLOCK, Bits
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.weight_layout import fills_tiles
 
 _TILE_ROWS = 16
 _TILE = 32  # bf16 of one row of a tile, and columns of two
@@ -25,32 +27,48 @@ _MOST_ROWS = 512
 _ITEM_BYTES = 128 << 10  # most weights of an item: about what is lost when the last one ends late
 _FEWEST_ITEMS = 48
 _NORM_ROWS = 4
-_MAX_CHUNK = 18  # tiles along K of a panel that stay in the first-level cache
+_MAX_CHUNK_TILES = 18  # along K of a panel that stay in the first-level cache
+_MAX_CHUNK_BLOCKS = 20
 _SIDES = 4
-_LINES = 32  # of counters of one call, 16 i32 each
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A phase: RMS norm of `x` by `weight`, to `out`. Buffers go by name."""
-
-    weight: str
-    x: str
-    out: str
+_LINES = 48  # of counters of one call, 16 i32 each
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """A phase: `x` times `weight`, to `out`, by epilogue plus `residual`, or as silu(gate) * up."""
+    """A phase: `x` times `weight`, to `out`, by epilogue plus `residual`, or as silu(gate) * up.
+
+    Buffers go by name. A weight in blocks takes an `x` in blocks, and gates to `quantised`, too, in blocks.
+    """
 
     weight: str
     x: str
     out: str
     epilogue: Literal["store", "residual", "silu"] = "store"
     residual: str | None = None
+    quantised: str | None = None
 
 
-Phase = Norm | Matmul
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A phase: RMS norm of `x` by `weight`, to `out`; in blocks for weights of `bits`."""
+
+    weight: str
+    x: str
+    out: str
+    bits: Bits | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantise:
+    """A phase: `x` [rows, size] bf16 to `out`, in blocks for weights of `bits`."""
+
+    x: str
+    out: str
+    bits: Bits
+    size: int
+
+
+Phase = Matmul | Norm | Quantise
 
 
 @dataclass(slots=True)
@@ -63,10 +81,7 @@ class _Calls:
 
 def takes_chains(spec: LlamaSpec, options: BuildOptions, target: Target) -> bool:
     """Whether the CPU has the matrix unit and the model fills its tiles."""
-    sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size)
-    heads = spec.num_attention_heads * spec.head_dim
-    fills = all(size % _TILE == 0 for size in (*sizes, heads))
-    return fills and target.has_amx and target.has_bf16_dot and options.activations == "bf16"
+    return fills_tiles(spec, target) and options.activations == "bf16"
 
 
 class AmxChains:
@@ -77,11 +92,15 @@ class AmxChains:
         self._weights = weights
         self._render = render
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
+        heads = spec.num_attention_heads * spec.head_dim
         # Of what may stay within a dispatch.
         self._row_bytes = {
             "sum": 4 * spec.hidden_size,
             "normed": 2 * spec.hidden_size,
+            "normed_blocks": _blocks_bytes(spec.hidden_size),
+            "attended_blocks": _blocks_bytes(heads),
             "gated": 2 * spec.intermediate_size,
+            "gated_blocks": _blocks_bytes(spec.intermediate_size),
         }
 
     def project(self, e: Emitter, x: Tensor) -> Tensor:
@@ -90,11 +109,13 @@ class AmxChains:
 
     def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
         block = f"blk.{layer}."
+        gate_up = Matmul(f"{block}ffn_gate_up.weight", "normed", "gated", "silu")
+        if self._weights.layout(gate_up.weight).bits:
+            gate_up = replace(gate_up, quantised="gated_blocks")
         phases: list[Phase] = [
-            Matmul(f"{block}attn_output.weight", "attended", "sum", "residual", "x"),
-            Norm(f"{block}ffn_norm.weight", "sum", "normed"),
-            Matmul(f"{block}ffn_gate_up.weight", "normed", "gated", "silu"),
-            Matmul(f"{block}ffn_down.weight", "gated", "y", "residual", "sum"),
+            *self._multiply_attended(f"{block}attn_output.weight"),
+            *self._multiply_normed(f"{block}ffn_norm.weight", "sum", gate_up),
+            Matmul(f"{block}ffn_down.weight", gate_up.quantised or gate_up.out, "y", "residual", "sum"),
         ]
         reads, hidden = {"x": x, "attended": attended}, self._spec.hidden_size
         if layer + 1 == self._spec.num_hidden_layers:
@@ -104,17 +125,27 @@ class AmxChains:
         return x, qkv
 
     def logits(self, e: Emitter, x: Tensor) -> Tensor:
-        phases: list[Phase] = [
-            Norm("output_norm.weight", "x", "normed"),
-            Matmul(self._spec.head_weight, "normed", "logits"),
-        ]
+        head = Matmul(self._spec.head_weight, "normed", "logits")
+        phases = self._multiply_normed("output_norm.weight", "x", head)
         return self._run(e, "logits", phases, {"x": x}, {"logits": self._spec.vocab_size})[0]
 
     def _projection(self, layer: int, x: str) -> list[Phase]:
-        return [
-            Norm(f"blk.{layer}.attn_norm.weight", x, "normed"),
-            Matmul(f"blk.{layer}.attn_qkv.weight", "normed", "qkv"),
-        ]
+        matmul = Matmul(f"blk.{layer}.attn_qkv.weight", "normed", "qkv")
+        return self._multiply_normed(f"blk.{layer}.attn_norm.weight", x, matmul)
+
+    def _multiply_attended(self, weight: str) -> list[Phase]:
+        matmul = Matmul(weight, "attended", "sum", "residual", "x")
+        bits = self._weights.layout(weight).bits
+        if not bits:
+            return [matmul]
+        quantise = Quantise(matmul.x, "attended_blocks", bits, self._weights.shape(weight)[1])
+        return [quantise, replace(matmul, x=quantise.out)]
+
+    def _multiply_normed(self, norm: str, x: str, matmul: Matmul) -> list[Phase]:
+        """The matmul of the norm of `x`."""
+        bits = self._weights.layout(matmul.weight).bits
+        normed = f"{matmul.x}_blocks" if bits else matmul.x
+        return [Norm(norm, x, normed, bits), replace(matmul, x=normed)]
 
     def _run(
         self,
@@ -126,8 +157,12 @@ class AmxChains:
     ) -> list[Tensor]:
         """Dispatches the phases. `results`: outputs that leave the dispatch, f32, with their features."""
         assert 1 + len(phases) * (1 + _SIDES) <= _LINES
-        scratch = {phase.out: self._row_bytes[phase.out] for phase in phases if phase.out not in results}
-        parameters = [self._weights.load(e, phase.weight) for phase in phases]
+        written = [phase.out for phase in phases]
+        written += [phase.quantised for phase in phases if isinstance(phase, Matmul) and phase.quantised]
+        scratch = {name: self._row_bytes[name] for name in written if name not in results}
+        parameters = [
+            [] if isinstance(phase, Quantise) else self._weights.load(e, phase.weight) for phase in phases
+        ]
         kernel = self._render(
             "chain_amx",
             name,
@@ -135,9 +170,7 @@ class AmxChains:
             reads=[*reads, *(_binding(i, j) for i, held in enumerate(parameters) for j in range(len(held)))],
             results=list(results),
             scratch=scratch,
-            norm_size=self._spec.hidden_size,
             eps=self._spec.rms_norm_eps,
-            max_chunk=_MAX_CHUNK,
             sides=_SIDES,
             lines=_LINES,
         )
@@ -166,25 +199,41 @@ class AmxChains:
 
     def _describe(self, index: int, phase: Phase, scratch: dict[str, int]) -> dict[str, Any]:
         """The phase as the template takes it."""
-        common = {"index": index, "x": phase.x, "out": phase.out, "weight": _binding(index, 0)}
-        if isinstance(phase, Norm):
-            return {"operation": "norm", "row_block": _NORM_ROWS, **common}
+        common = {"index": index, "x": phase.x, "out": phase.out}
+        match phase:
+            case Norm():
+                norm = {"operation": "norm", "row_block": _NORM_ROWS, "size": self._spec.hidden_size}
+                return common | norm | {"weight": _binding(index, 0), "bits": phase.bits}
+            case Quantise():
+                quantise = {"operation": "quantise", "row_block": _NORM_ROWS, "size": phase.size}
+                return common | quantise | {"weight": None, "bits": phase.bits}
+            case Matmul():
+                return common | self._describe_matmul(index, phase, x_tiled=phase.x in scratch)
+
+    def _describe_matmul(self, index: int, phase: Matmul, x_tiled: bool) -> dict[str, Any]:
         out_features, in_features = self._weights.shape(phase.weight)
         bits = self._weights.layout(phase.weight).bits
         row_block = _ROWS_BYTES // (2 * in_features) // _TILE * _TILE
         return {
             "operation": "matmul",
-            **common,
+            "weight": _binding(index, 0),
             "scales": _binding(index, 1) if bits else None,
             "residual": phase.residual,
-            "x_tiled": phase.x in scratch,
+            "quantised": phase.quantised,
+            "x_tiled": x_tiled,
             "n": out_features,
             "k_size": in_features,
             "bits": bits,
+            "max_chunk": _MAX_CHUNK_BLOCKS if bits else _MAX_CHUNK_TILES,
             "epilogue": phase.epilogue,
             "row_block": max(_TILE, min(row_block, _MOST_ROWS)),
             "panels_per_item": _panels_per_item(out_features, in_features, phase.epilogue),
         }
+
+
+def _blocks_bytes(features: int) -> int:
+    """Of a row of activations in blocks (kernels/quantise_blocks_function.mlir.j2)."""
+    return features // BLOCK * 40
 
 
 def _binding(phase: int, parameter: int) -> str:

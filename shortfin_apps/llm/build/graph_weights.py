@@ -32,7 +32,7 @@ def parameter_types(spec: LlamaSpec, options: BuildOptions, target: Target) -> S
     """Every parameter of the compiled module: name -> (shape, MLIR dtype), in the order of the graph."""
     types: StoredTypes = {}
     for name, shape in weight_shapes(spec).items():
-        types |= weight_layout(name, options, target).stored(name, shape)
+        types |= weight_layout(name, spec, options, target).stored(name, shape)
     return types
 
 
@@ -41,7 +41,7 @@ class WeightTypes:
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target) -> None:
         self._shapes = weight_shapes(spec)
-        self._layouts = {name: weight_layout(name, options, target) for name in self._shapes}
+        self._layouts = {name: weight_layout(name, spec, options, target) for name in self._shapes}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The weight's own shape, however it is stored."""

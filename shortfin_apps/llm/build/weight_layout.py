@@ -1,7 +1,7 @@
 """How a weight lies in the parameter file: as its matrix, or in the panels that the CPU's kernels read.
 
 A weight [out, in] is one logical matrix. A panel holds 32 of its output features, so that a kernel reads one
-forward stream; `pair` neighbours along K stay together, for a dot instruction of pairs (2) or not (1):
+forward stream; `pair` neighbours along K stay together, for a dot instruction of two or, of bytes, four, or not (1):
 
     floats    name            [panels, K / pair, 32 * pair]
     8 bits    name            [panels, K / pair, 32 * pair] i8
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.quantise import BLOCK, Bits, Blocks, quantise, quantise_rows
-from shortfin_apps.llm.build.spec import BuildOptions, FloatType
+from shortfin_apps.llm.build.spec import BuildOptions, FloatType, LlamaSpec
 
 LANES = 16  # output features of half a panel
 TILE = 64  # bytes along K of one tile of the matrix unit
@@ -156,20 +156,28 @@ class Int8Panels:
         ]
 
 
-def weight_layout(name: str, options: BuildOptions, target: Target) -> WeightLayout:
+def fills_tiles(spec: LlamaSpec, target: Target) -> bool:
+    """Whether the CPU has a matrix unit and all matrices of the model are whole tiles of it."""
+    heads = spec.num_attention_heads * spec.head_dim
+    sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
+    return target.has_amx_int8 and target.has_byte_dot and all(size % (2 * LANES) == 0 for size in sizes)
+
+
+def weight_layout(name: str, spec: LlamaSpec, options: BuildOptions, target: Target) -> WeightLayout:
     """The layout of the weight `name`, for kernels of the target's kind."""
     if name.endswith("norm.weight"):
         return RowMajor("f32")
     if not target.is_cpu:
         return RowMajor(options.activations)
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
+    block_pair = 4 if fills_tiles(spec, target) else pair
     gated = name.endswith("ffn_gate_up.weight")
     match options.weights:
         case "q8_0":
-            return QuantisedPanels(8, pair, gated)
+            return QuantisedPanels(8, block_pair, gated)
         case "q4":
             # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
-            return QuantisedPanels(4 if name.startswith("blk.") else 8, pair, gated)
+            return QuantisedPanels(4 if name.startswith("blk.") else 8, block_pair, gated)
         case "int8":
             return Int8Panels(gated)
         case dtype:

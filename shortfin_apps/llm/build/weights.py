@@ -83,7 +83,7 @@ def write_weights(
 
     def contents() -> Iterator[bytes | memoryview]:
         for weight in plan_weights(source.spec):
-            for value in weight.store(source, weight_layout(weight.name, options, target)):
+            for value in weight.store(source, weight_layout(weight.name, source.spec, options, target)):
                 yield np.ascontiguousarray(value).view(np.uint8).reshape(-1).data
                 on_progress(value.nbytes)
 
