@@ -25,7 +25,7 @@ from tests.build.test_kernels import F32, ROWS, ConstantWeights, Inputs, functio
 
 HOST = resolve_target("cpu")
 # Sizes that cut K into chunks of unequal length and panels into sides of unequal width.
-SPEC = replace(TINY, hidden_size=352, intermediate_size=416, vocab_size=160, num_hidden_layers=2)
+SPEC = replace(TINY, hidden_size=352, intermediate_size=736, vocab_size=160, num_hidden_layers=2)
 TOLERANCE = 3e-2
 KINDS: list[WeightType] = ["bf16", "q8_0", "q4"]
 
@@ -148,6 +148,19 @@ def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(chains: Chains
     for rows in ROWS:
         for part, whole in zip(compute(rows), everything, strict=True):
             np.testing.assert_array_equal(part, whole[:rows])
+
+
+@pytest.mark.parametrize("rows", [5, 18])
+def test_rows_of_zeros_and_of_nan_keep_to_themselves(chains: Chains, rows: int) -> None:
+    x, attended = make_inputs(rows)
+    expected, _ = (result.to_host() for result in chains.module.run_advance(x, attended))
+    x[1] = attended[1] = 0
+    attended[3, 7] = np.nan
+    past, _ = (result.to_host() for result in chains.module.run_advance(x, attended))
+    np.testing.assert_array_equal(past[1], 0)
+    assert np.isnan(past[3]).all()
+    others = np.delete(np.arange(rows), [1, 3])
+    np.testing.assert_array_equal(past[others], expected[others])
 
 
 CROWD = """\

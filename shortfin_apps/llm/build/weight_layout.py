@@ -1,7 +1,7 @@
 """How a weight lies in the parameter file: as its matrix, or in the panels that the CPU's kernels read.
 
 A weight [out, in] is one logical matrix. A panel holds 32 of its output features, so that a kernel reads one
-forward stream; `pair` neighbours along K stay together, for a dot instruction of two or, of bytes, four, or not (1):
+forward stream; `pair` neighbours along K stay together, as many as a dot product takes (2, of bytes 4), or 1:
 
     floats    name            [panels, K / pair, 32 * pair]
     8 bits    name            [panels, K / pair, 32 * pair] i8
