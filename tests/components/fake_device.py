@@ -216,7 +216,14 @@ class FakeDevice:
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> FakeProgram:
         return self.program
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> FakeBuffer:
+    def allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+    ) -> FakeBuffer:
         return FakeBuffer(np.zeros(shape, dtype))
 
     def upload(self, array: Array) -> FakeBuffer:

@@ -13,7 +13,8 @@ A task is a decode (one token, anywhere) or a prefill chunk (from a page's first
 
 Results: values [N,1,K] f32, indices [N,1,K] i64, logits [N,1,V] f32, of each row's last valid
 token. `seq_lens` counts from position 0, this call included. Entries follow IREE's coarse-fences model
-(`name$async`, two fences last).
+(`name$async`, two fences last), and say of themselves that only dispatches write the cache, which the server
+then puts where dispatches read it faster (`Device.allocate`).
 Source: amdsharktank's export_paged_llm_v1 with has_prefill_position and top_k.
 """
 
@@ -91,7 +92,7 @@ def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: 
         f"-> (!hal.buffer_view, !hal.buffer_view, !hal.buffer_view) attributes {{\n"
         f'inlining_policy = #util.inline.never, iree.abi.model = "coarse-fences", iree.abi.stub,\n'
         f'iree.reflection = {{iree.abi.declaration = "{declaration}", '
-        f'iree.abi.model = "coarse-fences"}}}} {{\n'
+        f'iree.abi.model = "coarse-fences", shortfin_llm.only_dispatches = "true"}}}} {{\n'
         f"{body_text}\n}}"
     )
 

@@ -126,9 +126,10 @@ def make_runner(device: Device, program: Program, config: ModelConfig, num_pages
     Raises ArtifactError when the device has no memory for so many.
     """
     dtype = config.paged_kv_cache.dtype
+    only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
     try:
         page_table = [
-            device.allocate((num_pages, elements), dtype, stage)
+            device.allocate((num_pages, elements), dtype, stage=stage, only_dispatches=only_dispatches)
             for stage, elements in enumerate(config.page_elements)
         ]
     except Exception as error:  # the runtimes have no common one for it

@@ -24,6 +24,7 @@ module @m {
   ) -> !hal.buffer_view attributes {
     inlining_policy = #util.inline.never, iree.abi.model = "coarse-fences", iree.abi.stub,
     iree.reflection = {
+      "shortfin_llm.only_dispatches" = "true",
       "iree.abi.declaration" =
         "async func @accumulate(%input0: tensor<8xf32>, %input1: tensor<8xf32>) -> (%output0: tensor<8xf32>)"
     }

@@ -32,6 +32,8 @@ def vector(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
 def test_entries_are_listed_without_suffix_and_with_their_types(program: Program) -> None:
     assert program.entries["accumulate"].arguments == (TensorType((8,), F32), TensorType((8,), F32))
     assert program.entries["accumulate"].results == (TensorType((8,), F32),)
+    assert program.entries["accumulate"].only_dispatches
+    assert not program.entries["double_bf16"].only_dispatches
     arguments = program.entries["double_bf16"].arguments
     assert arguments == (TensorType((None, 2), np.dtype(ml_dtypes.bfloat16)),)
     assert not any(name.startswith("__") or name.endswith("$async") for name in program.entries)
@@ -67,18 +69,24 @@ def test_upload_takes_any_memory_layout(device: Device) -> None:
     np.testing.assert_array_equal(device.download(device.upload(array)), array)
 
 
+@pytest.mark.parametrize("only_dispatches", [False, True])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fnuz])
-def test_allocated_memory_is_zero_even_when_recycled(device: Device, dtype: type) -> None:
+def test_allocated_memory_is_zero_even_when_recycled(
+    device: Device, dtype: type, only_dispatches: bool
+) -> None:
     for _ in range(2):
-        slab = device.allocate((3, 64), np.dtype(dtype))
+        slab = device.allocate((3, 64), np.dtype(dtype), only_dispatches=only_dispatches)
         assert slab.shape == (3, 64)
         assert not device.download(slab).astype(np.float32).any()
         del slab
         device.upload(np.full((3, 64), 1, dtype))
 
 
-def test_submissions_run_in_order_on_a_cache_they_mutate(device: Device, program: Program) -> None:
-    cache = device.allocate((8,), F32)
+@pytest.mark.parametrize("only_dispatches", [False, True])
+def test_submissions_run_in_order_on_a_cache_they_mutate(
+    device: Device, program: Program, only_dispatches: bool
+) -> None:
+    cache = device.allocate((8,), F32, only_dispatches=only_dispatches)
     pending = [program.submit("accumulate", [device.upload(vector(i)), cache]) for i in range(12)]
     expected = 0.0
     for i, step in enumerate(pending):

@@ -36,8 +36,8 @@ def check_works(device: IreeDevice, program: IreeProgram) -> None:
     np.testing.assert_array_equal(device.download(result), [[2, 2]])
 
 
-def test_allocated_memory_begins_where_a_page_does(device: IreeDevice) -> None:
-    slab = device.allocate((3, 5000), np.dtype(np.float16))
+def test_what_only_dispatches_write_begins_where_a_page_does(device: IreeDevice) -> None:
+    slab = device.allocate((3, 5000), np.dtype(np.float16), only_dispatches=True)
     assert slab.map_bytes().ctypes.data % mmap.PAGESIZE == 0
 
 

@@ -44,12 +44,14 @@ class EntrySignature:
     """One exported function, as far as its reflection data tells.
 
     `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None when the
-    VMFB carries no reflection data for it.
+    VMFB carries no reflection data for it. With `only_dispatches` it promises that nothing but dispatches
+    writes its arguments: no command of a queue fills them or copies into them.
     """
 
     name: str
     arguments: tuple[TensorType, ...] | None
     results: tuple[TensorType, ...] | None
+    only_dispatches: bool = False
 
 
 class Pending(Protocol):
@@ -89,10 +91,18 @@ class Device(Protocol):
         """Loads a VMFB; parameters are memory-mapped, in scope `model`. Raises ArtifactError."""
         ...
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> DeviceBuffer:
+    def allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+    ) -> DeviceBuffer:
         """A zero-filled buffer, e.g. a page table slab `[pages, elements]`.
 
-        `stage` is the pipeline stage it belongs to, where stages have devices of their own.
+        `stage` is the pipeline stage it belongs to, where stages have devices of their own. A buffer that
+        `only_dispatches` write may lie where they read it faster; other commands on it may fail.
         """
         ...
 

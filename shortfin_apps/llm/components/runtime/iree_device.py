@@ -26,7 +26,7 @@ from iree.runtime._binding import disable_leak_checker
 
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
+from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.parameters import SCOPE, read_parameters
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
@@ -280,9 +280,26 @@ class IreeDevice:
             raise load_error(vmfb, error) from None
         return IreeProgram(self, context, module, exports)
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> IreeBuffer:
+    def allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+    ) -> IreeBuffer:
         dtype = np.dtype(dtype)
-        # The allocator's own begins behind a header, and a KV page's blocks would lie across pages of memory.
+        if only_dispatches:
+            return self._allocate_on_page(shape, dtype)
+        buffer, array = self._new_buffer(shape, dtype)
+        use_huge_pages(array.map_bytes())
+        buffer.fill_zero(0, prod(shape) * dtype.itemsize)
+        return array
+
+    def _allocate_on_page(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> IreeBuffer:
+        """The allocator's own memory begins behind a header, so a KV page's blocks, which are of 4 KiB, would
+        lie across two pages of memory each. What is imported grants no access to discard what was there,
+        which fills and copies ask for."""
         memory = empty_bytes(prod(shape) * dtype.itemsize)
         buffer = self._device.from_dlpack_capsule(memory.__dlpack__()).get_buffer()
         memory.fill(0)

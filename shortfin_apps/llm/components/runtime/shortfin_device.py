@@ -229,7 +229,14 @@ class ShortfinDevice:
         self._programs.append(program)
         return program
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int = 0) -> ShortfinBuffer:
+    def allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+    ) -> ShortfinBuffer:
         return self._call(lambda: self._allocate(shape, np.dtype(dtype), stage)).result()
 
     def upload(self, array: Array) -> ShortfinBuffer:

@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.errors import ArtifactError
 
 ASYNC_SUFFIX = "$async"
+ONLY_DISPATCHES = "shortfin_llm.only_dispatches"  # reflection: `EntrySignature.only_dispatches`
 _ZIP_MAGIC = b"PK\x03\x04"
 _FLATBUFFER_IDENTIFIER = slice(8, 12)  # after the size prefix and the root offset
 _REBUILD = "rebuild it with `shortfin-llm build`"
@@ -107,4 +108,5 @@ def _export(module: Any, function: str) -> Export:
     reflection = module.lookup_function(function).reflection
     arguments, results = parse_declaration(reflection.get("iree.abi.declaration", "")) or (None, None)
     is_async = function != name or reflection.get("iree.abi.model") == "coarse-fences"
-    return Export(function, is_async, EntrySignature(name, arguments, results))
+    only_dispatches = reflection.get(ONLY_DISPATCHES) == "true"
+    return Export(function, is_async, EntrySignature(name, arguments, results, only_dispatches))
