@@ -24,7 +24,7 @@ from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.tokenizer import Tokenizer
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 
-TOLERANCE = {"f32": 0.02, "bf16": 0.6, "int8": 0.6}
+TOLERANCE = {"f32": 0.02, "bf16": 0.6, "int8": 1.0}
 # Of the golden tokens: those compared before a near tie ends it.
 LEAST = {"f32": 0.9, "bf16": 0.5, "int8": 0.1}
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"
