@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +28,15 @@ class Service:
 
     def cpu_s(self) -> float:
         """Processor time of all its threads so far."""
-        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in self._threads()) / 1e9
+
+    def num_sleeps(self) -> int:
+        """How often its threads have gone to sleep so far."""
+        texts = ((thread / "status").read_text() for thread in self._threads())
+        return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
+
+    def _threads(self) -> Iterator[Path]:
+        return Path(f"/proc/{self.process.pid}/task").iterdir()
 
 
 def llm(*arguments: str) -> list[str]:
