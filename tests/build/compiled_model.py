@@ -156,9 +156,11 @@ def write_parameters(weights: Mapping[str, Array], path: Path) -> None:
     index.create_archive_file(str(path))
 
 
-def block_table(rng: np.random.Generator, pages_per_row: Sequence[int], width: int) -> npt.NDArray[np.int64]:
+def block_table(
+    rng: np.random.Generator, pages_per_row: Sequence[int], width: int, pages: int = PAGES
+) -> npt.NDArray[np.int64]:
     """[rows, width]: distinct pages in no order, 0 where a row has none."""
-    free = iter(rng.permutation(np.arange(1, PAGES)))
+    free = iter(rng.permutation(np.arange(1, pages)))
     table = np.zeros((len(pages_per_row), width), np.int64)
     for row, count in enumerate(pages_per_row):
         table[row, :count] = [next(free) for _ in range(count)]

@@ -135,9 +135,8 @@ def entry(
         kernels[kernel] = render(template, kernel, **parameters)
         return kernel
 
-    form = AmxAttention(spec, options, render_once)
-    q = form.rope_store(e, Tensor("%qkv", (tokens, spec.qkv_features), "f32"), LAYER, batch)
-    narrow = form.attention(e, q, LAYER, batch)
+    qkv = Tensor("%qkv", (tokens, spec.qkv_features), "f32")
+    narrow = AmxAttention(spec, options, render_once).attend(e, qkv, LAYER, batch)
     body = "  %wide = arith.extf %a : bf16 to f32\n  linalg.yield %wide : f32"
     out = e.elementwise("td", ("td", narrow.shape, "f32"), [(narrow, "td")], body)
     written = Tensor(e.fresh(), bits.shape, "i16")

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.build.graph_cpu import CpuForm
+from shortfin_apps.llm.build.graph_cpu_attention import AmxAttention
 from shortfin_apps.llm.build.graph_cpu_chain import AmxChains, takes_chains
 from shortfin_apps.llm.build.graph_target import resolve_target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
-from shortfin_apps.llm.build.spec import BuildOptions, WeightType
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.build.weight_layout import weight_layout
 from tests.build.compiled_model import TINY
+from tests.build.decode_batch import decode_batch
 from tests.build.test_kernels import F32, ROWS, ConstantWeights, Inputs, function, load, narrow
 
 HOST = resolve_target("cpu")
@@ -32,27 +34,27 @@ KINDS: list[WeightType] = ["bf16", "q8_0", "q4"]
 pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
 
 
-def make_weights(options: BuildOptions) -> ConstantWeights:
+def make_weights(spec: LlamaSpec, options: BuildOptions) -> ConstantWeights:
     rng = np.random.default_rng(0)
-    hidden, ffn = SPEC.hidden_size, SPEC.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (SPEC.vocab_size, hidden)}
-    for layer in range(SPEC.num_hidden_layers):
+    hidden, ffn = spec.hidden_size, spec.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.num_hidden_layers):
         shapes |= {
             f"blk.{layer}.attn_norm.weight": (hidden,),
-            f"blk.{layer}.attn_qkv.weight": (SPEC.qkv_features, hidden),
-            f"blk.{layer}.attn_output.weight": (hidden, SPEC.num_attention_heads * SPEC.head_dim),
+            f"blk.{layer}.attn_qkv.weight": (spec.qkv_features, hidden),
+            f"blk.{layer}.attn_output.weight": (hidden, spec.num_attention_heads * spec.head_dim),
             f"blk.{layer}.ffn_norm.weight": (hidden,),
             f"blk.{layer}.ffn_gate_up.weight": (2 * ffn, hidden),
             f"blk.{layer}.ffn_down.weight": (hidden, ffn),
         }
     shapes["output_norm.weight"] = (hidden,)
-    if not SPEC.tie_word_embeddings:
-        shapes["output.weight"] = (SPEC.vocab_size, hidden)
+    if not spec.tie_word_embeddings:
+        shapes["output.weight"] = (spec.vocab_size, hidden)
     values = {
         name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
         for name, shape in shapes.items()
     }
-    return ConstantWeights(values, {name: weight_layout(name, SPEC, options, HOST) for name in shapes})
+    return ConstantWeights(values, {name: weight_layout(name, spec, options, HOST) for name in shapes})
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Chains:
 @pytest.fixture(scope="module", params=KINDS)
 def chains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chains:
     options = BuildOptions(weights=request.param)
-    weights = make_weights(options)
+    weights = make_weights(SPEC, options)
     form = CpuForm(SPEC, options, HOST, weights)
     operations = AmxChains(SPEC, weights, form.kernel)
     x: Inputs = {"x": ("?", SPEC.hidden_size)}
@@ -216,6 +218,10 @@ def test_what_a_worker_keeps_fits_its_stack(kind: WeightType) -> None:
         operations = AmxChains(spec, WeightTypes(spec, BuildOptions(weights=kind), HOST), keep)
         x, attended = Tensor("%x", (1, spec.hidden_size), "f32"), Tensor("%a", (1, spec.hidden_size), "bf16")
         operations.advance(Emitter(), x, attended, 0)
+        qkv = Tensor("%qkv", (1, spec.qkv_features), "f32")
+        batch = decode_batch(BuildOptions(), spec, rows=1)
+        attention = AmxAttention(spec, BuildOptions(), keep)
+        operations.decode(Emitter(), x, qkv, 0, batch, attention.parameters(batch))
     kept = [int(size) for kernel in kernels for size in re.findall(r"array<(\d+) x i8>", kernel)]
-    assert len(kept) == 2
+    assert len(kept) == 4
     assert max(kept) < 96 << 10

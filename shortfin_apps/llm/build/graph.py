@@ -55,9 +55,7 @@ class LlamaGraph:
         qkv: Tensor | None = self._form.project(e, x)
         for layer in range(self._spec.num_hidden_layers):
             assert qkv is not None  # only after the last layer
-            q = self._form.rope_store(e, qkv, layer, batch)
-            attended = self._form.attention(e, q, layer, batch)
-            x, qkv = self._form.advance(e, x, attended, layer)
+            x, qkv = self._form.layer(e, x, qkv, layer, batch)
         return self._form.logits(e, self._last_tokens(e, x, batch))
 
     def _last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:

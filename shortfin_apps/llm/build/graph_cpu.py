@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shortfin_apps.llm.build.graph_cpu_attention import choose_attention
+from shortfin_apps.llm.build.graph_cpu_attention import AmxAttention, choose_attention
+from shortfin_apps.llm.build.graph_cpu_chain import AmxChains
 from shortfin_apps.llm.build.graph_cpu_int8 import int8_embedding
 from shortfin_apps.llm.build.graph_cpu_operations import choose_operations
 from shortfin_apps.llm.build.graph_form import Batch
@@ -70,17 +71,16 @@ class CpuForm:
     def project(self, e: Emitter, x: Tensor) -> Tensor:
         return self._operations.project(e, x)
 
-    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
-        return self._operations.advance(e, x, attended, layer)
+    def layer(
+        self, e: Emitter, x: Tensor, qkv: Tensor, number: int, batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
+        operations, attention = self._operations, self._attention
+        if batch.chunk == 1 and isinstance(operations, AmxChains) and isinstance(attention, AmxAttention):
+            return operations.decode(e, x, qkv, number, batch, attention.parameters(batch))
+        return operations.advance(e, x, attention.attend(e, qkv, number, batch), number)
 
     def logits(self, e: Emitter, x: Tensor) -> Tensor:
         return self._operations.logits(e, x)
-
-    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        return self._attention.rope_store(e, qkv, layer, batch)
-
-    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        return self._attention.attention(e, q, layer, batch)
 
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, vocab = logits.shape

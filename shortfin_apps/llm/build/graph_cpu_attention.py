@@ -21,11 +21,10 @@ _STEP_SLOTS = 64
 
 
 class CpuAttention(Protocol):
-    """Form's `rope_store` and `attention`; what the one returns, the other reads."""
-
-    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor: ...
-
-    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor: ...
+    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """[tokens, qkv features] f32 -> [tokens, heads * head_dim], in the activations' type. k and v go to
+        the batch's cache, over which q attends."""
+        ...
 
 
 def choose_attention(spec: LlamaSpec, options: BuildOptions, target: Target, render: Render) -> CpuAttention:
@@ -37,17 +36,35 @@ def choose_attention(spec: LlamaSpec, options: BuildOptions, target: Target, ren
 
 
 class AmxAttention:
-    """q is [kv_heads, tokens, group * head_dim] bf16; of a decode qkv itself, as one kernel does both."""
-
     def __init__(self, spec: LlamaSpec, options: BuildOptions, render: Render) -> None:
         self._spec = spec
         self._options = options
         self._render = render
         self._group = spec.num_attention_heads // spec.num_key_value_heads
 
-    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         if batch.chunk == 1:
-            return qkv
+            return self._decode(e, qkv, layer, batch)
+        q = self._rope_store(e, qkv, layer, batch)
+        kernel = self._render("paged_attention_amx", "paged_attention", **self.parameters(batch))
+        workload, constants = _grid(e, layer, batch, _LANES)
+        return e.dispatch(
+            kernel,
+            workload,
+            constants,
+            [q, *_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache],
+            [self._result(batch)],
+        )[0]
+
+    def parameters(self, batch: Batch) -> dict[str, Any]:
+        """The attention kernels'."""
+        most_tokens = 1 if batch.chunk == 1 else _LANES
+        tile_tokens = max(1, min(most_tokens, _MOST_QUERIES // self._group))
+        shape = _shape(self._spec, self._options, batch)
+        return shape | {"tile_tokens": tile_tokens, "step_slots": _STEP_SLOTS}
+
+    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """-> [kv_heads, tokens, group * head_dim] bf16"""
         kernel = self._render("rope_store_amx", "rope_store", **_shape(self._spec, self._options, batch))
         workload, constants = _grid(e, layer, batch, _LANES)
         shape = (self._spec.num_key_value_heads, batch.tokens, self._group * self._spec.head_dim)
@@ -60,32 +77,9 @@ class AmxAttention:
         )
         return q
 
-    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        if batch.chunk == 1:
-            return self._decode(e, q, layer, batch)
-        kernel = self._render(
-            "paged_attention_amx",
-            "paged_attention",
-            **self._tiling(),
-            **_shape(self._spec, self._options, batch),
-        )
-        workload, constants = _grid(e, layer, batch, _LANES)
-        return e.dispatch(
-            kernel,
-            workload,
-            constants,
-            [q, *_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache],
-            [self._result(batch)],
-        )[0]
-
     def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """Both, of rows of one token each."""
-        kernel = self._render(
-            "decode_attention_amx",
-            "decode_attention",
-            **self._tiling(),
-            **_shape(self._spec, self._options, batch),
-        )
+        kernel = self._render("decode_attention_amx", "decode_attention", **self.parameters(batch))
         batch.cache, out = e.dispatch(
             kernel,
             [batch.rows],
@@ -95,23 +89,19 @@ class AmxAttention:
         )
         return out
 
-    def _tiling(self) -> dict[str, int]:
-        return {"tile_tokens": max(1, min(_LANES, _MOST_QUERIES // self._group)), "step_slots": _STEP_SLOTS}
-
     def _result(self, batch: Batch) -> tuple[tuple[Dim, int], str]:
         return (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim), "bf16"
 
 
 class VectorAttention:
-    """q is [tokens, heads * head_dim] f32."""
-
     def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target, render: Render) -> None:
         self._spec = spec
         self._options = options
         self._target = target
         self._render = render
 
-    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """-> [tokens, heads * head_dim] f32"""
         spec = self._spec
         kernel = self._render(
             "rope_store", "rope_store", kv_dtype=self._options.kv, **_shape(spec, self._options, batch)
@@ -126,7 +116,8 @@ class VectorAttention:
         )
         return q
 
-    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        q = self._rope_store(e, qkv, layer, batch)
         size = self._tile_tokens()
         kernel = self._render(
             "paged_attention",

@@ -1,4 +1,4 @@
-"""All that lies between two attentions in one dispatch, on the matrix unit.
+"""What lies between two attentions, in a decode with the first of them, in one dispatch, on the matrix unit.
 
 To start a dispatch takes as long as to read 100 kB of weights, and meanwhile memory idles. So the operations
 of a layer are phases of one kernel (see kernels/chain_amx.mlir.j2), which follow one another without the
@@ -7,13 +7,14 @@ runtime.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_target import Target
-from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.quantise import BLOCK, Bits
@@ -30,6 +31,7 @@ _NORM_ROWS = 4
 _MAX_CHUNK_TILES = 18  # along K of a panel that stay in the first-level cache
 _MAX_CHUNK_BLOCKS = 20
 _SIDES = 4
+_ATTENDED = "attended"  # the buffer whose rows lie apart; others within a dispatch are in tiles
 _LINES = 48  # of counters of one call, 16 i32 each
 
 
@@ -46,6 +48,33 @@ class Matmul:
     epilogue: Literal["store", "residual", "silu"] = "store"
     residual: str | None = None
     quantised: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """A phase, which can only be the first: a decode's attention, to `out` [rows, heads * head_dim] bf16.
+
+    `parameters` are its kernel's. It writes to the batch's cache.
+    """
+
+    out: str
+    qkv: Tensor
+    layer: int
+    batch: Batch
+    parameters: Mapping[str, Any]
+
+    def constants(self) -> list[Dim]:
+        return [self.batch.width, self.batch.pages, self.layer]
+
+    def reads(self) -> dict[str, Tensor]:
+        batch = self.batch
+        return {
+            "all_qkv": self.qkv,
+            "all_rotary": batch.rotary,
+            "starts": batch.starts,
+            "seq_lens": batch.seq_lens,
+            "blocks": batch.blocks,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +97,7 @@ class Quantise:
     size: int
 
 
-Phase = Matmul | Norm | Quantise
+Phase = Attend | Matmul | Norm | Quantise
 
 
 @dataclass(slots=True)
@@ -98,6 +127,7 @@ class AmxChains:
             "sum": 4 * spec.hidden_size,
             "normed": 2 * spec.hidden_size,
             "normed_blocks": _blocks_bytes(spec.hidden_size),
+            _ATTENDED: 2 * heads,
             "attended_blocks": _blocks_bytes(heads),
             "gated": 2 * spec.intermediate_size,
             "gated_blocks": _blocks_bytes(spec.intermediate_size),
@@ -108,20 +138,34 @@ class AmxChains:
         return self._run(e, "project", self._projection(0, "x"), {"x": x}, results)[0]
 
     def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        return self._layer(e, layer, "", [], {"x": x, _ATTENDED: attended})
+
+    def decode(
+        self, e: Emitter, x: Tensor, qkv: Tensor, layer: int, batch: Batch, parameters: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """`advance` of rows of one token each, with the attention before it. `parameters`: its kernel's."""
+        attend = Attend(_ATTENDED, qkv, layer, batch, parameters)
+        return self._layer(e, layer, "decode_", [attend], {"x": x})
+
+    def _layer(
+        self, e: Emitter, layer: int, prefix: str, before: Sequence[Phase], reads: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
         block = f"blk.{layer}."
         gate_up = Matmul(f"{block}ffn_gate_up.weight", "normed", "gated", "silu")
         if self._weights.layout(gate_up.weight).bits:
             gate_up = replace(gate_up, quantised="gated_blocks")
         phases: list[Phase] = [
+            *before,
             *self._multiply_attended(f"{block}attn_output.weight"),
             *self._multiply_normed(f"{block}ffn_norm.weight", "sum", gate_up),
             Matmul(f"{block}ffn_down.weight", gate_up.quantised or gate_up.out, "y", "residual", "sum"),
         ]
-        reads, hidden = {"x": x, "attended": attended}, self._spec.hidden_size
+        hidden = self._spec.hidden_size
         if layer + 1 == self._spec.num_hidden_layers:
-            return self._run(e, "finish", phases, reads, {"y": hidden})[0], None
+            return self._run(e, f"{prefix}finish", phases, reads, {"y": hidden})[0], None
         phases += self._projection(layer + 1, "y")
-        x, qkv = self._run(e, "advance", phases, reads, {"y": hidden, "qkv": self._spec.qkv_features})
+        results = {"y": hidden, "qkv": self._spec.qkv_features}
+        x, qkv = self._run(e, f"{prefix}advance", phases, reads, results)
         return x, qkv
 
     def logits(self, e: Emitter, x: Tensor) -> Tensor:
@@ -134,7 +178,7 @@ class AmxChains:
         return self._multiply_normed(f"blk.{layer}.attn_norm.weight", x, matmul)
 
     def _multiply_attended(self, weight: str) -> list[Phase]:
-        matmul = Matmul(weight, "attended", "sum", "residual", "x")
+        matmul = Matmul(weight, _ATTENDED, "sum", "residual", "x")
         bits = self._weights.layout(weight).bits
         if not bits:
             return [matmul]
@@ -156,40 +200,67 @@ class AmxChains:
         results: dict[str, int],
     ) -> list[Tensor]:
         """Dispatches the phases. `results`: outputs that leave the dispatch, f32, with their features."""
-        assert 1 + len(phases) * (1 + _SIDES) <= _LINES
+        first = phases[0]
+        attend = first if isinstance(first, Attend) else None
+        rows = next(iter(reads.values())).shape[0]
+        if attend:
+            reads = attend.reads() | reads
         written = [phase.out for phase in phases]
         written += [phase.quantised for phase in phases if isinstance(phase, Matmul) and phase.quantised]
         scratch = {name: self._row_bytes[name] for name in written if name not in results}
-        parameters = [
-            [] if isinstance(phase, Quantise) else self._weights.load(e, phase.weight) for phase in phases
-        ]
-        kernel = self._render(
-            "chain_amx",
-            name,
-            phases=[self._describe(index, phase, scratch) for index, phase in enumerate(phases)],
-            reads=[*reads, *(_binding(i, j) for i, held in enumerate(parameters) for j in range(len(held)))],
-            results=list(results),
-            scratch=scratch,
-            eps=self._spec.rms_norm_eps,
-            sides=_SIDES,
-            lines=_LINES,
-        )
-        rows = next(iter(reads.values())).shape[0]
+        weights = self._load(e, phases)
+        kernel = self._kernel(name, phases, [*reads, *weights], list(results), scratch, attend)
         calls = self._calls_of(e)
         whole_tiles = e.times(e.ceil_divide(rows, _TILE_ROWS), _TILE_ROWS)
+        in_place = [calls.counters, attend.batch.cache] if attend else [calls.counters]
         made = e.dispatch(
             kernel,
             [rows],
-            [rows, calls.number],
-            [*reads.values(), *(tensor for held in parameters for tensor in held)],
+            [rows, *(attend.constants() if attend else []), calls.number],
+            [*reads.values(), *weights.values()],
             [
-                calls.counters,
+                *in_place,
                 *(((rows, features), "f32") for features in results.values()),
                 ((whole_tiles, sum(scratch.values())), "i8"),
             ],
         )
         calls.counters, calls.number = made[0], calls.number + 1
-        return made[1:-1]
+        if attend:
+            attend.batch.cache = made[1]
+        return made[len(in_place) : -1]
+
+    def _load(self, e: Emitter, phases: Sequence[Phase]) -> dict[str, Tensor]:
+        """The phases' parameters by their names in the kernel."""
+        return {
+            _binding(index, nth): tensor
+            for index, phase in enumerate(phases)
+            if isinstance(phase, Matmul | Norm)
+            for nth, tensor in enumerate(self._weights.load(e, phase.weight))
+        }
+
+    def _kernel(
+        self,
+        name: str,
+        phases: Sequence[Phase],
+        reads: list[str],
+        results: list[str],
+        scratch: dict[str, int],
+        attend: Attend | None,
+    ) -> str:
+        assert 1 + len(phases) * (1 + _SIDES) <= _LINES
+        return self._render(
+            "chain_amx",
+            name,
+            phases=[self._describe(index, phase, scratch) for index, phase in enumerate(phases)],
+            attends=attend is not None,
+            reads=reads,
+            results=results,
+            scratch=scratch,
+            eps=self._spec.rms_norm_eps,
+            sides=_SIDES,
+            lines=_LINES,
+            **(attend.parameters if attend else {}),
+        )
 
     def _calls_of(self, e: Emitter) -> _Calls:
         if e not in self._calls:
@@ -199,6 +270,8 @@ class AmxChains:
 
     def _describe(self, index: int, phase: Phase, scratch: dict[str, int]) -> dict[str, Any]:
         """The phase as the template takes it."""
+        if isinstance(phase, Attend):
+            return {"index": index, "operation": "attention", "out": phase.out}
         common = {"index": index, "x": phase.x, "out": phase.out}
         match phase:
             case Norm():
@@ -208,7 +281,8 @@ class AmxChains:
                 quantise = {"operation": "quantise", "row_block": _NORM_ROWS, "size": phase.size}
                 return common | quantise | {"weight": None, "bits": phase.bits}
             case Matmul():
-                return common | self._describe_matmul(index, phase, x_tiled=phase.x in scratch)
+                x_tiled = phase.x in scratch and phase.x != _ATTENDED
+                return common | self._describe_matmul(index, phase, x_tiled)
 
     def _describe_matmul(self, index: int, phase: Matmul, x_tiled: bool) -> dict[str, Any]:
         out_features, in_features = self._weights.shape(phase.weight)

@@ -43,7 +43,7 @@ class Batch:
 
 
 class Form(Protocol):
-    """Activations are `[tokens, features]`; `act` below is the activations' type, which matmuls read.
+    """Activations are `[tokens, features]`.
 
     A weight is named as in LlamaSpec. Every operation may be called in several functions of the module.
     """
@@ -56,17 +56,11 @@ class Form(Protocol):
         """x [tokens, hidden] f32 -> the first layer's q, k and v [tokens, qkv features] f32."""
         ...
 
-    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        """[tokens, qkv features] f32 -> rotated q, as `attention` reads it; k and v go to the cache."""
-        ...
-
-    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        """What `rope_store` returned -> [tokens, heads * head_dim] act, over the batch's cache."""
-        ...
-
-    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
-        """x [tokens, hidden] f32 and what the layer's `attention` returned -> x past the layer, and the next
-        layer's q, k and v as of `project`, None after the last."""
+    def layer(
+        self, e: Emitter, x: Tensor, qkv: Tensor, number: int, batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [tokens, hidden] f32 and its q, k and v, as of `project` -> x past the layer, and the next
+        layer's q, k and v, None after the last. This layer's k and v go to the cache."""
         ...
 
     def logits(self, e: Emitter, x: Tensor) -> Tensor:

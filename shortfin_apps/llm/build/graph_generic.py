@@ -92,7 +92,13 @@ class GenericForm(SeparateOperations[Tensor]):
 {yield_as("%y", act)}"""
         return e.elementwise("td", ("td", shape, act), [(gate, "td"), (up, "td")], silu)
 
-    def rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+    def layer(
+        self, e: Emitter, x: Tensor, qkv: Tensor, number: int, batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
+        q = self._rope_store(e, qkv, number, batch)
+        return self.advance(e, x, self._attention(e, q, number, batch), number)
+
+    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         heads, kv_heads = self._spec.num_attention_heads, self._spec.num_key_value_heads
         tokens, kv = batch.tokens, self._options.kv
         q = self._rotate(e, qkv, 0, heads, "f32", batch)
@@ -114,7 +120,7 @@ class GenericForm(SeparateOperations[Tensor]):
         batch.cache = e.reshape(cache, batch.cache.shape)
         return e.reshape(q, (tokens, heads * self._spec.head_dim))
 
-    def attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+    def _attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
         s, kv = self._spec, self._options.kv
         group = s.num_attention_heads // s.num_key_value_heads
         slots = e.times(batch.width, self._stride)
