@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+def test_no_folder_is_left_out(pytestconfig: pytest.Config) -> None:
+    """By its own defaults pytest does not look into a folder called `build`."""
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {part for file in TESTS.rglob("test_*.py") for part in file.relative_to(TESTS).parts[:-1]}
+    assert "build" in folders
+    assert not [folder for folder in folders if any(fnmatch(folder, pattern) for pattern in patterns)]
