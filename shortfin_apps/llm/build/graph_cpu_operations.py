@@ -23,7 +23,9 @@ class CpuOperations(Protocol):
 
     def advance(
         self, e: Emitter, x: Tensor, attended: Tensor, layer: int
-    ) -> tuple[Tensor, Tensor | None]: ...
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [tokens, hidden] f32 and what the layer's attention returned -> as Form's `layer`."""
+        ...
 
     def logits(self, e: Emitter, x: Tensor) -> Tensor: ...
 

@@ -12,7 +12,7 @@ Normed = TypeVar("Normed")
 
 
 class SeparateOperations(ABC, Generic[Normed]):
-    """Implements Form's `project`, `advance` and `logits` over what a subclass adds.
+    """Implements Form's `project` and `logits`, and `advance`, over what a subclass adds.
 
     `act` below is the activations' type, which matmuls read, as they do what `rms_norm` returns.
     """
@@ -36,6 +36,7 @@ class SeparateOperations(ABC, Generic[Normed]):
         return self._project(e, x, 0)
 
     def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        """x [tokens, hidden] f32 and what the layer's attention returned -> as Form's `layer`."""
         x = self.linear(e, attended, f"blk.{layer}.attn_output.weight", residual=x)
         normed = self.rms_norm(e, x, f"blk.{layer}.ffn_norm.weight")
         h = self.gated_linear(e, normed, f"blk.{layer}.ffn_gate_up.weight")
