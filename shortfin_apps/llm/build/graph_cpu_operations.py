@@ -21,9 +21,7 @@ class CpuOperations(Protocol):
 
     def project(self, e: Emitter, x: Tensor) -> Tensor: ...
 
-    def advance(
-        self, e: Emitter, x: Tensor, attended: Tensor, layer: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
         """x [tokens, hidden] f32 and what the layer's attention returned -> as Form's `layer`."""
         ...
 
