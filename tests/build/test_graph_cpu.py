@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec, WeightType
 from tests.build.compiled_model import block_table
+from tests.build.crowd import check_in_a_crowd
 from tests.build.decode_batch import decode_batch
 from tests.build.test_graph_cpu_chain import HOST, KINDS, SPEC, make_weights
 from tests.build.test_kernels import load
@@ -133,30 +132,7 @@ def test_one_dispatch_makes_the_bits_of_several(layers: Layers, number: int, len
     assert not np.array_equal(together[-1], inputs["cache"])
 
 
-CROWD = """\
-import sys
-import iree.runtime as iree
-import numpy as np
-from shortfin_apps.llm.host_cpu import permit_amx
-vmfb, inputs = sys.argv[1:]
-permit_amx()
-iree.flags.parse_flags("--task_topology_group_count=16")
-config = iree.Config("local-task")
-module = iree.load_vm_module(iree.VmModule.mmap(config.vm_instance, vmfb), config)
-inputs = np.load(inputs)
-expected = [inputs[name] for name in inputs if name.startswith("expected")]
-arguments = [inputs[name] for name in inputs if not name.startswith("expected")]
-for _ in range(50):
-    for result, value in zip(module.together_0(*arguments), expected, strict=True):
-        np.testing.assert_array_equal(result.to_host(), value)
-"""
-
-
 def test_more_workers_than_processors_attend_with_the_same_result(layers: Layers, tmp_path: Path) -> None:
-    """In a process of their own, as the runtime reads their number once."""
     inputs = make_inputs([40] * 20, layers.options)
-    expected = {f"expected{i}": value for i, value in enumerate(layers.run("together_0", inputs))}
-    everything: dict[str, Any] = inputs | expected
-    np.savez(tmp_path / "inputs.npz", **everything)
-    command = [sys.executable, "-c", CROWD, str(layers.vmfb), str(tmp_path / "inputs.npz")]
-    subprocess.run(command, check=True, timeout=120)
+    expected = layers.run("together_0", inputs)
+    check_in_a_crowd(layers.vmfb, "together_0", list(inputs.values()), expected, tmp_path, calls=50)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from shortfin_apps.llm.build.kernels import render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.build.weight_layout import weight_layout
 from tests.build.compiled_model import TINY
+from tests.build.crowd import check_in_a_crowd
 from tests.build.decode_batch import decode_batch
 from tests.build.test_kernels import F32, ROWS, ConstantWeights, Inputs, function, load, narrow
 
@@ -165,34 +164,13 @@ def test_rows_of_zeros_and_of_nan_keep_to_themselves(chains: Chains, rows: int) 
     np.testing.assert_array_equal(past[others], expected[others])
 
 
-CROWD = """\
-import sys
-import iree.runtime as iree
-import numpy as np
-from shortfin_apps.llm.host_cpu import permit_amx
-vmfb, inputs = sys.argv[1:]
-permit_amx()
-iree.flags.parse_flags("--task_topology_group_count=16")
-config = iree.Config("local-task")
-module = iree.load_vm_module(iree.VmModule.mmap(config.vm_instance, vmfb), config)
-arrays = np.load(inputs)
-for _ in range(100):
-    past, qkv = module.run_advance(arrays["x"], arrays["attended"])
-    np.testing.assert_array_equal(past.to_host(), arrays["past"])
-    np.testing.assert_array_equal(qkv.to_host(), arrays["qkv"])
-"""
-
-
 @pytest.mark.parametrize("rows", [1, 40])
 def test_more_workers_than_processors_get_through_with_the_same_result(
     chains: Chains, rows: int, tmp_path: Path
 ) -> None:
-    """They wait for one another, in a process of their own, as the runtime reads their number once."""
     x, attended = make_inputs(rows)
-    past, qkv = (result.to_host() for result in chains.module.run_advance(x, attended))
-    np.savez(tmp_path / "inputs.npz", x=x, attended=attended, past=past, qkv=qkv)
-    command = [sys.executable, "-c", CROWD, str(chains.vmfb), str(tmp_path / "inputs.npz")]
-    subprocess.run(command, check=True, timeout=120)
+    expected = [result.to_host() for result in chains.module.run_advance(x, attended)]
+    check_in_a_crowd(chains.vmfb, "run_advance", [x, attended], expected, tmp_path, calls=100)
 
 
 def test_models_that_leave_tiles_half_full_do_without() -> None:
