@@ -13,7 +13,8 @@ import pytest
 from shortfin_apps.llm.build.graph_cpu import CpuForm
 from shortfin_apps.llm.build.graph_cpu_attention import AmxAttention
 from shortfin_apps.llm.build.graph_cpu_chain import AmxChains, takes_chains
-from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.graph_cpu_operations import choose_operations
+from shortfin_apps.llm.build.graph_target import Target, resolve_target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
@@ -22,13 +23,13 @@ from shortfin_apps.llm.build.weight_layout import weight_layout
 from tests.build.compiled_model import TINY
 from tests.build.crowd import check_in_a_crowd
 from tests.build.decode_batch import decode_batch
-from tests.build.test_kernels import F32, ROWS, ConstantWeights, Inputs, function, load, narrow
+from tests.build.test_kernels import F32, NO_TILES, ROWS, ConstantWeights, Inputs, function, load, narrow
 
 HOST = resolve_target("cpu")
 # Sizes that cut K into chunks of unequal length and panels into sides of unequal width.
 SPEC = replace(TINY, hidden_size=352, intermediate_size=736, vocab_size=160, num_hidden_layers=2)
 TOLERANCE = 3e-2
-KINDS: list[WeightType] = ["bf16", "q8_0", "q4"]
+KINDS: list[WeightType] = ["bf16", "q8_0", "q4", "int8"]
 
 pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
 
@@ -90,10 +91,14 @@ class Chains:
 
 @pytest.fixture(scope="module", params=KINDS)
 def chains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chains:
-    options = BuildOptions(weights=request.param)
+    return build(request.param, HOST, tmp_path_factory.mktemp("chains"))
+
+
+def build(kind: WeightType, target: Target, folder: Path) -> Chains:
+    options = BuildOptions(weights=kind)
     weights = make_weights(SPEC, options)
-    form = CpuForm(SPEC, options, HOST, weights)
-    operations = AmxChains(SPEC, weights, form.kernel)
+    form = CpuForm(SPEC, options, target, weights)
+    operations = choose_operations(SPEC, options, target, weights, form.kernel)
     x: Inputs = {"x": ("?", SPEC.hidden_size)}
     both: Inputs = x | {"attended": ("?", SPEC.num_attention_heads * SPEC.head_dim)}
 
@@ -108,7 +113,6 @@ def chains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         function("run_logits", x, lambda e, x: [operations.logits(e, x)]),
     ]
     text = "\n".join(["module @chains {", *weights.declarations(), *form.declarations(), *functions, "}"])
-    folder = tmp_path_factory.mktemp("chains")
     return Chains(load(text, folder), weights.values, folder / "kernel.vmfb")
 
 
@@ -124,7 +128,7 @@ def check(actual: Any, expected: F32) -> None:
     np.testing.assert_allclose(actual.to_host() / scale, expected / scale, rtol=0, atol=TOLERANCE)
 
 
-# 600 rows are two groups of the narrow matmuls' rows.
+# 600 rows are so many that workers share rows.
 @pytest.mark.parametrize("rows", [*ROWS, 600])
 def test_chains_agree_with_numpy(chains: Chains, rows: int) -> None:
     x, attended = make_inputs(rows)
@@ -149,6 +153,15 @@ def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(chains: Chains
     for rows in ROWS:
         for part, whole in zip(compute(rows), everything, strict=True):
             np.testing.assert_array_equal(part, whole[:rows])
+
+
+def test_bytes_come_to_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPathFactory) -> None:
+    x, attended = make_inputs(600)
+    tiles, vectors = (build("int8", target, tmp_path_factory.mktemp("bytes")) for target in (HOST, NO_TILES))
+    for one, other in zip(
+        tiles.module.run_advance(x, attended), vectors.module.run_advance(x, attended), strict=True
+    ):
+        np.testing.assert_array_equal(one.to_host(), other.to_host())
 
 
 @pytest.mark.parametrize("rows", [5, 18])

@@ -1,4 +1,4 @@
-"""Matrices in 8-bit integers against numpy, over shapes that do not divide evenly."""
+"""Matrices in 8-bit integers on vectors against numpy, over shapes that do not divide evenly."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.build.graph_cpu_int8 import FEW_ROWS, Input, Int8Operations, int8_embedding
-from shortfin_apps.llm.build.graph_target import Target, resolve_target
-from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
-from shortfin_apps.llm.build.quantise import quantise_rows
 from shortfin_apps.llm.build.spec import BuildOptions
 from shortfin_apps.llm.build.weight_layout import weight_layout
 from shortfin_apps.llm.errors import BuildError
 from tests.build.compiled_model import TINY
-from tests.build.test_kernels import HOST, NO_TILES, ROWS, Inputs, function, load, narrow, widen
+from tests.build.test_kernels import (
+    HOST,
+    NO_TILES,
+    ROWS,
+    ConstantWeights,
+    Inputs,
+    function,
+    load,
+    narrow,
+    widen,
+)
 
 F32 = npt.NDArray[np.float32]
 
@@ -41,30 +50,10 @@ SHAPES = {
 pytestmark = pytest.mark.skipif(not HOST.has_byte_dot, reason="this CPU has no dot product of bytes")
 
 
-class ConstantWeights(WeightTypes):
-    """Weights that stand in the module; `values` is what they are worth."""
-
-    def __init__(self, target: Target) -> None:
-        rng = np.random.default_rng(0)
-        self._shapes = dict(SHAPES)
-        self._layouts = {name: weight_layout(name, SPEC, OPTIONS, target) for name in SHAPES}
-        self.values: dict[str, F32] = {}
-        self._globals: list[str] = []
-        for name, shape in SHAPES.items():
-            weight = rng.standard_normal(shape).astype(np.float32)
-            stored = self._layouts[name].stored(name, shape)
-            for (parameter, kind), array in zip(
-                stored.items(), self._layouts[name].store(weight), strict=True
-            ):
-                text = f'dense<"0x{array.tobytes().hex().upper()}"> : {tensor_type(*kind)}'
-                self._globals.append(f'util.global private @"{parameter}" = {text}')
-            if len(shape) > 1:
-                quants, scales = quantise_rows(weight)
-                weight = quants * scales[:, None]
-            self.values[name] = weight
-
-    def declarations(self) -> list[str]:
-        return self._globals
+def make_weights() -> ConstantWeights:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    return ConstantWeights(weights, {name: weight_layout(name, SPEC, OPTIONS, NO_TILES) for name in SHAPES})
 
 
 @dataclass(frozen=True)
@@ -73,15 +62,15 @@ class Kernels:
     module: Any
 
     @classmethod
-    def build(cls, target: Target, folder: Path) -> Kernels:
-        weights = ConstantWeights(target)
+    def build(cls, folder: Path) -> Kernels:
+        weights = make_weights()
         rendered: dict[str, str] = {}
 
         def kernel(template: str, name: str, **parameters: Any) -> str:
             rendered[name] = render(template, name, **parameters)
             return name
 
-        operations = Int8Operations(SPEC, OPTIONS, target, weights, kernel)
+        operations = Int8Operations(SPEC, OPTIONS, NO_TILES, weights, kernel)
 
         def plain(e: Emitter, x: Tensor) -> list[Tensor]:
             normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
@@ -125,9 +114,9 @@ class Kernels:
         return {name: getattr(self.module, name + suffix)(*a).to_host() for name, a in arguments.items()}
 
 
-@pytest.fixture(scope="module", params=[HOST, NO_TILES], ids=["tiles", "vectors"])
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels.build(request.param, tmp_path_factory.mktemp("int8"))
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels.build(tmp_path_factory.mktemp("int8"))
 
 
 def random_inputs(rows: int) -> dict[str, F32]:

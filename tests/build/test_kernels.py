@@ -22,9 +22,9 @@ from shortfin_apps.llm.build.graph_text import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.build.graph_topk import top_k as generic_top_k
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
-from shortfin_apps.llm.build.quantise import Blocks, quantise
+from shortfin_apps.llm.build.quantise import Blocks, quantise, quantise_rows
 from shortfin_apps.llm.build.spec import BuildOptions, FloatType, LlamaSpec, WeightType
-from shortfin_apps.llm.build.weight_layout import WeightLayout, weight_layout
+from shortfin_apps.llm.build.weight_layout import Int8Panels, WeightLayout, weight_layout
 from shortfin_apps.llm.host_cpu import permit_amx
 from tests.build.compiled_model import DTYPES, TINY
 
@@ -65,7 +65,11 @@ class ConstantWeights(WeightTypes):
         for name, weight in weights.items():
             layout = layouts[name]
             value: Blocks | npt.NDArray[Any]
-            if layout.bits is None:
+            if isinstance(layout, Int8Panels):
+                value = weight
+                quants, scales = quantise_rows(weight)
+                self.values[name] = quants * scales[:, None]
+            elif layout.bits is None:
                 value = weight.astype(DTYPES[layout.stored(name, weight.shape)[name][1]])
                 self.values[name] = value.astype(np.float32)
             else:

@@ -17,20 +17,24 @@ from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Dim, Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
-from shortfin_apps.llm.build.quantise import BLOCK, Bits
+from shortfin_apps.llm.build.quantise import BLOCK
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.build.weight_layout import fills_tiles
+from shortfin_apps.llm.build.weight_layout import TILE, Int8Panels, WeightLayout, fills_tiles, num_tiles
+
+# What matmuls multiply: bf16, blocks of integers, or bytes with a scale for each row.
+Operands = Literal["floats", "blocks", "bytes"]
 
 _TILE_ROWS = 16
-_TILE = 32  # bf16 of one row of a tile, and columns of two
+_PANEL = 32  # columns
 _ROWS_BYTES = 768 << 10  # rows of an item, which stay in the second-level cache beside its weights
 _MOST_ROWS = 512
 _ITEM_BYTES = 128 << 10  # most weights of an item: about what is lost when the last one ends late
 _FEWEST_ITEMS = 48
 _NORM_ROWS = 4
-_MAX_CHUNK_TILES = 18  # along K of a panel that stay in the first-level cache
-_MAX_CHUNK_BLOCKS = 20
+# Tiles or blocks along K of a panel that stay in the first-level cache.
+_MAX_CHUNK: dict[Operands, int] = {"floats": 18, "blocks": 20, "bytes": 12}
 _SIDES = 4
+_MANY_ROWS = 384  # from which on workers share rows, not columns
 _ATTENDED = "attended"  # the buffer whose rows lie apart; others within a dispatch are in tiles
 _LINES = 48  # of counters of one call, 16 i32 each
 
@@ -39,7 +43,7 @@ _LINES = 48  # of counters of one call, 16 i32 each
 class Matmul:
     """A phase: `x` times `weight`, to `out`, by epilogue plus `residual`, or as silu(gate) * up.
 
-    Buffers go by name. A weight in blocks takes an `x` in blocks, and gates to `quantised`, too, in blocks.
+    Buffers go by name; `x` holds what the weight's layout takes. One in blocks gates to `quantised` as well.
     """
 
     weight: str
@@ -79,21 +83,21 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A phase: RMS norm of `x` by `weight`, to `out`; in blocks for weights of `bits`."""
+    """A phase: RMS norm of `x` by `weight`, to `out`, as operand of weights of that layout."""
 
     weight: str
     x: str
     out: str
-    bits: Bits | None
+    layout: WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Quantise:
-    """A phase: `x` [rows, size] bf16 to `out`, in blocks for weights of `bits`."""
+    """A phase: `x` [rows, size] bf16 to `out`, as operand of weights of that layout."""
 
     x: str
     out: str
-    bits: Bits
+    layout: WeightLayout
     size: int
 
 
@@ -121,17 +125,15 @@ class AmxChains:
         self._weights = weights
         self._render = render
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
-        heads = spec.num_attention_heads * spec.head_dim
         # Of what may stay within a dispatch.
-        self._row_bytes = {
-            "sum": 4 * spec.hidden_size,
-            "normed": 2 * spec.hidden_size,
-            "normed_blocks": _blocks_bytes(spec.hidden_size),
-            _ATTENDED: 2 * heads,
-            "attended_blocks": _blocks_bytes(heads),
-            "gated": 2 * spec.intermediate_size,
-            "gated_blocks": _blocks_bytes(spec.intermediate_size),
-        }
+        self._row_bytes = {"sum": 4 * spec.hidden_size}
+        heads = spec.num_attention_heads * spec.head_dim
+        for name, size in (
+            ("normed", spec.hidden_size),
+            (_ATTENDED, heads),
+            ("gated", spec.intermediate_size),
+        ):
+            self._row_bytes |= _operand_bytes(name, size)
 
     def project(self, e: Emitter, x: Tensor) -> Tensor:
         results = {"qkv": self._spec.qkv_features}
@@ -152,13 +154,14 @@ class AmxChains:
     ) -> tuple[Tensor, Tensor | None]:
         block = f"blk.{layer}."
         gate_up = Matmul(f"{block}ffn_gate_up.weight", "normed", "gated", "silu")
-        if self._weights.layout(gate_up.weight).bits:
+        down = Matmul(f"{block}ffn_down.weight", gate_up.out, "y", "residual", "sum")
+        if self._operands(gate_up) == "blocks":
             gate_up = replace(gate_up, quantised="gated_blocks")
         phases: list[Phase] = [
             *before,
-            *self._multiply_attended(f"{block}attn_output.weight"),
+            *self._multiply_rows(Matmul(f"{block}attn_output.weight", _ATTENDED, "sum", "residual", "x")),
             *self._multiply_normed(f"{block}ffn_norm.weight", "sum", gate_up),
-            Matmul(f"{block}ffn_down.weight", gate_up.quantised or gate_up.out, "y", "residual", "sum"),
+            *([replace(down, x=gate_up.quantised)] if gate_up.quantised else self._multiply_rows(down)),
         ]
         hidden = self._spec.hidden_size
         if layer + 1 == self._spec.num_hidden_layers:
@@ -177,19 +180,23 @@ class AmxChains:
         matmul = Matmul(f"blk.{layer}.attn_qkv.weight", "normed", "qkv")
         return self._multiply_normed(f"blk.{layer}.attn_norm.weight", x, matmul)
 
-    def _multiply_attended(self, weight: str) -> list[Phase]:
-        matmul = Matmul(weight, _ATTENDED, "sum", "residual", "x")
-        bits = self._weights.layout(weight).bits
-        if not bits:
+    def _multiply_rows(self, matmul: Matmul) -> list[Phase]:
+        """The matmul of what another phase left in bf16."""
+        operands = self._operands(matmul)
+        if operands == "floats":
             return [matmul]
-        quantise = Quantise(matmul.x, "attended_blocks", bits, self._weights.shape(weight)[1])
+        layout, size = self._weights.layout(matmul.weight), self._weights.shape(matmul.weight)[1]
+        quantise = Quantise(matmul.x, f"{matmul.x}_{operands}", layout, size)
         return [quantise, replace(matmul, x=quantise.out)]
 
     def _multiply_normed(self, norm: str, x: str, matmul: Matmul) -> list[Phase]:
         """The matmul of the norm of `x`."""
-        bits = self._weights.layout(matmul.weight).bits
-        normed = f"{matmul.x}_blocks" if bits else matmul.x
-        return [Norm(norm, x, normed, bits), replace(matmul, x=normed)]
+        operands = self._operands(matmul)
+        normed = matmul.x if operands == "floats" else f"{matmul.x}_{operands}"
+        return [Norm(norm, x, normed, self._weights.layout(matmul.weight)), replace(matmul, x=normed)]
+
+    def _operands(self, matmul: Matmul) -> Operands:
+        return _operands_of(self._weights.layout(matmul.weight))
 
     def _run(
         self,
@@ -205,9 +212,8 @@ class AmxChains:
         rows = next(iter(reads.values())).shape[0]
         if attend:
             reads = attend.reads() | reads
-        written = [phase.out for phase in phases]
-        written += [phase.quantised for phase in phases if isinstance(phase, Matmul) and phase.quantised]
-        scratch = {name: self._row_bytes[name] for name in written if name not in results}
+        written = {name for phase in phases for name in _written_by(phase)}
+        scratch = {name: size for name, size in self._row_bytes.items() if name in written - results.keys()}
         weights = self._load(e, phases)
         kernel = self._kernel(name, phases, [*reads, *weights], list(results), scratch, attend)
         calls = self._calls_of(e)
@@ -258,6 +264,7 @@ class AmxChains:
             scratch=scratch,
             eps=self._spec.rms_norm_eps,
             sides=_SIDES,
+            many_rows=_MANY_ROWS,
             lines=_LINES,
             **(attend.parameters if attend else {}),
         )
@@ -272,42 +279,63 @@ class AmxChains:
         """The phase as the template takes it."""
         if isinstance(phase, Attend):
             return {"index": index, "operation": "attention", "out": phase.out}
-        common = {"index": index, "x": phase.x, "out": phase.out}
-        match phase:
-            case Norm():
-                norm = {"operation": "norm", "row_block": _NORM_ROWS, "size": self._spec.hidden_size}
-                return common | norm | {"weight": _binding(index, 0), "bits": phase.bits}
-            case Quantise():
-                quantise = {"operation": "quantise", "row_block": _NORM_ROWS, "size": phase.size}
-                return common | quantise | {"weight": None, "bits": phase.bits}
-            case Matmul():
-                x_tiled = phase.x in scratch and phase.x != _ATTENDED
-                return common | self._describe_matmul(index, phase, x_tiled)
+        x_tiled = phase.x in scratch and phase.x not in ("sum", _ATTENDED)
+        common = {"index": index, "x": phase.x, "x_tiled": x_tiled, "out": phase.out}
+        if isinstance(phase, Matmul):
+            return common | self._describe_matmul(index, phase)
+        common |= {"operands": _operands_of(phase.layout), "bits": phase.layout.bits, "row_block": _NORM_ROWS}
+        if isinstance(phase, Norm):
+            size = self._spec.hidden_size
+            return common | {"operation": "norm", "weight": _binding(index, 0), "size": size}
+        return common | {"operation": "quantise", "weight": None, "size": phase.size}
 
-    def _describe_matmul(self, index: int, phase: Matmul, x_tiled: bool) -> dict[str, Any]:
+    def _describe_matmul(self, index: int, phase: Matmul) -> dict[str, Any]:
         out_features, in_features = self._weights.shape(phase.weight)
-        bits = self._weights.layout(phase.weight).bits
-        row_block = _ROWS_BYTES // (2 * in_features) // _TILE * _TILE
+        operands, bits = self._operands(phase), self._weights.layout(phase.weight).bits
+        in_bytes = operands == "bytes"
+        row_bytes = TILE * num_tiles(in_features) if in_bytes else 2 * in_features
+        panel_bytes = _PANEL * (in_features * bits // 8 if bits else row_bytes)
         return {
             "operation": "matmul",
             "weight": _binding(index, 0),
-            "scales": _binding(index, 1) if bits else None,
+            "scales": None if operands == "floats" else _binding(index, 1),
             "residual": phase.residual,
             "quantised": phase.quantised,
-            "x_tiled": x_tiled,
             "n": out_features,
             "k_size": in_features,
+            "operands": operands,
             "bits": bits,
-            "max_chunk": _MAX_CHUNK_BLOCKS if bits else _MAX_CHUNK_TILES,
+            "panel_bytes": panel_bytes,
+            "max_chunk": _MAX_CHUNK[operands],
             "epilogue": phase.epilogue,
-            "row_block": max(_TILE, min(row_block, _MOST_ROWS)),
-            "panels_per_item": _panels_per_item(out_features, in_features, phase.epilogue),
+            "row_block": max(_PANEL, min(_ROWS_BYTES // row_bytes // _PANEL * _PANEL, _MOST_ROWS)),
+            "panels_per_item": _panels_per_item(out_features, panel_bytes, phase.epilogue),
         }
 
 
-def _blocks_bytes(features: int) -> int:
-    """Of a row of activations in blocks (kernels/quantise_blocks_function.mlir.j2)."""
-    return features // BLOCK * 40
+def _operands_of(layout: WeightLayout) -> Operands:
+    if isinstance(layout, Int8Panels):
+        return "bytes"
+    return "blocks" if layout.bits else "floats"
+
+
+def _operand_bytes(name: str, features: int) -> dict[str, int]:
+    """Of a row of the buffer `name`, and of what it is quantised to (kernels/quantise_*_function.mlir.j2)."""
+    return {
+        name: 2 * features,
+        f"{name}_blocks": features // BLOCK * 40,
+        f"{name}_bytes": TILE * num_tiles(features),
+        f"{name}_bytes.scales": 4,
+    }
+
+
+def _written_by(phase: Phase) -> list[str]:
+    """Names of buffers."""
+    if isinstance(phase, Matmul) and phase.quantised:
+        return [phase.out, phase.quantised]
+    if isinstance(phase, Norm | Quantise) and _operands_of(phase.layout) == "bytes":
+        return [phase.out, f"{phase.out}.scales"]
+    return [phase.out]
 
 
 def _binding(phase: int, parameter: int) -> str:
@@ -315,8 +343,8 @@ def _binding(phase: int, parameter: int) -> str:
     return f"{'ws'[parameter]}{phase}"
 
 
-def _panels_per_item(out_features: int, in_features: int, epilogue: str) -> int:
-    panels = out_features // _TILE
-    most = min(panels // _FEWEST_ITEMS, _ITEM_BYTES // (2 * in_features * _TILE))
+def _panels_per_item(out_features: int, panel_bytes: int, epilogue: str) -> int:
+    panels = out_features // _PANEL
+    most = min(panels // _FEWEST_ITEMS, _ITEM_BYTES // panel_bytes)
     # Two gated panels fill a row of a tile, which two workers had better not share.
     return max(2, most // 2 * 2) if epilogue == "silu" else max(1, most)

@@ -1,4 +1,4 @@
-"""Matmuls in 8-bit integers: weights are bytes, and activations are made bytes on their way in.
+"""Matmuls in 8-bit integers on vectors: weights are bytes, and activations are made bytes on their way in.
 
 An activation has a scale for each token, a weight one for each output feature, and sums of products of bytes
 are exact: a token's result does not depend on how many are computed together, nor on the kernel.
@@ -42,10 +42,8 @@ class Int8Operations(SeparateOperations[Input]):
     def __init__(
         self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
     ) -> None:
-        if not (target.has_amx_int8 or target.has_byte_dot):
-            raise BuildError(
-                f"int8 needs a CPU with AVX-512 VNNI or AMX, which {target.cpu} is not; use q8_0 there"
-            )
+        if not target.has_byte_dot:
+            raise BuildError(f"int8 needs a CPU with AVX-512 VNNI, which {target.cpu} is not; use q8_0 there")
         if spec.hidden_size % PANEL:
             raise BuildError(
                 f"int8 needs a hidden_size in multiples of {PANEL}, not {spec.hidden_size}; use q8_0"
@@ -99,7 +97,6 @@ class Int8Operations(SeparateOperations[Input]):
             dtype=x.x.dtype,
             norm=bool(x.norm),
             eps=self._spec.rms_norm_eps,
-            unsigned=not self._target.has_amx_int8,
             row_block=FEW_ROWS,
         )
         tiles = (e.ceil_divide(rows, LANES), num_tiles(size), LANES, TILE)
@@ -110,7 +107,7 @@ class Int8Operations(SeparateOperations[Input]):
         out_features, in_features = self._weights.shape(weight)
         row_block = ROWS_BYTES // (TILE * num_tiles(in_features)) // PANEL * PANEL
         return self._render(
-            "matmul_int8_amx" if self._target.has_amx_int8 else "matmul_int8",
+            "matmul_int8",
             f"matmul_{out_features}x{in_features}_{epilogue}_int8_{x.suffix if x else 'tiles'}",
             n=out_features,
             k_size=in_features,
@@ -121,7 +118,6 @@ class Int8Operations(SeparateOperations[Input]):
             most_rows=FEW_ROWS,
             panels_per_group=max(1, num_panels(out_features) // 8),
             row_block=max(PANEL, min(256, row_block)),
-            max_chunk=12,
             has_bf16=self._target.has_bf16_dot,
         )
 

@@ -32,10 +32,10 @@ def choose_operations(
     spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
 ) -> CpuOperations:
     """The matrix unit's where the CPU has it and the model fills its tiles."""
-    if options.weights == "int8":
-        return Int8Operations(spec, options, target, weights, render)
     if takes_chains(spec, options, target):
         return AmxChains(spec, weights, render)
+    if options.weights == "int8":
+        return Int8Operations(spec, options, target, weights, render)
     return VectorOperations(spec, options, target, weights, render)
 
 
