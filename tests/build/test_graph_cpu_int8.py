@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.build.graph_cpu_int8 import FEW_ROWS, Input, Int8Operations, int8_embedding
+from shortfin_apps.llm.build.graph_cpu_int8 import FEW_ROWS, Input, Int8Operations
 from shortfin_apps.llm.build.graph_target import resolve_target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
@@ -44,7 +44,6 @@ SHAPES = {
     "blk.0.attn_output.weight": (96, 1600),  # more than one chunk of K
     "blk.0.ffn_gate_up.weight": (224, 96),
     "blk.0.ffn_down.weight": (96, 112),
-    "token_embd.weight": (48, 96),
 }
 
 pytestmark = pytest.mark.skipif(not HOST.has_byte_dot, reason="this CPU has no dot product of bytes")
@@ -83,12 +82,7 @@ class Kernels:
         def residual(weight: str) -> Callable[..., list[Tensor]]:
             return lambda e, h, r: [operations.linear(e, Input(narrow(e, h, "bf16")), weight, r)]
 
-        def embedding(e: Emitter, x: Tensor) -> list[Tensor]:
-            ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"
-            ids_tensor = e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids)
-            return [int8_embedding(e, SPEC, weights, ids_tensor)]
-
-        functions = [function("embedding", {"x": ("?",)}, embedding)]
+        functions: list[str] = []
         suffixes: dict[str, int | str] = {"": "?"} | {f"_{few}": few for few in FEW}
         for name, rows in suffixes.items():
             x: Inputs = {"x": (rows, 96)}
@@ -179,13 +173,6 @@ def test_what_is_no_number_befalls_its_own_row_and_no_other(kernels: Kernels, od
     for name, got in kernels.outputs(inputs, 20).items():
         assert not np.isfinite(got[17]).any(), name
         np.testing.assert_array_equal(got[others], clean[name][others])
-
-
-def test_embedding(kernels: Kernels) -> None:
-    ids = np.array([0, 1, 17, 47, 52], np.float32)
-    table = kernels.weights.values["token_embd.weight"]
-    rows = kernels.module.embedding(ids).to_host()
-    np.testing.assert_array_equal(rows, table[np.minimum(ids, 47).astype(int)])
 
 
 def test_refuses_a_cpu_without_byte_dots() -> None:

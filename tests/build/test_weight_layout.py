@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from shortfin_apps.llm.build.weight_layout import (
     Panels,
     QuantisedPanels,
     RowMajor,
+    TilePanels,
     num_panels,
 )
 
@@ -46,6 +48,18 @@ def test_panels(pair: int, gated: bool, rows: int) -> None:
         at = Place.of(row, rows, gated)
         np.testing.assert_array_equal(split[at.panel, :, at.half, at.lane].reshape(-1), matrix[row])
     assert np.count_nonzero(panels) == np.count_nonzero(matrix)
+
+
+@pytest.mark.parametrize(("gated", "rows"), [(False, 32), (True, 96), (False, 64)])
+def test_tile_panels(gated: bool, rows: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, 96)).astype(ml_dtypes.bfloat16)
+    layout = TilePanels(gated)
+    [tiles] = layout.store(matrix)
+    assert {"w": (tiles.shape, "bf16")} == layout.stored("w", matrix.shape)
+    steps = tiles.reshape(num_panels(rows), 3, 2, 16, LANES, 2)
+    for row in range(rows):
+        at = Place.of(row, rows, gated)
+        np.testing.assert_array_equal(steps[at.panel, :, at.half, :, at.lane].reshape(-1), matrix[row])
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -7,14 +7,13 @@ from typing import Any
 
 from shortfin_apps.llm.build.graph_cpu_attention import AmxAttention, choose_attention
 from shortfin_apps.llm.build.graph_cpu_chain import AmxChains
-from shortfin_apps.llm.build.graph_cpu_int8 import int8_embedding
+from shortfin_apps.llm.build.graph_cpu_embedding import embedding
 from shortfin_apps.llm.build.graph_cpu_operations import choose_operations
 from shortfin_apps.llm.build.graph_form import Batch
 from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import render
-from shortfin_apps.llm.build.quantise import BLOCK
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.build.weight_layout import LANES
 from shortfin_apps.llm.errors import BuildError
@@ -44,29 +43,7 @@ class CpuForm:
         return list(self._kernels.values())
 
     def embedding(self, e: Emitter, tokens: Tensor) -> Tensor:
-        if self._options.weights == "int8":
-            return int8_embedding(e, self._spec, self._weights, tokens)
-        table, *scales = self._weights.load(e, "token_embd.weight")
-        assert isinstance(table.shape[2], int)
-        pair = table.shape[2] // (2 * LANES)
-        last = e.constant(self._spec.vocab_size - 1)
-        lines, value = _widened(table, scales)
-        body = f"""\
-  %d = linalg.index 1 : index
-  %id = arith.index_cast %a : i64 to index
-  %row = arith.minui %id, {last} : index
-  %columns = arith.constant {2 * LANES} : index
-  %pair = arith.constant {pair} : index
-  %panel = arith.divui %row, %columns : index
-  %column = arith.remui %row, %columns : index
-  %k = arith.divui %d, %pair : index
-  %parity = arith.remui %d, %pair : index
-  %first = arith.muli %column, %pair : index
-  %element = arith.addi %first, %parity : index
-  %w = tensor.extract {table.name}[%panel, %k, %element] : {table.type}
-{lines}  linalg.yield {value} : f32"""
-        shape = (tokens.shape[0], self._spec.hidden_size)
-        return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
+        return embedding(e, self._spec, self._weights, tokens)
 
     def project(self, e: Emitter, x: Tensor) -> Tensor:
         return self._operations.project(e, x)
@@ -105,20 +82,3 @@ class CpuForm:
         if name not in self._kernels:
             self._kernels[name] = render(template, name, **parameters)
         return name
-
-
-def _widened(table: Tensor, scales: list[Tensor]) -> tuple[str, str]:
-    """What makes f32 of an element %w of panels, and its name; %panel, %column and %d say where it is."""
-    if scales:
-        lines = f"""\
-  %block_size = arith.constant {BLOCK} : index
-  %block = arith.divui %d, %block_size : index
-  %s = tensor.extract {scales[0].name}[%panel, %block, %column] : {scales[0].type}
-  %scale = arith.extf %s : f16 to f32
-  %quant = arith.sitofp %w : i8 to f32
-  %value = arith.mulf %quant, %scale : f32
-"""
-        return lines, "%value"
-    if table.dtype == "f32":
-        return "", "%w"
-    return f"  %value = arith.extf %w : {table.dtype} to f32\n", "%value"

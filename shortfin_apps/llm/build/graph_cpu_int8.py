@@ -120,33 +120,3 @@ class Int8Operations(SeparateOperations[Input]):
             row_block=max(PANEL, min(256, row_block)),
             has_bf16=self._target.has_bf16_dot,
         )
-
-
-def int8_embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor) -> Tensor:
-    """Form's `embedding`."""
-    table, scales = weights.load(e, "token_embd.weight")
-    last = e.constant(spec.vocab_size - 1)
-    body = f"""\
-  %d = linalg.index 1 : index
-  %id = arith.index_cast %a : i64 to index
-  %row = arith.minui %id, {last} : index
-  %columns = arith.constant {PANEL} : index
-  %lanes = arith.constant {LANES} : index
-  %tile_size = arith.constant {TILE} : index
-  %four = arith.constant 4 : index
-  %panel = arith.divui %row, %columns : index
-  %column = arith.remui %row, %columns : index
-  %half = arith.divui %column, %lanes : index
-  %lane = arith.remui %column, %lanes : index
-  %tile = arith.divui %d, %tile_size : index
-  %in_tile = arith.remui %d, %tile_size : index
-  %step = arith.divui %in_tile, %four : index
-  %in_step = arith.remui %in_tile, %four : index
-  %lane_bytes = arith.muli %lane, %four : index
-  %byte = arith.addi %lane_bytes, %in_step : index
-  %quant = tensor.extract {table.name}[%panel, %tile, %half, %step, %byte] : {table.type}
-  %scale = tensor.extract {scales.name}[%panel, %column] : {scales.type}
-  %wide = arith.sitofp %quant : i8 to f32
-  %value = arith.mulf %wide, %scale : f32
-  linalg.yield %value : f32"""
-    return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)

@@ -9,6 +9,7 @@ forward stream; `pair` neighbours along K stay together, as many as a dot produc
     4 bits    name            [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's first half
                               in its low bits and of its second half in its high bits
               name.scales     [panels, K / 32, 2, 32] f16: scales, then minima
+    tiles     name            [panels, K / 32, 2, 16, 32] bf16: of each half, tiles of 16 steps of 2 along K
     int8      name            [panels, K / 64, 2, 16, 64] i8: of each half, tiles of 16 steps of 4 along K
               name.scales     [panels, 32] f32
 
@@ -93,6 +94,21 @@ class Panels:
 
 
 @dataclass(frozen=True, slots=True)
+class TilePanels:
+    """Implements WeightLayout with bf16, of which all tiles are whole."""
+
+    gated: bool
+    bits: None = None
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        return {name: ((num_panels(shape[0]), shape[1] // (2 * LANES), 2, LANES, 2 * LANES), "bf16")}
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        assert not isinstance(value, Blocks)
+        return [_tile(_halves(cast_floats(value, "bf16"), self.gated), 2)]
+
+
+@dataclass(frozen=True, slots=True)
 class QuantisedPanels:
     """Implements WeightLayout with blocks."""
 
@@ -148,10 +164,8 @@ class Int8Panels:
         panels, _, _, columns = halves.shape
         tiles = np.zeros((panels, 2, LANES, num_tiles(columns) * TILE), np.int8)
         tiles[..., :columns] = halves
-        # [panel, half, lane, tile, step, 4] to [panel, tile, half, step, lane, 4]
-        ordered = tiles.reshape(panels, 2, LANES, -1, TILE // 4, 4).transpose(0, 3, 1, 4, 2, 5)
         return [
-            np.ascontiguousarray(ordered).reshape(panels, -1, 2, LANES, TILE),
+            _tile(tiles, 4),
             _halves(scales[:, None], self.gated).reshape(panels, 2 * LANES),
         ]
 
@@ -180,6 +194,8 @@ def weight_layout(name: str, spec: LlamaSpec, options: BuildOptions, target: Tar
             return QuantisedPanels(4 if name.startswith("blk.") else 8, block_pair, gated)
         case "int8":
             return Int8Panels(gated)
+        case "bf16" if fills_tiles(spec, target):
+            return TilePanels(gated)
         case dtype:
             return Panels(dtype, pair, gated)
 
@@ -208,6 +224,13 @@ def _halves(matrix: Array, gated: bool) -> Array:
     padded = np.zeros((num_panels(rows) * 2 * LANES, columns), matrix.dtype)
     padded[:rows] = matrix
     return padded.reshape(-1, 2, LANES, columns)
+
+
+def _tile(halves: Array, pair: int) -> Array:
+    """[panels, 2, lanes, K] -> [panels, tiles, 2, 16 steps along K, lanes * pair]."""
+    panels = len(halves)
+    ordered = halves.reshape(panels, 2, LANES, -1, LANES, pair).transpose(0, 3, 1, 4, 2, 5)
+    return np.ascontiguousarray(ordered).reshape(panels, -1, 2, LANES, LANES * pair)
 
 
 def _interleave(halves: Array, pair: int) -> Array:

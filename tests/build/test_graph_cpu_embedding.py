@@ -1,0 +1,43 @@
+"""Rows of the embedding, from every layout that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.build.graph_cpu_embedding import embedding
+from shortfin_apps.llm.build.graph_text import Emitter, Tensor
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.build.weight_layout import weight_layout
+from tests.build.compiled_model import TINY
+from tests.build.test_kernels import HOST, ConstantWeights, function, load
+
+UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
+WHOLE = replace(
+    TINY, hidden_size=96, intermediate_size=160, vocab_size=64
+)  # what fills tiles of the matrix unit
+NAME = "token_embd.weight"
+
+
+@pytest.mark.parametrize("spec", [UNEVEN, WHOLE], ids=["uneven", "whole"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "int8"])
+def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
+    kind: WeightType, spec: LlamaSpec, tmp_path: Path
+) -> None:
+    matrix = np.random.default_rng(0).standard_normal((spec.vocab_size, spec.hidden_size)).astype(np.float32)
+    weights = ConstantWeights(
+        {NAME: matrix}, {NAME: weight_layout(NAME, spec, BuildOptions(weights=kind), HOST)}
+    )
+
+    def run(e: Emitter, x: Tensor) -> list[Tensor]:
+        ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"
+        return [embedding(e, spec, weights, e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids))]
+
+    text = "\n".join(["module @rows {", *weights.declarations(), function("run", {"x": ("?",)}, run), "}"])
+    tokens = np.array([0, 1, 17, 40, spec.vocab_size - 1, spec.vocab_size + 3], np.float32)
+    rows = load(text, tmp_path).run(tokens).to_host()
+    expected = weights.values[NAME][np.minimum(tokens, spec.vocab_size - 1).astype(int)]
+    np.testing.assert_array_equal(rows, expected)
