@@ -67,7 +67,6 @@ class CpuForm:
             "top_k",
             f"top_k_{k}_of_{vocab}",
             size=vocab,
-            padded=vocab,
             k=k,
             lanes=math.gcd(vocab, LANES),
             tile=max(1, round(math.sqrt(vocab) / LANES)) * LANES,
