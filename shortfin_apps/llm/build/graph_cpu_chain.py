@@ -28,7 +28,7 @@ _TILE_ROWS = 16
 _PANEL = 32  # columns
 _ROWS_BYTES = 768 << 10  # rows of an item, which stay in the second-level cache beside its weights
 _MOST_ROWS = 512
-_ITEM_BYTES = 128 << 10  # most weights of an item: about what is lost when the last one ends late
+_ITEM_BYTES = 256 << 10  # most weights of an item: about what is lost when the last one ends late
 _FEWEST_ITEMS = 48
 _NORM_ROWS = 4
 # Tiles or blocks along K of a panel that stay in the first-level cache.
