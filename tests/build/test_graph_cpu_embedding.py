@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from shortfin_apps.llm.build.graph_cpu_embedding import embedding
+from shortfin_apps.llm.build.graph_target import Target
 from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.build.weight_layout import weight_layout
 from tests.build.compiled_model import TINY
-from tests.build.test_kernels import HOST, ConstantWeights, function, load
+from tests.build.test_kernels import HOST, NAMES, NARROW, NO_TILES, ConstantWeights, function, load
 
 UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
-WHOLE = replace(
-    TINY, hidden_size=96, intermediate_size=160, vocab_size=64
-)  # what fills tiles of the matrix unit
+# What fills tiles of the matrix unit.
+WHOLE = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=64)
 NAME = "token_embd.weight"
 
 
 @pytest.mark.parametrize("spec", [UNEVEN, WHOLE], ids=["uneven", "whole"])
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "int8"])
+@pytest.mark.parametrize("target", [HOST, NO_TILES, NARROW], ids=lambda target: NAMES[target.features])
+@pytest.mark.parametrize("kind", get_args(WeightType))
 def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
-    kind: WeightType, spec: LlamaSpec, tmp_path: Path
+    kind: WeightType, target: Target, spec: LlamaSpec, tmp_path: Path
 ) -> None:
     matrix = np.random.default_rng(0).standard_normal((spec.vocab_size, spec.hidden_size)).astype(np.float32)
     weights = ConstantWeights(
-        {NAME: matrix}, {NAME: weight_layout(NAME, spec, BuildOptions(weights=kind), HOST)}
+        {NAME: matrix}, {NAME: weight_layout(NAME, spec, BuildOptions(weights=kind), target)}
     )
 
     def run(e: Emitter, x: Tensor) -> list[Tensor]:
@@ -37,7 +39,7 @@ def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
         return [embedding(e, spec, weights, e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids))]
 
     text = "\n".join(["module @rows {", *weights.declarations(), function("run", {"x": ("?",)}, run), "}"])
-    tokens = np.array([0, 1, 17, 40, spec.vocab_size - 1, spec.vocab_size + 3], np.float32)
+    tokens = np.array([0, 1, 17, 40, spec.vocab_size - 1, spec.vocab_size + 5], np.float32)
     rows = load(text, tmp_path).run(tokens).to_host()
     expected = weights.values[NAME][np.minimum(tokens, spec.vocab_size - 1).astype(int)]
     np.testing.assert_array_equal(rows, expected)

@@ -41,7 +41,7 @@ FEW = [1, 5, FEW_ROWS]  # rows that are known when the kernel is made
 SHAPES = {
     "blk.0.attn_norm.weight": (96,),
     "blk.0.attn_qkv.weight": (48, 96),
-    "blk.0.attn_output.weight": (96, 1600),  # more than one chunk of K
+    "blk.0.attn_output.weight": (96, 1600),
     "blk.0.ffn_gate_up.weight": (224, 96),
     "blk.0.ffn_down.weight": (96, 112),
 }

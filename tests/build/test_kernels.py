@@ -136,7 +136,6 @@ def matmul_weights(spec: LlamaSpec, options: BuildOptions, target: Target, sizes
         "blk.0.ffn_down.weight": (sizes.hidden, sizes.ffn),
         "blk.0.ffn_gate_up.weight": (2 * sizes.ffn, sizes.hidden),
         "blk.0.ffn_norm.weight": (sizes.hidden,),
-        "token_embd.weight": (sizes.out, sizes.hidden),
     }
     weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     return ConstantWeights(weights, {name: weight_layout(name, spec, options, target) for name in shapes})
@@ -163,10 +162,6 @@ class LinearKernels:
         def gated(e: Emitter, x: Tensor) -> list[Tensor]:
             return [widen(e, operations.gated_linear(e, narrow(e, x, act), "blk.0.ffn_gate_up.weight"))]
 
-        def embedding(e: Emitter, x: Tensor) -> list[Tensor]:
-            ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"
-            return [form.embedding(e, e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids))]
-
         functions = [
             function(
                 "plain", x, lambda e, x: [operations.linear(e, narrow(e, x, act), "blk.0.attn_qkv.weight")]
@@ -178,7 +173,6 @@ class LinearKernels:
             ),
             function("gated", x, gated),
             function("norm", x, lambda e, x: [widen(e, operations.rms_norm(e, x, "blk.0.ffn_norm.weight"))]),
-            function("embedding", {"x": ("?",)}, embedding),
         ]
         text = "\n".join(
             ["module @kernels {", *weights.declarations(), *form.declarations(), *functions, "}"]
@@ -223,13 +217,6 @@ def test_linear_kernels(linear: LinearKernels, rows: int) -> None:
     check(module.gated(x), gate / (1 + np.exp(-gate)) * up)
     inverse = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5)
     check(module.norm(x), x * inverse * weights["blk.0.ffn_norm.weight"])
-
-
-def test_embedding(linear: LinearKernels) -> None:
-    ids = np.array([0, 1, 17, linear.sizes.out - 1, linear.sizes.out + 5], np.float32)
-    table = linear.weights.values["token_embd.weight"]
-    rows = linear.module.embedding(ids).to_host()
-    np.testing.assert_array_equal(rows, table[np.minimum(ids, linear.sizes.out - 1).astype(int)])
 
 
 def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(linear: LinearKernels) -> None:

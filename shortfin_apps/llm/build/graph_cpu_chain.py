@@ -19,13 +19,19 @@ from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.quantise import BLOCK
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.build.weight_layout import TILE, Int8Panels, WeightLayout, fills_tiles, num_tiles
+from shortfin_apps.llm.build.weight_layout import (
+    PANEL,
+    TILE,
+    Int8Panels,
+    WeightLayout,
+    fills_tiles,
+    num_tiles,
+)
 
 # What matmuls multiply: bf16, blocks of integers, or bytes with a scale for each row.
 Operands = Literal["floats", "blocks", "bytes"]
 
 _TILE_ROWS = 16
-_PANEL = 32  # columns
 _ROWS_BYTES = 768 << 10  # rows of an item, which stay in the second-level cache beside its weights
 _MOST_ROWS = 512
 _ITEM_BYTES = 256 << 10  # most weights of an item: about what is lost when the last one ends late
@@ -155,13 +161,15 @@ class AmxChains:
         block = f"blk.{layer}."
         gate_up = Matmul(f"{block}ffn_gate_up.weight", "normed", "gated", "silu")
         down = Matmul(f"{block}ffn_down.weight", gate_up.out, "y", "residual", "sum")
+        feed_down = self._multiply_rows(down)
         if self._operands(gate_up) == "blocks":
             gate_up = replace(gate_up, quantised="gated_blocks")
+            feed_down = [replace(down, x="gated_blocks")]
         phases: list[Phase] = [
             *before,
             *self._multiply_rows(Matmul(f"{block}attn_output.weight", _ATTENDED, "sum", "residual", "x")),
             *self._multiply_normed(f"{block}ffn_norm.weight", "sum", gate_up),
-            *([replace(down, x=gate_up.quantised)] if gate_up.quantised else self._multiply_rows(down)),
+            *feed_down,
         ]
         hidden = self._spec.hidden_size
         if layer + 1 == self._spec.num_hidden_layers:
@@ -212,8 +220,8 @@ class AmxChains:
         rows = next(iter(reads.values())).shape[0]
         if attend:
             reads = attend.reads() | reads
-        written = {name for phase in phases for name in _written_by(phase)}
-        scratch = {name: size for name, size in self._row_bytes.items() if name in written - results.keys()}
+        stays = {name for phase in phases for name in _written_by(phase)} - results.keys()
+        scratch = {name: size for name, size in self._row_bytes.items() if name in stays}
         weights = self._load(e, phases)
         kernel = self._kernel(name, phases, [*reads, *weights], list(results), scratch, attend)
         calls = self._calls_of(e)
@@ -292,9 +300,8 @@ class AmxChains:
     def _describe_matmul(self, index: int, phase: Matmul) -> dict[str, Any]:
         out_features, in_features = self._weights.shape(phase.weight)
         operands, bits = self._operands(phase), self._weights.layout(phase.weight).bits
-        in_bytes = operands == "bytes"
-        row_bytes = TILE * num_tiles(in_features) if in_bytes else 2 * in_features
-        panel_bytes = _PANEL * (in_features * bits // 8 if bits else row_bytes)
+        row_bytes = TILE * num_tiles(in_features) if operands == "bytes" else 2 * in_features
+        panel_bytes = PANEL * (in_features * bits // 8 if bits else row_bytes)
         return {
             "operation": "matmul",
             "weight": _binding(index, 0),
@@ -308,7 +315,7 @@ class AmxChains:
             "panel_bytes": panel_bytes,
             "max_chunk": _MAX_CHUNK[operands],
             "epilogue": phase.epilogue,
-            "row_block": max(_PANEL, min(_ROWS_BYTES // row_bytes // _PANEL * _PANEL, _MOST_ROWS)),
+            "row_block": max(PANEL, min(_ROWS_BYTES // row_bytes // PANEL * PANEL, _MOST_ROWS)),
             "panels_per_item": _panels_per_item(out_features, panel_bytes, phase.epilogue),
         }
 
@@ -344,7 +351,7 @@ def _binding(phase: int, parameter: int) -> str:
 
 
 def _panels_per_item(out_features: int, panel_bytes: int, epilogue: str) -> int:
-    panels = out_features // _PANEL
+    panels = out_features // PANEL
     most = min(panels // _FEWEST_ITEMS, _ITEM_BYTES // panel_bytes)
     # Two gated panels fill a row of a tile, which two workers had better not share.
     return max(2, most // 2 * 2) if epilogue == "silu" else max(1, most)

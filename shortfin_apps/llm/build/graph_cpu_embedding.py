@@ -6,7 +6,7 @@ from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.quantise import BLOCK
 from shortfin_apps.llm.build.spec import LlamaSpec
-from shortfin_apps.llm.build.weight_layout import LANES, Int8Panels, TilePanels
+from shortfin_apps.llm.build.weight_layout import LANES, PANEL, Int8Panels, TilePanels
 
 
 def embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor) -> Tensor:
@@ -14,16 +14,17 @@ def embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor)
     table, *scales = weights.load(e, "token_embd.weight")
     tiled = isinstance(weights.layout("token_embd.weight"), Int8Panels | TilePanels)
     last = e.constant(spec.vocab_size - 1)
+    widening, value = _widen(table, scales)
     body = f"""\
   %d = linalg.index 1 : index
   %id = arith.index_cast %a : i64 to index
   %row = arith.minui %id, {last} : index
-  %columns = arith.constant {2 * LANES} : index
+  %columns = arith.constant {PANEL} : index
   %panel = arith.divui %row, %columns : index
   %column = arith.remui %row, %columns : index
 {_extract_from_tiles(table) if tiled else _extract_from_panels(table)}
-{_widen(table, scales)}
-  linalg.yield %value : f32"""
+{widening}
+  linalg.yield {value} : f32"""
     return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
 
 
@@ -31,7 +32,7 @@ def _extract_from_panels(table: Tensor) -> str:
     """%w: element %d of %panel's %column, stored [panels, K / pair, 32 * pair]."""
     assert isinstance(table.shape[2], int)
     return f"""\
-  %pair = arith.constant {table.shape[2] // (2 * LANES)} : index
+  %pair = arith.constant {table.shape[2] // PANEL} : index
   %k = arith.divui %d, %pair : index
   %parity = arith.remui %d, %pair : index
   %first = arith.muli %column, %pair : index
@@ -60,13 +61,14 @@ def _extract_from_tiles(table: Tensor) -> str:
   %w = tensor.extract {table.name}[%panel, %tile, %half, %step, %element] : {table.type}"""
 
 
-def _widen(table: Tensor, scales: list[Tensor]) -> str:
-    """%value: %w in f32, times its scale, which belongs to a column or to a column's block."""
+def _widen(table: Tensor, scales: list[Tensor]) -> tuple[str, str]:
+    """What makes f32 of %w, times the scale of its column or block if it has one; and the result's name."""
     if not scales:
-        wide = (
-            f"arith.extf %w : {table.dtype} to f32" if table.dtype != "f32" else "arith.addf %w, %none : f32"
+        return (
+            ("", "%w")
+            if table.dtype == "f32"
+            else (f"  %value = arith.extf %w : {table.dtype} to f32", "%value")
         )
-        return f"  %none = arith.constant -0.0 : f32\n  %value = {wide}"
     if scales[0].dtype == "f32":
         scale = f"  %scale = tensor.extract {scales[0].name}[%panel, %column] : {scales[0].type}"
     else:
@@ -75,7 +77,8 @@ def _widen(table: Tensor, scales: list[Tensor]) -> str:
   %block = arith.divui %d, %block_size : index
   %narrow = tensor.extract {scales[0].name}[%panel, %block, %column] : {scales[0].type}
   %scale = arith.extf %narrow : {scales[0].dtype} to f32"""
-    return f"""\
+    lines = f"""\
 {scale}
   %quant = arith.sitofp %w : i8 to f32
   %value = arith.mulf %quant, %scale : f32"""
+    return lines, "%value"

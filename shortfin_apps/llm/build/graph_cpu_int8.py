@@ -15,10 +15,9 @@ from shortfin_apps.llm.build.graph_text import Emitter, Tensor
 from shortfin_apps.llm.build.graph_weights import WeightTypes
 from shortfin_apps.llm.build.kernels import Render
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.build.weight_layout import LANES, TILE, num_panels, num_tiles
+from shortfin_apps.llm.build.weight_layout import LANES, PANEL, TILE, num_panels, num_tiles
 from shortfin_apps.llm.errors import BuildError
 
-PANEL = 2 * LANES
 FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch
 ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 

@@ -31,6 +31,7 @@ from shortfin_apps.llm.build.quantise import BLOCK, Bits, Blocks, quantise, quan
 from shortfin_apps.llm.build.spec import BuildOptions, FloatType, LlamaSpec
 
 LANES = 16  # output features of half a panel
+PANEL = 2 * LANES  # of one
 TILE = 64  # bytes along K of one tile of the matrix unit
 
 Array = npt.NDArray[Any]
@@ -85,12 +86,12 @@ class Panels:
     bits: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
-        return {name: ((num_panels(shape[0]), shape[1] // self.pair, 2 * LANES * self.pair), self.dtype)}
+        return {name: ((num_panels(shape[0]), shape[1] // self.pair, PANEL * self.pair), self.dtype)}
 
     def store(self, value: Array | Blocks) -> list[Array]:
         assert not isinstance(value, Blocks)
         halves = _halves(cast_floats(value, self.dtype), self.gated)
-        return [_interleave(halves, self.pair).reshape(len(halves), -1, 2 * LANES * self.pair)]
+        return [_interleave(halves, self.pair).reshape(len(halves), -1, PANEL * self.pair)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,11 @@ class QuantisedPanels:
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         panels, columns = num_panels(shape[0]), shape[1]
         blocks = columns // BLOCK
-        elements = 2 * LANES * self.pair * self.bits // 8
+        elements = PANEL * self.pair * self.bits // 8
         terms = (2,) if self.bits == 4 else ()
         return {
             name: ((panels, columns // self.pair, elements), "i8"),
-            f"{name}.scales": ((panels, blocks, *terms, 2 * LANES), "f16"),
+            f"{name}.scales": ((panels, blocks, *terms, PANEL), "f16"),
         }
 
     def store(self, value: Array | Blocks) -> list[Array]:
@@ -132,7 +133,7 @@ class QuantisedPanels:
         terms = [blocks.scales] if blocks.minima is None else [blocks.scales, blocks.minima]
         # [panels, halves, lanes, blocks] each, to [panels, blocks, (terms,) halves * lanes]
         columns = [_halves(t, self.gated).transpose(0, 3, 1, 2) for t in terms]
-        flat = [c.reshape(*c.shape[:2], 2 * LANES) for c in columns]
+        flat = [c.reshape(*c.shape[:2], PANEL) for c in columns]
         scales = flat[0] if len(flat) == 1 else np.stack(flat, axis=2)
         return [self._pack(blocks.quants), np.ascontiguousarray(scales)]
 
@@ -154,7 +155,7 @@ class Int8Panels:
         panels, tiles = num_panels(shape[0]), num_tiles(shape[1])
         return {
             name: ((panels, tiles, 2, LANES, TILE), "i8"),
-            f"{name}.scales": ((panels, 2 * LANES), "f32"),
+            f"{name}.scales": ((panels, PANEL), "f32"),
         }
 
     def store(self, value: Array | Blocks) -> list[Array]:
@@ -166,7 +167,7 @@ class Int8Panels:
         tiles[..., :columns] = halves
         return [
             _tile(tiles, 4),
-            _halves(scales[:, None], self.gated).reshape(panels, 2 * LANES),
+            _halves(scales[:, None], self.gated).reshape(panels, PANEL),
         ]
 
 
@@ -174,7 +175,7 @@ def fills_tiles(spec: LlamaSpec, target: Target) -> bool:
     """Whether the CPU has a matrix unit and all matrices of the model are whole tiles of it."""
     heads = spec.num_attention_heads * spec.head_dim
     sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
-    return target.has_amx_int8 and target.has_byte_dot and all(size % (2 * LANES) == 0 for size in sizes)
+    return target.has_amx_int8 and target.has_byte_dot and all(size % PANEL == 0 for size in sizes)
 
 
 def weight_layout(name: str, spec: LlamaSpec, options: BuildOptions, target: Target) -> WeightLayout:
@@ -201,7 +202,7 @@ def weight_layout(name: str, spec: LlamaSpec, options: BuildOptions, target: Tar
 
 
 def num_panels(out_features: int) -> int:
-    return -(-out_features // (2 * LANES))
+    return -(-out_features // PANEL)
 
 
 def num_tiles(in_features: int) -> int:
@@ -221,7 +222,7 @@ def _halves(matrix: Array, gated: bool) -> Array:
     rows, columns = matrix.shape
     if gated:
         return matrix.reshape(2, rows // 2 // LANES, LANES, columns).swapaxes(0, 1)
-    padded = np.zeros((num_panels(rows) * 2 * LANES, columns), matrix.dtype)
+    padded = np.zeros((num_panels(rows) * PANEL, columns), matrix.dtype)
     padded[:rows] = matrix
     return padded.reshape(-1, 2, LANES, columns)
 
