@@ -19,6 +19,7 @@ memory; it follows shortfin's interface and upstream's use of it, and has not ru
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -199,6 +200,7 @@ class ShortfinDevice:
         self._process = _Process(self._queue.reader(), fiber=self._fiber)
         self._process.launch()
         self._disposed: list[Any] = []
+        self._under_way: set[asyncio.Task[None]] = set()  # each resolves an invocation's future; the worker's
         self._buffers: WeakSet[ShortfinBuffer] = WeakSet()
         self._programs: list[ShortfinProgram] = []
         self._immortal = False
@@ -305,7 +307,9 @@ class ShortfinDevice:
             self._replace_fiber()
             future.set_exception(error)
             return
-        self._worker.loop.create_task(self._complete(completion, fiber, results, buffers, future))
+        task = self._worker.loop.create_task(self._complete(completion, fiber, results, buffers, future))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _complete(
         self,
@@ -352,6 +356,9 @@ class ShortfinDevice:
         return _read(host, source.shape, source.dtype)
 
     async def _release(self) -> None:
+        # The timeline may be at its end before these tasks ran, and after the queue is closed they never do.
+        for task in list(self._under_way):
+            await task
         for ordinal in range(len(self._fiber.raw_devices)):
             await _Completion(self._fiber.device(ordinal))
         for buffer in list(self._buffers):

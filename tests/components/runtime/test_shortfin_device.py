@@ -1,0 +1,38 @@
+"""The order of events on shortfin's worker thread, which only this device has."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.runtime.shortfin_device import ShortfinDevice, ShortfinProgram, open_hostcpu
+
+TURNS_LATE = 1_000  # of the worker's event loop
+
+
+def test_close_frees_nothing_before_every_invocation_is_answered(
+    artefacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timeline may end many turns of the event loop before the tasks that resolve the futures run."""
+    complete = ShortfinDevice._complete
+    answered_at_release: list[bool] = []
+
+    async def complete_late(device: ShortfinDevice, completion: Any, *arguments: Any) -> None:
+        for _ in range(TURNS_LATE):
+            await asyncio.sleep(0)
+        await complete(device, completion, *arguments)
+
+    def release(program: ShortfinProgram) -> None:
+        answered_at_release.extend(step._future.done() for step in pending)
+
+    monkeypatch.setattr(ShortfinDevice, "_complete", complete_late)
+    monkeypatch.setattr(ShortfinProgram, "release", release)
+    device = open_hostcpu()
+    program = device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")
+    pending = [program.submit("double_i64", [device.upload(np.full((1, 2), i))]) for i in range(3)]
+    device.close()
+    assert answered_at_release == [True] * 3
