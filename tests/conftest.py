@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import settings
@@ -31,6 +34,28 @@ def pytest_configure() -> None:
         "unhurried", settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
     )
     settings.load_profile("unhurried")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Generator[None, object, object]:
+    """Makes a test that is out of time print what its asyncio tasks wait for, before the threads' stacks."""
+    result = yield
+    fail = signal.getsignal(signal.SIGALRM)
+    if callable(fail):
+
+        def print_and_fail(signum: int, frame: FrameType | None) -> None:
+            _print_tasks()
+            fail(signum, frame)
+
+        signal.signal(signal.SIGALRM, print_and_fail)
+    return result
+
+
+def _print_tasks() -> None:
+    loop = asyncio._get_running_loop()
+    for task in asyncio.all_tasks(loop) if loop else ():
+        print(f"\n~~~ {task!r}", file=sys.stderr)
+        task.print_stack(file=sys.stderr)
 
 
 @pytest.fixture(scope="session")
