@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from shortfin_apps.llm.server_protocol import MAX_HEAD_BYTES
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
 
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 HASTE_S = 0.05
+GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+HEALTHY = b'{"status":"healthy"}'
 SLOW = {
     "silence": b"",
     "half a line": b"POST /gene",
@@ -49,6 +54,50 @@ async def test_a_request_that_does_not_end_in_time_is_closed(request_: bytes) ->
         await server.until_ready()
         await exchange(server, iter([request_]))  # returns only if the server hangs up
         assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
+
+
+KEPT_OPEN = {
+    "an empty line": [b"\r\n"],
+    "empty lines, now and then": [b"\r\n"] * 3,
+    "half an empty line": [b"\r"],
+}
+
+
+@asynccontextmanager
+async def connection(server: Loopback) -> AsyncIterator[Connection]:
+    """A connection of its own, for at most TIMEOUT_S."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield reader, writer
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+@pytest.mark.parametrize("pieces", KEPT_OPEN.values(), ids=KEPT_OPEN.keys())
+async def test_bytes_between_requests_keep_no_connection_open(pieces: list[bytes]) -> None:
+    async with loopback(read_timeout=HASTE_S) as server:
+        await server.until_ready()
+        async with connection(server) as (reader, writer):
+            writer.write(GET_HEALTH)
+            await reader.readuntil(HEALTHY)
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""  # returns only if the server hangs up
+
+
+async def test_an_empty_line_between_requests_is_no_fault() -> None:
+    """Some clients end a body with one; RFC 9112 (2.2) lets it pass."""
+    async with loopback() as server:
+        await server.until_ready()
+        async with connection(server) as (reader, writer):
+            for _ in range(2):
+                writer.write(GET_HEALTH)
+                await reader.readuntil(HEALTHY)
+                writer.write(b"\r\n")
 
 
 def endless(first: bytes, again: bytes) -> Iterator[bytes]:

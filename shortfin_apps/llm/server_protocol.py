@@ -32,6 +32,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._num_bytes = 0  # of the request that is arriving
 
+    @property
+    def _is_idle(self) -> bool:
+        """No request is under way, though one may be arriving."""
+        return self.cycle is None or self.cycle.response_complete
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._arm()
@@ -51,15 +56,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._forgive()
 
     def shutdown(self) -> None:
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and self.transport.get_write_buffer_size() == 0:
+        if self._is_idle and self.transport.get_write_buffer_size() == 0:
             self.transport.abort()  # over TLS, `close` waits half a minute for the other side to say goodbye
         else:
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         self._num_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data)  # stops uvicorn's clock of the pause, whatever the bytes are
+        if self._deadline is None and self._is_idle:
+            self._arm()  # an empty line begins no request
         body_bytes = 0 if self._in_head else CHUNKING_FACTOR * self.max_body_bytes
         if self._num_bytes > MAX_HEAD_BYTES + body_bytes and not self.transport.is_closing():
             if self._in_head:
