@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from shortfin_apps.llm.server_protocol import MAX_HEAD_BYTES
+from tests.api.harness import TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
+from tests.api.scripted_engine import forever
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -143,3 +145,69 @@ async def test_a_slow_answer_is_not_a_slow_request() -> None:
         await exchange(server, iter([b""]))  # as long as a slow request would have had
         server.engine.gate.set()
         assert (await asked).status_code == 200
+
+
+def post_generate(body: bytes = b'{"text": "a"}', extra: bytes = b"") -> bytes:
+    head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + extra
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+AHEAD = {
+    "a request": GET_HEALTH,
+    "several": GET_HEALTH * 100,
+    "half a header": GET_HEALTH[:20],
+    "half a body": post_generate()[:-1],
+    "a generation": post_generate(),
+    "a large body": post_generate(b"a" * 500_000),
+    "no HTTP at all": b"?" * 1000,
+    "empty lines without end": b"\r\n" * 300_000,
+}
+
+
+@pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD.keys())
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_a_client_that_sends_ahead_and_leaves_is_noticed(ahead: bytes, stream: bytes) -> None:
+    async with loopback(forever(TOKENIZER, "the ")) as server:
+        await server.until_ready()
+        server.engine.gate.clear()
+        async with connection(server) as (_, writer):
+            writer.write(post_generate(b'{"text": ["a", "b"], "stream": ' + stream + b"}"))
+            await server.engine.waiting.wait()
+            writer.write(ahead)
+            with suppress(ConnectionError):  # it need not take all of that
+                await writer.drain()
+        async with asyncio.timeout(TIMEOUT_S):
+            while server.engine.live:
+                server.engine.freed.clear()
+                await server.engine.freed.wait()
+        assert len(server.engine.aborted) == 2
+
+
+async def test_what_is_sent_ahead_is_answered_in_order() -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        server.engine.gate.clear()
+        async with connection(server) as (reader, writer):
+            writer.write(post_generate() + GET_HEALTH + b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+            await server.engine.waiting.wait()
+            server.engine.gate.set()
+            for expected in (b"the end", HEALTHY, b"tokenizers"):
+                await reader.readuntil(expected)
+
+
+@pytest.mark.parametrize("ahead", [AHEAD["a large body"], AHEAD["no HTTP at all"]])
+async def test_what_cannot_be_sent_ahead_costs_no_answer_that_is_under_way(ahead: bytes) -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        server.engine.gate.clear()
+        async with connection(server) as (reader, writer):
+            writer.write(post_generate())
+            await server.engine.waiting.wait()
+            writer.write(ahead)
+            await writer.drain()
+            await server.client.get("/health")  # on another connection: the server has read ours
+            server.engine.gate.set()
+            said = await reader.read()
+        assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"connection: close\r\n" in said
+        assert said.count(b"HTTP/1.1") == 1

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_AHEAD_BYTES = 64 * 1024  # of requests sent while another is under way
 # A chunk of one byte takes six on the wire.
 CHUNKING_FACTOR = 8
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -19,6 +20,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     A client that leaves a full buffer of its answer unread is cut off, which aborts its request as any
     disconnect does. uvicorn itself bounds only the pause between two requests. `bounded` sets the bounds.
+
+    Requests sent ahead (pipelined) are answered in order. uvicorn stops reading at the first of them, and
+    then notices no client that leaves; here it reads on, and who sends more than MAX_AHEAD_BYTES or no
+    HTTP is not listened to any more: the answer under way is the connection's last.
     """
 
     read_timeout_s: ClassVar[float]
@@ -31,11 +36,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread: asyncio.TimerHandle | None = None  # runs while the answer's buffer is full
         self._in_head = True
         self._num_bytes = 0  # of the request that is arriving
+        self._num_ahead = 0  # bytes of requests that wait for the answer under way
+        self._answering: RequestResponseCycle | None = None  # `cycle` is the last that arrived
+        self._is_deaf = False
 
     @property
     def _is_idle(self) -> bool:
         """No request is under way, though one may be arriving."""
-        return self.cycle is None or self.cycle.response_complete
+        return self._answering is None or self._answering.response_complete
+
+    @property
+    def _is_busy(self) -> bool:
+        """A request that has arrived whole is under way: what arrives now is sent ahead."""
+        return not self._is_idle and self._answering is not None and not self._answering.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,6 +58,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._forgive()
         super().connection_lost(exc)
+        if self._answering is not None:  # uvicorn tells the last that arrived only
+            self._answering.disconnected = not self._answering.response_complete
+            self._answering.message_event.set()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -62,15 +78,27 @@ class BoundedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         self._num_bytes += len(data)
+        self._num_ahead += len(data) if self._is_busy else 0
         super().data_received(data)  # stops uvicorn's clock of the pause, whatever the bytes are
+        if self.transport.is_closing():
+            return
         if self._deadline is None and self._is_idle:
             self._arm()  # an empty line begins no request
-        body_bytes = 0 if self._in_head else CHUNKING_FACTOR * self.max_body_bytes
-        if self._num_bytes > MAX_HEAD_BYTES + body_bytes and not self.transport.is_closing():
-            if self._in_head:
-                self.transport.write(TOO_LARGE)
-            self.transport.close()
+        if self._is_busy:
+            self._read_ahead()
+        else:
+            self._check_size()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._is_busy:
+            self._go_deaf()
+        elif not self._in_head and self.cycle.more_body and self.cycle.response_started:
+            self.transport.close()  # the request has its answer, whatever the rest of its body is
+        else:
+            super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -80,14 +108,52 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_message_complete(self) -> None:
         self._disarm()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]  # uvicorn starts it now
+        super().on_response_complete()
+        if not self.pipeline:
+            self._num_ahead = 0
+        if self._in_head:
+            self._unset_keepalive_if_required()  # the next request is arriving, against its own deadline
+
+    def _read_ahead(self) -> None:
+        if self._num_ahead > MAX_AHEAD_BYTES or len(self.cycle.body) > MAX_AHEAD_BYTES:
+            self._go_deaf()
+        self.flow.resume_reading()  # only who reads learns that the client has left
+
+    def _go_deaf(self) -> None:
+        """Drops what was sent ahead; the answer under way is the last."""
+        assert self._answering is not None, "there is none under way"
+        self._is_deaf = True
+        self._disarm()
+        self.pipeline.clear()
+        self.cycle = self._answering
+        self.cycle.keep_alive = False
+
+    def _check_size(self) -> None:
+        body_bytes = 0 if self._in_head else CHUNKING_FACTOR * self.max_body_bytes
+        if self._num_bytes > MAX_HEAD_BYTES + body_bytes:
+            if self._in_head:
+                self.transport.write(TOO_LARGE)
+            self.transport.close()
+
     def _arm(self) -> None:
         self._disarm()
-        self._deadline = self.loop.call_later(self.read_timeout_s, self.transport.abort)
+        self._deadline = self.loop.call_later(self.read_timeout_s, self._out_of_time)
+
+    def _out_of_time(self) -> None:
+        if self._is_busy:
+            self._go_deaf()
+        else:
+            self.transport.abort()
 
     def _disarm(self) -> None:
         if self._deadline is not None:
