@@ -78,6 +78,73 @@ async def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> 
     assert not server.engine.aborted
 
 
+async def until_not_ready(server: Loopback) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await server.client.get("/ready")).status_code != 503:
+            await asyncio.sleep(0)
+
+
+async def test_the_port_answers_while_the_server_drains() -> None:
+    async with loopback(forever(TOKENIZER, "the ")) as server:
+        await server.until_ready()
+        server.engine.stuck = True
+        server.engine.gate.clear()
+        answer = asyncio.create_task(stream_to_end(server))
+        await server.engine.waiting.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(TIMEOUT_S):
+            await server.engine.drains.wait()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as newcomer:
+            ready = await newcomer.get("/ready")
+            refused = await newcomer.post("/generate", json={"text": "a"})
+            health = await newcomer.get("/health")
+        assert (ready.status_code, refused.status_code, health.status_code) == (503, 503, 200)
+        assert refused.headers["retry-after"] == "5"
+        for closing in (ready, refused, health):
+            assert closing.headers["connection"] == "close"
+        server.engine.stuck = False
+        server.engine.gate.set()
+        assert (await answer).endswith("data: [DONE]\n\n")
+        await server.ended()
+
+
+async def test_requests_are_taken_until_the_drain_delay_is_over() -> None:
+    async with loopback(drain_delay=TIMEOUT_S * 10) as server:
+        await server.until_ready()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_not_ready(server)
+        answer = await server.client.post("/generate", json={"text": "a"})
+        assert answer.status_code == 200
+        assert answer.headers["connection"] == "close"
+        assert (await server.client.get("/health")).status_code == 200
+        assert not server.engine.drains.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await server.ended()
+
+
+async def test_after_the_drain_delay_the_server_drains() -> None:
+    async with loopback(drain_delay=0.01) as server:
+        await server.until_ready()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await server.ended()
+    assert server.engine.drained_with == 5
+    assert not server.server.force_exit
+
+
+async def test_a_drain_delay_is_not_for_a_model_that_is_not_there() -> None:
+    release = threading.Event()
+
+    def load(loaded: Loaded) -> Loaded:
+        release.wait(TIMEOUT_S)
+        return loaded
+
+    async with loopback(load=load, drain_delay=TIMEOUT_S * 10) as server:
+        assert (await server.client.get("/health")).status_code == 200
+        os.kill(os.getpid(), signal.SIGTERM)
+        await server.ended()
+    release.set()
+
+
 async def test_a_second_signal_stops_at_once() -> None:
     async with loopback(forever(TOKENIZER, "the ")) as server:
         await server.until_ready()

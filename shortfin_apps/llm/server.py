@@ -1,7 +1,8 @@
 """`shortfin-llm serve DIR`, also `python -m shortfin_apps.llm.server`.
 
 The port opens at once, and `/ready` answers 503 while the model loads behind it in a thread of its own.
-Ctrl-C or SIGTERM closes the port and lets running requests finish; a second one stops at once.
+Ctrl-C or SIGTERM lets running requests finish and refuses others, and then closes the port; a second one
+stops at once.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: ServerConfig, service: Service, load: Callable[[], Loaded]) -> None:
         super().__init__(http_config(config, service))
         self.failure: Exception | None = None  # why the model could not be loaded
+        self._drain_delay_s = config.drain_delay
         self._shutdown_timeout_s = config.shutdown_timeout
         self._service = service
         self._load = load
@@ -95,17 +97,45 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._loading is not None:
             self._loading.cancel()
-        draining = asyncio.create_task(self._drain())
-        stopping = asyncio.create_task(super().shutdown(sockets))
-        await asyncio.sleep(0)  # the port closes even when there is no time for anything else
-        while not stopping.done() and not self.force_exit:
-            await asyncio.wait({stopping}, timeout=POLL_S)
-        for task in (draining, stopping):
-            task.cancel()
-        await asyncio.gather(draining, stopping, return_exceptions=True)
+        leaving = asyncio.create_task(self._leave(sockets))
+        while not leaving.done() and not self.force_exit:
+            await asyncio.wait({leaving}, timeout=POLL_S)
+        if not leaving.done():
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            self._close_port(sockets)
         if self._engine is not None:
             patience_s = LAST_STEP_S if self.force_exit else math.inf
             self._engine_closed = await self._engine.close(patience_s)
+        if not leaving.cancelled():
+            leaving.result()  # raises what went wrong
+
+    async def _leave(self, sockets: list[socket.socket] | None) -> None:
+        """The port stays open while the server drains, so that who comes is told 503 and not refused."""
+        self._service.leaving = True
+        if self._engine is not None:
+            logger.info("stopping once running requests have finished; a second signal stops at once")
+            await asyncio.sleep(self._drain_delay_s)
+        clock = asyncio.get_running_loop().time
+        give_up_s = clock() + self._shutdown_timeout_s + LAST_WORDS_S
+        await self._drain()
+        self.config.timeout_graceful_shutdown = max(LAST_WORDS_S, math.ceil(give_up_s - clock()))
+        await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        if self._engine is None:
+            return
+        try:
+            drained = self._engine.drain(self._shutdown_timeout_s)
+            await asyncio.wait_for(drained, self._shutdown_timeout_s + LAST_WORDS_S)
+        except TimeoutError:
+            logger.warning("the engine did not let go of its requests; stopping without them")
+
+    def _close_port(self, sockets: Sequence[socket.socket] | None) -> None:
+        for server in self.servers:
+            server.close()
+        for sock in sockets or ():
+            sock.close()
 
     async def _load_behind(self, sockets: Sequence[socket.socket]) -> None:
         try:
@@ -117,10 +147,6 @@ class Server(uvicorn.Server):
         self._engine = loaded.engine
         self._service.serve(loaded.model)
         print(_banner(self._service.name, _url(sockets, self.config.is_ssl)), flush=True)
-
-    async def _drain(self) -> None:
-        if self._engine is not None:
-            await self._engine.drain(self._shutdown_timeout_s)
 
 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
@@ -144,7 +170,6 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
         server_header=False,
         limit_concurrency=config.limit_concurrency,
         timeout_keep_alive=config.timeout_keep_alive,
-        timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + LAST_WORDS_S,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
         ssl_keyfile_password=None if password is None else password.get_secret_value(),

@@ -84,11 +84,22 @@ class ServerConfig(BaseSettings):
     root_path: str = Field("", description="path prefix that a proxy in front strips")
     timeout_keep_alive: int = Field(5, ge=1, description="seconds to keep an idle connection")
     shutdown_timeout: float = Field(
-        30.0, ge=0, description="seconds that running requests get to finish after Ctrl-C or SIGTERM"
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that running requests get to finish after Ctrl-C or SIGTERM",
+    )
+    drain_delay: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds after Ctrl-C or SIGTERM in which /ready says 503 and requests are still taken, "
+        "so that a load balancer notices first",
     )
     read_timeout: float = Field(
         60.0,
         gt=0,
+        allow_inf_nan=False,
         description="seconds in which a request must have arrived whole, or its connection is closed",
     )
     limit_concurrency: int = Field(

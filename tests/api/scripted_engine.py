@@ -32,10 +32,12 @@ class ScriptedEngine:
         self.gate.set()
         self.calls: list[GenerateCall] = []
         self.live: set[str] = set()
+        self._left = asyncio.Event()  # a request has ended
         self.aborted: list[str] = []
         self.waiting = asyncio.Event()  # a stream stands before the gate
         self.freed = asyncio.Event()  # some request was aborted
         self.draining = False
+        self.drains = asyncio.Event()  # it was told to
         self.flushes = 0
         self.healthy = True
         self.drained_with: float | None = None
@@ -75,6 +77,7 @@ class ScriptedEngine:
         self.live.remove(request_id)
         self.aborted.append(request_id)
         self.freed.set()
+        self._left.set()
         return True
 
     def abort_all(self) -> int:
@@ -101,8 +104,12 @@ class ScriptedEngine:
 
     async def drain(self, timeout_s: float) -> None:
         self.draining, self.drained_with = True, timeout_s
+        self.drains.set()
         if not self.stuck:
             self.gate.set()
+        while self.live:
+            self._left.clear()
+            await self._left.wait()
 
     def start(self) -> None:
         self.started = True
@@ -120,6 +127,7 @@ class ScriptedEngine:
                 return
             if delta.finish_reason is not None:
                 self.live.discard(call.request_id)
+                self._left.set()
             yield delta
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -134,9 +135,9 @@ def forgetful(tiny_artifact: Artifact) -> Iterator[Service]:
     stop(running)
 
 
-def long_stream(service: Service) -> Generator[str, None, None]:
+def long_stream(service: Service, choices: int = 1) -> Generator[str, None, None]:
     """The lines of an answer that takes seconds; the first token has come when this returns."""
-    params = {"max_completion_tokens": 900, "ignore_eos": True}
+    params = {"max_completion_tokens": 900, "ignore_eos": True, "n": choices}
     body = {"text": "hello", "sampling_params": params, "stream": True}
     with httpx.stream("POST", f"{service.url}/generate", json=body, timeout=PATIENCE_S) as response:
         yield from response.iter_lines()
@@ -150,6 +151,26 @@ def test_what_still_runs_at_the_timeout_is_told_that_it_was_aborted(forgetful: S
     assert rest[-1] == "data: [DONE]"
     assert '"type":"abort"' in rest[-2]
     assert forgetful.process.wait(PATIENCE_S) == 0
+
+
+def test_who_comes_while_a_stream_ends_is_told_503(tiny_artifact: Artifact) -> None:
+    service = start(tiny_artifact, "--shutdown-timeout", "60")
+    try:
+        lines = long_stream(service, choices=16)
+        next(lines)
+        service.process.send_signal(signal.SIGTERM)
+        give_up = time.monotonic() + PATIENCE_S
+        while httpx.get(f"{service.url}/ready", timeout=PATIENCE_S).status_code != 503:
+            assert time.monotonic() < give_up, "/ready does not tell that the server stops"
+        refused = httpx.post(f"{service.url}/generate", json={"text": "hello"}, timeout=PATIENCE_S)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert httpx.get(f"{service.url}/health", timeout=PATIENCE_S).status_code == 200
+        rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert sum('"type":"length"' in line for line in rest) >= 16
+        assert service.process.wait(PATIENCE_S) == 0
+    finally:
+        stop(service)
 
 
 def test_a_signal_lets_a_stream_end_and_a_second_one_does_not(tiny_artifact: Artifact) -> None:

@@ -40,6 +40,7 @@ def create_app(
     if cors_origins:  # before the keys: browsers ask what is allowed without sending one
         _add_cors(app, cors_origins)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(LeavingMiddleware, service=service)
     return app
 
 
@@ -73,3 +74,19 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class LeavingMiddleware:
+    """Ends each connection with its answer while the server drains: the next request goes elsewhere."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if self._service.leaving and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)

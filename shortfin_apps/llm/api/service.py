@@ -49,6 +49,7 @@ class Service:
         self.metrics = metrics
         self.limits = limits or Limits()
         self.config = config  # the effective server configuration, for /server_info
+        self.leaving = False  # the server was told to stop; it may still take requests for a while
         self._model: ServedModel | None = None
 
     def serve(self, model: ServedModel) -> None:
@@ -69,7 +70,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return self._model is not None and self._model.generator.engine.ready
+        return not self.leaving and self._model is not None and self._model.generator.engine.ready
 
     @property
     def healthy(self) -> bool:
