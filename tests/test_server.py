@@ -267,6 +267,15 @@ def test_a_public_server_without_keys_is_warned_about(
     assert ("--api-key" in caplog.text) is warned
 
 
+@pytest.mark.parametrize("value", ["", ",", "k,"])
+def test_no_open_server_starts_where_a_key_was_meant(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_API_KEY", value)
+    assert server.main(["no-such-directory"]) == 2
+    assert capsys.readouterr().err.startswith("error: `--api-key`: ")
+
+
 def test_a_damaged_key_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ServerConfigError, match="file of keys"):
         http_config({"api_key_file": tmp_path})

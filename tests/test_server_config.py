@@ -30,6 +30,15 @@ def parse(*argv: str) -> ServerConfig:
     return from_arguments(parser.parse_args(argv))
 
 
+def notes_of(*argv: str) -> list[str]:
+    """What there is to say about a command line that is accepted."""
+    notes: list[str] = []
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    from_arguments(parser.parse_args(argv), notes.append)
+    return notes
+
+
 def test_a_directory_is_all_it_takes() -> None:
     config = parse("DIR")
     assert config == parse("--artifact", "DIR")
@@ -170,6 +179,83 @@ def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:
 def test_an_empty_key_is_none() -> None:
     with pytest.raises(ServerConfigError, match="visible ASCII"):
         read_keys(parse("DIR", "--api-key", " ").api_key, None)
+    with pytest.raises(ServerConfigError, match="visible ASCII"):
+        read_keys(parse("DIR", "--api-key", ",").api_key, None)
+
+
+KEY_SETTINGS = ("api_key", "admin_api_key", "api_key_file", "admin_api_key_file")
+
+
+def keys_of(config: ServerConfig) -> list[str]:
+    return [
+        *read_keys(config.api_key, config.api_key_file),
+        *read_keys(config.admin_api_key, config.admin_api_key_file),
+    ]
+
+
+def named(setting: str) -> str:
+    return f"`--{setting.replace('_', '-')}`"
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("value", ["", ",", ",,", " ", "k,", ",k", "k,,l"])
+def test_keys_in_the_environment_that_are_set_but_empty_are_refused(
+    setting: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", value)
+    with pytest.raises(ServerConfigError):
+        keys_of(parse("DIR"))
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+def test_an_empty_key_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", "")
+    with pytest.raises(ServerConfigError, match=f"{named(setting)}: .*empty"):
+        parse("DIR")
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("value", ["", '""', "[]", "[null]", "['']", "null", "~"])
+def test_keys_in_a_file_that_are_set_but_empty_are_refused(setting: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"{setting}: {value}\n")
+    with pytest.raises(ServerConfigError, match=named(setting)):
+        parse("DIR", "--config", str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("value", ["", ",", " "])
+def test_flags_without_a_key_are_refused(
+    setting: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ServerConfigError):
+        keys_of(parse("DIR", f"--{setting}={value}"))
+
+
+def test_one_empty_flag_is_not_hidden_by_another() -> None:
+    with pytest.raises(ServerConfigError, match="`--api-key`"):
+        parse("DIR", "--api-key", "k", "--api-key", "")
+
+
+@pytest.mark.parametrize(
+    "setting", ["host", "artifact", "vmfb", "tokenizer_json", "ssl_certfile", "ssl_keyfile_password"]
+)
+def test_what_is_empty_does_not_stand_for_a_default(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty host would be every address, and an empty path the working directory."""
+    monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", "")
+    with pytest.raises(ServerConfigError, match=f"{named(setting)}: .*empty"):
+        parse(*([] if setting == "artifact" else ["DIR"]))
+
+
+@pytest.mark.parametrize("name", ["SHORTFIN_LLM_API_KEYS", "SHORTFIN_LLM_APIKEY", "shortfin_llm_prot"])
+def test_a_variable_that_names_no_setting_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt key would leave the server open without a word."""
+    monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", "of `build`")
+    [note] = notes_of("DIR")
+    assert name in note
+    assert SECRET not in note
 
 
 def test_weights_are_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -31,7 +39,9 @@ from shortfin_apps.llm.errors import LlmError
 logger = logging.getLogger(__name__)
 
 ENV_PREFIX = "SHORTFIN_LLM_"
-KEY = re.compile(r"[\x21-\x7e]+")
+# Variables with the prefix that are no settings of a server: where `build` keeps its copies.
+OTHER_VARIABLES = frozenset({"CACHE"})
+KEY = re.compile(r"(?!,+$)[\x21-\x7e]+")  # commas alone are a list of nothing
 
 # Upstream's word: ours.
 UPSTREAM_NAMES = {
@@ -51,7 +61,13 @@ UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
 }
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+KEYS = ("api_key", "admin_api_key")
+KEY_FILES = ("api_key_file", "admin_api_key_file")
 REPEATED = ("api_key", "admin_api_key", "cors_origin")  # flags that take one value each time
+# Settings for which an empty text says something: no prefix, no list. An empty host would be every address.
+MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
+
+Note = Callable[[str], None]  # takes a sentence about a setting that has no effect
 
 
 class ServerConfigError(LlmError):
@@ -61,7 +77,12 @@ class ServerConfigError(LlmError):
 class ServerConfig(BaseSettings):
     """The description of a field is its help."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        frozen=True,
+        validate_default=False,  # an empty list of keys is wrong only where somebody set it
+    )
 
     artifact: Path | None = Field(None, description="model directory that `shortfin-llm build` made")
     tokenizer_json: Path | None = Field(None, description="tokenizer.json, instead of a model directory")
@@ -212,14 +233,33 @@ class ServerConfig(BaseSettings):
         1, ge=1, description="beams of /generate requests that name none; 1 is no beam search"
     )
 
-    @field_validator(
-        *("parameters", "device_ids", "api_key", "admin_api_key", "cors_origin", "tenant_weights"),
-        mode="before",
-    )
+    @field_validator("parameters", "device_ids", "cors_origin", "tenant_weights", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
         """Environment variables hold lists with commas."""
         return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+    @field_validator(*KEYS, mode="before")
+    @classmethod
+    def _split_keys(cls, value: object) -> object:
+        """Nothing is dropped: a key that is missing would leave the server open, or a caller outside."""
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _set_but_empty(cls, value: object, info: ValidationInfo) -> object:
+        """What came from an unset variable or a template must not pass for the default."""
+        is_missing_key = value is None and info.field_name in (*KEYS, *KEY_FILES)
+        if is_missing_key or (value == "" and info.field_name not in MAY_BE_EMPTY):
+            raise ValueError("it is set but empty; give a value, or do not set it at all")
+        return value
+
+    @field_validator(*KEYS)
+    @classmethod
+    def _no_empty_key(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if not value or not all(key.get_secret_value() for key in value):
+            raise ValueError("a key in it is empty; give each key, or do not set it at all")
+        return value
 
     @field_validator("tenant_weights")
     @classmethod
@@ -276,8 +316,8 @@ class ServerConfig(BaseSettings):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for each field, in both spellings, and upstream's."""
-    parser.add_argument("artifact", nargs="?", type=Path, metavar="DIR", help=_help("artifact"))
-    parser.add_argument("--artifact", dest="artifact_flag", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("artifact", nargs="?", metavar="DIR", help=_help("artifact"))
+    parser.add_argument("--artifact", dest="artifact_flag", help=argparse.SUPPRESS)
     yaml_help = "file with any of these settings by name"
     _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
     for name, field in ServerConfig.model_fields.items():
@@ -291,20 +331,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_flag(parser, name, name, action=action, help=argparse.SUPPRESS)
 
 
-def from_arguments(args: argparse.Namespace) -> ServerConfig:
-    """The effective configuration. Raises ServerConfigError with the setting at fault."""
+def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> ServerConfig:
+    """The effective configuration. Raises ServerConfigError with the setting at fault.
+
+    `note` is told what was given and has no effect.
+    """
     values = {k: v for k, v in vars(args).items() if k in ServerConfig.model_fields and v is not None}
     if args.artifact_flag is not None:
         values["artifact"] = args.artifact_flag
     for name in UPSTREAM_IGNORED.keys() & vars(args).keys():
         _note_ignored(name)
-    return load(values, read_yaml(Path(args.config)) if "config" in args else {})
+    return load(values, read_yaml(Path(args.config)) if "config" in args else {}, note)
 
 
-def load(flags: Mapping[str, Any], yaml_values: Mapping[str, Any]) -> ServerConfig:
+def load(
+    flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
+) -> ServerConfig:
     """Flags over environment over YAML over defaults. Raises ServerConfigError."""
 
     environment = EnvSettingsSource(ServerConfig)()
+    for variable in _unknown_variables():
+        note(f"the variable {variable} names no setting and has no effect; `--help` lists the settings")
     try:
         return ServerConfig(**{**yaml_values, **environment, **flags})
     except ValidationError as error:
@@ -324,7 +371,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name in UPSTREAM_IGNORED:
             _note_ignored(name)
-        elif value is not None:  # upstream's way to leave a setting alone
+        elif value is not None or name in (*KEYS, *KEY_FILES):  # null is upstream's way to leave one alone
             values[UPSTREAM_NAMES.get(name, name)] = value
     return values
 
@@ -349,6 +396,15 @@ def read_keys(given: Sequence[SecretStr], path: Path | None) -> list[str]:
     return keys
 
 
+def _unknown_variables() -> Iterator[str]:
+    """Variables that look like settings and are none, as a misspelt one does."""
+    for variable in os.environ:
+        prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
+        is_known = name.lower() in ServerConfig.model_fields or name in OTHER_VARIABLES
+        if prefix == ENV_PREFIX and not is_known:
+            yield variable
+
+
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -357,7 +413,7 @@ def _first_problem(error: ValidationError) -> str:
     name = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
         return f"there is no setting `{name}`; `--help` lists them"
-    given = "" if name in SECRETS else f", not {problem['input']!r}"
+    given = "" if name in SECRETS or problem["input"] in ("", None) else f", not {problem['input']!r}"
     return f"`--{name.replace('_', '-')}`: {message}{given}"
 
 
