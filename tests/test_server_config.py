@@ -258,6 +258,61 @@ def test_a_variable_that_names_no_setting_is_told(name: str, monkeypatch: pytest
     assert SECRET not in note
 
 
+SERVICE = {  # what Kubernetes sets in every pod beside a Service named `shortfin-llm`
+    "SHORTFIN_LLM_SERVICE_HOST": "10.0.171.239",
+    "SHORTFIN_LLM_SERVICE_PORT": "8000",
+    "SHORTFIN_LLM_SERVICE_PORT_HTTP_METRICS": "8000",
+    "SHORTFIN_LLM_PORT": "tcp://10.0.171.239:8000",
+    "SHORTFIN_LLM_PORT_8000_TCP": "tcp://10.0.171.239:8000",
+    "SHORTFIN_LLM_PORT_8000_TCP_PROTO": "tcp",
+    "SHORTFIN_LLM_PORT_8000_TCP_PORT": "8000",
+    "SHORTFIN_LLM_PORT_8000_TCP_ADDR": "10.0.171.239",
+}
+NEIGHBOUR = {name.replace("LLM", "LLM_CANARY"): value for name, value in SERVICE.items()}
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_variables_of_a_kubernetes_service_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_all(monkeypatch, SERVICE)
+    assert parse("DIR") == parse("DIR", "--port", "8000")
+    [note] = notes_of("DIR")
+    assert "`SHORTFIN_LLM_PORT`" in note
+    assert "enableServiceLinks" in note
+    path = tmp_path / "server.yaml"
+    path.write_text("port: 9")
+    assert parse("DIR", "--config", str(path)).port == 9, "the file's port counts where the variable does not"
+
+
+@pytest.mark.parametrize("value", ["tcp://[fd00::1]:80", "udp://10.0.0.1:53", "sctp://10.0.0.1:1"])
+def test_every_protocol_of_a_service_is_known(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_PORT", value)
+    assert parse("DIR").port == 8000
+
+
+def test_a_service_whose_name_begins_like_ours_is_nobodys_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, NEIGHBOUR)
+    assert notes_of("DIR") == []
+
+
+@pytest.mark.parametrize("value", ["http://10.0.0.1:80", "tcp://", "tcp", ":80", "80,81", ""])
+def test_other_ports_that_are_none_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_PORT", value)
+    with pytest.raises(ServerConfigError, match="`--port`"):
+        parse("DIR")
+
+
+@pytest.mark.parametrize("argv", [["--port", "tcp://10.0.0.1:80"], ["--host", ""]])
+def test_a_flag_is_meant(argv: list[str]) -> None:
+    with pytest.raises(ServerConfigError, match=f"`{argv[0]}`"):
+        parse("DIR", *argv)
+
+
 def test_weights_are_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse("DIR", "--tenant-weights", "alice=3", "a=b=0.5")
     assert config.weight_of_tenant == {"alice": 3.0, "a=b": 0.5}

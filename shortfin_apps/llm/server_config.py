@@ -41,6 +41,12 @@ logger = logging.getLogger(__name__)
 ENV_PREFIX = "SHORTFIN_LLM_"
 # Variables with the prefix that are no settings of a server: where `build` keeps its copies.
 OTHER_VARIABLES = frozenset({"CACHE"})
+# Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT and more in every pod, for every Service: one named
+# `shortfin-llm` writes over the variable of `--port`.
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
+SERVICE_VARIABLE = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 KEY = re.compile(r"(?!,+$)[\x21-\x7e]+")  # commas alone are a list of nothing
 
 # Upstream's word: ours.
@@ -348,12 +354,8 @@ def load(
     flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
 ) -> ServerConfig:
     """Flags over environment over YAML over defaults. Raises ServerConfigError."""
-
-    environment = EnvSettingsSource(ServerConfig)()
-    for variable in _unknown_variables():
-        note(f"the variable {variable} names no setting and has no effect; `--help` lists the settings")
     try:
-        return ServerConfig(**{**yaml_values, **environment, **flags})
+        return ServerConfig(**{**yaml_values, **_environment(note), **flags})
     except ValidationError as error:
         raise ServerConfigError(_first_problem(error)) from None
 
@@ -396,12 +398,25 @@ def read_keys(given: Sequence[SecretStr], path: Path | None) -> list[str]:
     return keys
 
 
+def _environment(note: Note) -> dict[str, Any]:
+    """The settings in variables. What looks like one and is none, as a misspelt one does, is noted."""
+    values = EnvSettingsSource(ServerConfig)()
+    if SERVICE_LINK.fullmatch(str(values.get("port"))):
+        link = values.pop("port")
+        note(
+            f"the variable `{ENV_PREFIX}PORT` is {link!r}, which Kubernetes sets for a Service of that name, "
+            "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
+        )
+    for variable in _unknown_variables():
+        note(f"the variable {variable} names no setting and has no effect; `--help` lists the settings")
+    return values
+
+
 def _unknown_variables() -> Iterator[str]:
-    """Variables that look like settings and are none, as a misspelt one does."""
     for variable in os.environ:
         prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
         is_known = name.lower() in ServerConfig.model_fields or name in OTHER_VARIABLES
-        if prefix == ENV_PREFIX and not is_known:
+        if prefix == ENV_PREFIX and not is_known and not SERVICE_VARIABLE.fullmatch(name):
             yield variable
 
 
