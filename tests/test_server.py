@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -265,6 +267,28 @@ def test_a_public_server_without_keys_is_warned_about(
 ) -> None:
     http_config({"host": host, **flags})
     assert ("--api-key" in caplog.text) is warned
+
+
+@pytest.mark.parametrize("level", ["info", "warning"])
+def test_what_is_ignored_is_logged(level: str, tmp_path: Path) -> None:
+    """In a process of its own, which sets up its logging itself."""
+    (tmp_path / "server.json").write_text('{"decode_config": {"num_beams": 4}}')
+    command = [sys.executable, "-m", "shortfin_apps.llm.server", "no-such-directory", "--log-level", level]
+    ignored = ["--program_isolation", "per_call", "--device_ids", "0", "--server_config", "server.json"]
+    environment = {**os.environ, "SHORTFIN_LLM_PORT": "tcp://10.0.0.1:80", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        [*command, *ignored],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if " WARNING " in line]
+    for word in ("`program_isolation`", "`decode_config.num_beams`", "`--device-ids`", "`SHORTFIN_LLM_PORT`"):
+        assert sum(word in line for line in lines) == 1, done.stderr
 
 
 @pytest.mark.parametrize("value", ["", ",", "k,"])

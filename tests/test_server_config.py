@@ -59,6 +59,7 @@ def test_upstreams_command_line_works(caplog: pytest.LogCaptureFixture) -> None:
         "use_native_impls",
         "amdgpu_async_allocations",
         "amdgpu_allocators",
+        "--device-ids",
     }
 
 
@@ -120,6 +121,59 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(ServerConfigError, match=r"server\.yaml|`prot`|`--port`"):
         parse("DIR", "--config", str(path))
+
+
+@pytest.mark.parametrize("spelling", ["extend-attention", "extend_attention"])
+def test_a_batch_mode_is_spelled_like_a_flag(spelling: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"batch_mode: {spelling}")
+    assert parse("DIR", "--batch_mode", spelling).batch_mode == "extend-attention"
+    assert parse("DIR", "--config", str(path)).batch_mode == "extend-attention"
+
+
+def test_what_upstream_reads_and_we_do_not_is_noted_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "server_config.json"
+    path.write_text(
+        '{"decode_config": {"num_beams": 4, "eos_token_id": 2}, "program_isolation": "per_fiber",'
+        ' "amdgpu_allocators": null}'
+    )
+    told = {note.split("`")[1] for note in notes_of("DIR", "--server_config", str(path))}
+    assert told == {"decode_config.num_beams", "decode_config.eos_token_id", "program_isolation"}
+    path.write_text('{"decode_config": "x"}')
+    assert [note.split("`")[1] for note in notes_of("DIR", "--config", str(path))] == ["decode_config"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "setting"),
+    [
+        (["--device_ids", "0", "1"], "--device-ids"),
+        (["--device", "local-task", "--device-ids", "0"], "--device-ids"),
+        (["--runtime", "shortfin", "--threads", "2"], "--threads"),
+        (["--device", "hip", "--threads", "2"], "--threads"),
+        (["--batch-mode", "extend-attention", "--prefills-per-decode", "2"], "--prefills-per-decode"),
+        (["--tenant-weights"], None),
+        (["--device", "hip", "--device-ids", "0"], None),
+        (["--threads", "2"], None),
+        (["--prefills-per-decode", "2"], None),
+        (["--batch-mode", "extend-attention"], None),
+    ],
+)
+def test_a_setting_without_effect_beside_another_is_noted(argv: list[str], setting: str | None) -> None:
+    told = [note.split("`")[1] for note in notes_of("DIR", *argv)]
+    assert told == ([] if setting is None else [setting])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["DIR", "--parameters", "a.irpa"], "--parameters, not both"),
+        (["DIR", "--tokenizer-config-json", "t.json"], "--tokenizer_config_json, not both"),
+        (["DIR", "--chunk-tokens", "64", "--chunk-block-size", "4"], "--chunk-tokens or --chunk-block-size"),
+    ],
+)
+def test_of_two_settings_for_one_thing_none_is_dropped(argv: list[str], message: str) -> None:
+    with pytest.raises(ServerConfigError, match=message):
+        parse(*argv)
 
 
 def test_every_setting_has_a_flag_with_help() -> None:

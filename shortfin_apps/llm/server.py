@@ -200,10 +200,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
-    config = server_config.from_arguments(args)
+    notes: list[str] = []
+    config = server_config.from_arguments(args, notes.append)
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    for note in notes:  # what was read before there was a log to tell it to
+        logger.warning(note)
     if config.log_level == "info":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would announce what we announce
     artifact = open_artifact(config)

@@ -3,7 +3,8 @@
 Precedence: flags, then `SHORTFIN_LLM_*` variables, then `--config` (YAML; upstream's JSON
 `--server_config` is read the same way), then the defaults below. Every flag is spelled with dashes or
 underscores. Upstream shortfin's flags are accepted: under our names where we have them, and otherwise
-noted in the log and ignored, as they tune what is not here.
+noted in the log and ignored, as they tune what is not here. Logging is set up by these settings, so what
+there is to note goes to whoever reads them.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
     "decode_config": "value",
 }
 
+# Devices that are no CPU.
+GPU_NAMES = ("hip", "amdgpu")
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 KEYS = ("api_key", "admin_api_key")
 KEY_FILES = ("api_key_file", "admin_api_key_file")
@@ -282,11 +285,21 @@ class ServerConfig(BaseSettings):
         pairs = [entry.rpartition("=") for entry in self.tenant_weights]
         return {name: float(weight) for name, _, weight in pairs}
 
+    @field_validator("batch_mode", mode="before")
+    @classmethod
+    def _either_spelling(cls, value: object) -> object:
+        """Upstream writes modes with underscores."""
+        return value.replace("_", "-") if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _one_model(self) -> ServerConfig:
         pieces = {"--tokenizer_json": self.tokenizer_json, "--model_config": self.model_config_json}
         pieces["--vmfb"] = self.vmfb
-        given = [flag for flag, path in pieces.items() if path is not None]
+        others = {
+            "--parameters": self.parameters or None,
+            "--tokenizer_config_json": self.tokenizer_config_json,
+        }
+        given = [flag for flag, value in {**pieces, **others}.items() if value is not None]
         missing = [flag for flag in pieces if flag not in given]
         if self.artifact is not None and given:
             raise ValueError(f"give a model directory or {given[0]}, not both")
@@ -300,6 +313,8 @@ class ServerConfig(BaseSettings):
     def _one_budget(self) -> ServerConfig:
         if self.token_budget is not None and self.max_pages_per_batch is not None:
             raise ValueError("give --token-budget or --max-pages-per-batch, not both")
+        if self.chunk_tokens is not None and self.chunk_block_size is not None:
+            raise ValueError("give --chunk-tokens or --chunk-block-size, not both")
         return self
 
     @model_validator(mode="after")
@@ -346,8 +361,8 @@ def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> Ser
     if args.artifact_flag is not None:
         values["artifact"] = args.artifact_flag
     for name in UPSTREAM_IGNORED.keys() & vars(args).keys():
-        _note_ignored(name)
-    return load(values, read_yaml(Path(args.config)) if "config" in args else {}, note)
+        _note_ignored(name, None, note)
+    return load(values, read_yaml(Path(args.config), note) if "config" in args else {}, note)
 
 
 def load(
@@ -355,12 +370,15 @@ def load(
 ) -> ServerConfig:
     """Flags over environment over YAML over defaults. Raises ServerConfigError."""
     try:
-        return ServerConfig(**{**yaml_values, **_environment(note), **flags})
+        config = ServerConfig(**{**yaml_values, **_environment(note), **flags})
     except ValidationError as error:
         raise ServerConfigError(_first_problem(error)) from None
+    for setting, why in _without_effect(config):
+        note(f"`{setting}` has no effect: {why}")
+    return config
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
     """The settings in a file, under our names. Raises ServerConfigError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -371,9 +389,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in raw.items():
         name = str(key).replace("-", "_")
+        if value is None and name not in (*KEYS, *KEY_FILES):
+            continue  # upstream's way to leave a setting alone
         if name in UPSTREAM_IGNORED:
-            _note_ignored(name)
-        elif value is not None or name in (*KEYS, *KEY_FILES):  # null is upstream's way to leave one alone
+            _note_ignored(name, value, note)
+        else:
             values[UPSTREAM_NAMES.get(name, name)] = value
     return values
 
@@ -432,8 +452,24 @@ def _first_problem(error: ValidationError) -> str:
     return f"`--{name.replace('_', '-')}`: {message}{given}"
 
 
-def _note_ignored(name: str) -> None:
-    logger.info("upstream's setting `%s` is ignored: it has no meaning here", name)
+def _note_ignored(name: str, value: object, note: Note) -> None:
+    """Says so once for each of upstream's settings, those inside `decode_config` by name."""
+    inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
+    for each in inner:
+        own = each.rpartition(".")[2]
+        instead = f"; set `{own}` at the top level instead" if own in ServerConfig.model_fields else ""
+        note(f"upstream's setting `{each}` has no effect here{instead}")
+
+
+def _without_effect(config: ServerConfig) -> Iterator[tuple[str, str]]:
+    """Settings that another one makes void, and why."""
+    on_gpu = config.device in GPU_NAMES
+    if config.device_ids and not on_gpu:
+        yield "--device-ids", f"it chooses GPUs, and the device is {config.device}"
+    if config.threads is not None and (on_gpu or config.runtime == "shortfin"):
+        yield "--threads", "only the iree runtime on a CPU takes it"
+    if "prefills_per_decode" in config.model_fields_set and config.batch_mode != "default":
+        yield "--prefills-per-decode", "it belongs to `--batch-mode default`"
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: Any) -> None:
