@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm import cli, server_config
+from shortfin_apps.llm import cli, server_flags
 from tests.api.loopback import loopback
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(required=True)
     for entry in cli.COMMANDS.values():
         entry.load().add_parser(subparsers)
-    server_config.add_arguments(subparsers.add_parser("server"))
+    server_flags.add_arguments(subparsers.add_parser("server"))
     return top
 
 

@@ -43,10 +43,11 @@ MAY_IMPORT = {
     "cli": ("errors",),
     "__main__": ("cli",),
     "server_config": ("errors",),
+    "server_flags": ("server_config",),
     "server_protocol": (),
     "server": (
         *("api", "build.artifact", "components", "components.loading"),
-        *("config", "errors", "server_config", "server_protocol"),
+        *("config", "errors", "server_config", "server_flags", "server_protocol"),
     ),
 }
 # Of `components`, batching knows only what describes a request, never what runs it.

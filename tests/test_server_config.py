@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import argparse
-import logging
 import re
 from pathlib import Path
 
@@ -11,32 +9,9 @@ from shortfin_apps.llm.server_config import (
     SECRETS,
     ServerConfig,
     ServerConfigError,
-    add_arguments,
-    from_arguments,
     read_keys,
 )
-
-UPSTREAM = [
-    "--tokenizer_json=t.json", "--tokenizer_config_json=c.json", "--model_config=m.json", "--vmfb=m.vmfb",
-    "--parameters", "a.irpa", "b.irpa", "--device=local-task", "--device_ids", "0", "1",
-    "--chunk_block_size=2", "--prefix_sharing_algorithm=none", "--program_isolation=per_call",
-    "--use_native_impls", "--amdgpu_async_allocations", "--amdgpu_allocators=caching", "--num_beams=1",
-]  # fmt: skip
-
-
-def parse(*argv: str) -> ServerConfig:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return from_arguments(parser.parse_args(argv))
-
-
-def notes_of(*argv: str) -> list[str]:
-    """What there is to say about a command line that is accepted."""
-    notes: list[str] = []
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    from_arguments(parser.parse_args(argv), notes.append)
-    return notes
+from tests.server_settings import notes_of, parse
 
 
 def test_a_directory_is_all_it_takes() -> None:
@@ -44,27 +19,6 @@ def test_a_directory_is_all_it_takes() -> None:
     assert config == parse("--artifact", "DIR")
     assert (config.artifact, config.host, config.port) == (Path("DIR"), "127.0.0.1", 8000)
     assert config.prefix_cache == "trie"
-
-
-def test_upstreams_command_line_works(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        config = parse(*UPSTREAM)
-    assert config.parameters == (Path("a.irpa"), Path("b.irpa"))
-    assert config.model_config_json == Path("m.json")
-    assert (config.device, config.device_ids) == ("local-task", ("0", "1"))
-    assert (config.chunk_block_size, config.prefix_cache) == (2, "none")
-    ignored = {record.getMessage().split("`")[1] for record in caplog.records}
-    assert ignored == {
-        "program_isolation",
-        "use_native_impls",
-        "amdgpu_async_allocations",
-        "amdgpu_allocators",
-        "--device-ids",
-    }
-
-
-def test_dashes_and_underscores_are_the_same() -> None:
-    assert parse("DIR", "--shutdown-timeout", "3") == parse("DIR", "--shutdown_timeout", "3")
 
 
 def test_flags_over_environment_over_yaml_over_defaults(
@@ -174,15 +128,6 @@ def test_a_setting_without_effect_beside_another_is_noted(argv: list[str], setti
 def test_of_two_settings_for_one_thing_none_is_dropped(argv: list[str], message: str) -> None:
     with pytest.raises(ServerConfigError, match=message):
         parse(*argv)
-
-
-def test_every_setting_has_a_flag_with_help() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    text = parser.format_help()
-    for name, field in ServerConfig.model_fields.items():
-        assert field.description
-        assert name == "artifact" or f"--{name.replace('_', '-')}" in text
 
 
 SECRET = "sk-do-not-show"

@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 import uvicorn
 
-from shortfin_apps.llm import server_config
+from shortfin_apps.llm import server_config, server_flags
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
@@ -195,13 +195,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds the subcommand `serve`."""
     description = "Serves a model that `shortfin-llm build` compiled, over HTTP."
     parser = subparsers.add_parser("serve", help="serve a compiled model over HTTP", description=description)
-    server_config.add_arguments(parser)
+    server_flags.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
     notes: list[str] = []
-    config = server_config.from_arguments(args, notes.append)
+    config = server_flags.from_arguments(args, notes.append)
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -384,7 +384,7 @@ def _banner(name: str, url: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
-    server_config.add_arguments(parser)
+    server_flags.add_arguments(parser)
     try:
         return run(parser.parse_args(argv))
     except LlmError as error:

@@ -9,14 +9,12 @@ there is to note goes to whoever reads them.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -72,7 +70,6 @@ GPU_NAMES = ("hip", "amdgpu")
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 KEYS = ("api_key", "admin_api_key")
 KEY_FILES = ("api_key_file", "admin_api_key_file")
-REPEATED = ("api_key", "admin_api_key", "cors_origin")  # flags that take one value each time
 # Settings for which an empty text says something: no prefix, no list. An empty host would be every address.
 MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
 
@@ -335,36 +332,6 @@ class ServerConfig(BaseSettings):
         return (init_settings,)  # `load` layers them
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field, in both spellings, and upstream's."""
-    parser.add_argument("artifact", nargs="?", metavar="DIR", help=_help("artifact"))
-    parser.add_argument("--artifact", dest="artifact_flag", help=argparse.SUPPRESS)
-    yaml_help = "file with any of these settings by name"
-    _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
-    for name, field in ServerConfig.model_fields.items():
-        if name != "artifact":
-            metavar = _metavar(field.annotation)
-            _add_flag(parser, name, name, metavar=metavar, help=_help(name), **_arity(name, field.annotation))
-    for upstream, ours in UPSTREAM_NAMES.items():
-        _add_flag(parser, upstream, ours, help=argparse.SUPPRESS)
-    for name, kind in UPSTREAM_IGNORED.items():
-        action = "store_true" if kind == "flag" else "store"
-        _add_flag(parser, name, name, action=action, help=argparse.SUPPRESS)
-
-
-def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> ServerConfig:
-    """The effective configuration. Raises ServerConfigError with the setting at fault.
-
-    `note` is told what was given and has no effect.
-    """
-    values = {k: v for k, v in vars(args).items() if k in ServerConfig.model_fields and v is not None}
-    if args.artifact_flag is not None:
-        values["artifact"] = args.artifact_flag
-    for name in UPSTREAM_IGNORED.keys() & vars(args).keys():
-        _note_ignored(name, None, note)
-    return load(values, read_yaml(Path(args.config), note) if "config" in args else {}, note)
-
-
 def load(
     flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
 ) -> ServerConfig:
@@ -392,7 +359,7 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
         if value is None and name not in (*KEYS, *KEY_FILES):
             continue  # upstream's way to leave a setting alone
         if name in UPSTREAM_IGNORED:
-            _note_ignored(name, value, note)
+            note_ignored(name, value, note)
         else:
             values[UPSTREAM_NAMES.get(name, name)] = value
     return values
@@ -452,7 +419,7 @@ def _first_problem(error: ValidationError) -> str:
     return f"`--{name.replace('_', '-')}`: {message}{given}"
 
 
-def _note_ignored(name: str, value: object, note: Note) -> None:
+def note_ignored(name: str, value: object, note: Note) -> None:
     """Says so once for each of upstream's settings, those inside `decode_config` by name."""
     inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
     for each in inner:
@@ -470,37 +437,3 @@ def _without_effect(config: ServerConfig) -> Iterator[tuple[str, str]]:
         yield "--threads", "only the iree runtime on a CPU takes it"
     if "prefills_per_decode" in config.model_fields_set and config.batch_mode != "default":
         yield "--prefills-per-decode", "it belongs to `--batch-mode default`"
-
-
-def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: Any) -> None:
-    """The spelling with dashes is shown in the help, the one with underscores works too."""
-    dashed, plain = f"--{name.replace('_', '-')}", f"--{name}"
-    parser.add_argument(dashed, dest=dest, default=argparse.SUPPRESS, **options)
-    if plain != dashed:
-        hidden = {**options, "help": argparse.SUPPRESS}
-        parser.add_argument(plain, dest=dest, default=argparse.SUPPRESS, **hidden)
-
-
-def _arity(name: str, annotation: object) -> dict[str, Any]:
-    """How a flag takes several values: one each time, or as upstream's do, all at once."""
-    if get_origin(annotation) is not tuple:
-        return {}
-    return {"action": "append"} if name in REPEATED else {"nargs": "*"}
-
-
-def _help(name: str) -> str:
-    field = ServerConfig.model_fields[name]
-    shown = "" if field.default in (None, (), "") else f" (default: {field.default})"
-    return f"{field.description}{shown}".replace("%", "%%")
-
-
-def _metavar(annotation: object) -> str:
-    """What stands for the value in `--help`."""
-    options = [a for a in get_args(annotation) if a is not types.NoneType]
-    if get_origin(annotation) is Literal:
-        return "{" + ",".join(map(str, options)) + "}"
-    if get_origin(annotation) in (Union, types.UnionType):
-        return _metavar(options[0])
-    if get_origin(annotation) is tuple:
-        return _metavar(options[0])
-    return {Path: "PATH", int: "N", float: "X", SecretStr: "KEY"}.get(annotation, "NAME")  # type: ignore[call-overload,no-any-return]
