@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.build.builder import build
 from shortfin_apps.llm.build.compile import CompileResult
 from shortfin_apps.llm.build.graph_target import resolve_target
-from shortfin_apps.llm.build.progress import QuietProgress
+from shortfin_apps.llm.build.progress import PlainProgress, QuietProgress
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.errors import ArtifactError, BuildError
 from tests.build.model_files import write_gguf, write_hf
@@ -90,22 +91,22 @@ def test_a_second_folder_comes_from_the_cache(
     second = build_tiny(tmp_path / "b")
     assert compiler.calls == 1
     assert second.manifest == first.manifest
-    assert second.vmfb.samefile(first.vmfb)
+    assert second.vmfb.read_bytes() == first.vmfb.read_bytes()
 
 
 def test_weights_and_program_are_cached_apart(compiler: FakeCompiler, tmp_path: Path) -> None:
     first = build_tiny(tmp_path / "a")
     other_buckets = build_tiny(tmp_path / "b", replace(OPTIONS, decode_batch_sizes=(1,)))
     assert compiler.calls == 2
-    assert other_buckets.parameters[0].samefile(first.parameters[0])
+    assert other_buckets.parameters[0].read_bytes() == first.parameters[0].read_bytes()
     other_pages = build_tiny(tmp_path / "c", replace(OPTIONS, device_block_count=99))
     assert compiler.calls == 2
-    assert other_pages.vmfb.samefile(first.vmfb)
     assert other_pages.config.paged_kv_cache.device_block_count == 99
     same_shape = build(str(write_hf(tmp_path / "hf")), tmp_path / "d", OPTIONS, QuietProgress())
     assert compiler.calls == 2
-    assert same_shape.vmfb.samefile(first.vmfb)
-    assert not same_shape.parameters[0].samefile(first.parameters[0])
+    assert same_shape.manifest is not None
+    assert first.manifest is not None
+    assert same_shape.manifest.source != first.manifest.source
 
 
 def test_other_options_replace_the_artefact(compiler: FakeCompiler, tmp_path: Path) -> None:
@@ -119,6 +120,51 @@ def test_other_options_replace_the_artefact(compiler: FakeCompiler, tmp_path: Pa
 def test_a_damaged_artefact_is_built_again(compiler: FakeCompiler, tmp_path: Path) -> None:
     (build_tiny(tmp_path / "a").vmfb).unlink()
     assert build_tiny(tmp_path / "a").vmfb.is_file()
+
+
+def flip_last_byte(path: Path) -> None:
+    """In place, as a user's tool or a bad disk would."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 0xFF]))
+
+
+@pytest.mark.parametrize("name", layout.FILES)
+def test_a_build_repairs_a_flipped_byte(compiler: FakeCompiler, tmp_path: Path, name: str) -> None:
+    path = build_tiny(tmp_path / "a").vmfb.with_name(name)
+    whole = path.read_bytes()
+    flip_last_byte(path)
+    build_tiny(tmp_path / "a")
+    assert path.read_bytes() == whole
+    assert compiler.calls == 1
+
+
+@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+def test_writing_to_an_artefact_leaves_the_cache_and_other_artefacts_alone(
+    compiler: FakeCompiler, tmp_path: Path, name: str
+) -> None:
+    first, second = (build_tiny(tmp_path / folder).vmfb.with_name(name) for folder in ("a", "b"))
+    whole = second.read_bytes()
+    flip_last_byte(first)
+    assert second.read_bytes() == whole
+    assert build_tiny(tmp_path / "c").vmfb.with_name(name).read_bytes() == whole
+    assert compiler.calls == 1
+
+
+@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+def test_a_damaged_cache_is_found_and_made_again(
+    compiler: FakeCompiler, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = build_tiny(tmp_path / "a").vmfb.with_name(name).read_bytes()
+    (cached,) = (tmp_path / "cache" / "build").rglob(name)
+    flip_last_byte(cached)
+    shutil.rmtree(tmp_path / "a")
+    build("random:tiny", tmp_path / "a", OPTIONS, PlainProgress())
+    assert (tmp_path / "a" / name).read_bytes() == whole
+    assert f"{cached}: has another content (its SHA-256 differs); it is made again" in capsys.readouterr().err
 
 
 def test_no_cache_keeps_no_copy(compiler: FakeCompiler, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import platformdirs
 import pytest
 from filelock import FileLock
 
-from shortfin_apps.llm.build.cache import BuildCache, content_key, user_cache
+from shortfin_apps.llm.build.cache import BuildCache, clone, content_key, user_cache
 
 
 def make_file(folder: Path) -> None:
@@ -36,25 +36,30 @@ def test_files_are_read_only(cache: BuildCache) -> None:
     assert (entry.directory / "x").stat().st_mode & 0o222 == 0
 
 
-def test_copies_where_links_do_not_work(
-    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Path, target: Path) -> None:
-        raise OSError("cross-device link")
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-    cache.get_or_make("kind", "key", make_file).place("x", tmp_path / "y")
-    assert (tmp_path / "y").read_text() == "made"
-    assert (tmp_path / "y").stat().st_nlink == 1
+def test_what_is_placed_is_nobody_elses(cache: BuildCache, tmp_path: Path) -> None:
+    entry = cache.get_or_make("kind", "key", make_file)
+    entry.place("x", tmp_path / "y")
+    (tmp_path / "y").write_text("spoilt")
+    assert (entry.directory / "x").read_text() == "made"
+    assert (entry.directory / "x").stat().st_nlink == 1
 
 
-@pytest.mark.parametrize("damage", ["shorter", "gone", "listing"])
+def test_a_clone_shares_blocks_or_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(100_000))
+    if not clone(tmp_path / "x", tmp_path / "y"):
+        pytest.skip("the file system of the tests' folder does not share blocks between files")
+    assert (tmp_path / "y").read_bytes() == bytes(100_000)
+
+
+@pytest.mark.parametrize("damage", ["shorter", "other", "gone", "listing"])
 def test_makes_again_what_was_damaged(cache: BuildCache, damage: str) -> None:
     folder = cache.get_or_make("kind", "key", make_file).directory
     for path in folder.iterdir():
         path.chmod(0o644)
     if damage == "shorter":
         (folder / "x").write_text("mad")
+    elif damage == "other":
+        (folder / "x").write_text("mads")
     elif damage == "gone":
         (folder / "x").unlink()
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from shortfin_apps.llm.build.file_record import FileRecord
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -29,12 +30,6 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 MANIFEST = "manifest.json"
 FILES = (VMFB, PARAMETERS, CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    sha256: str
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,14 +26,9 @@ from pydantic import TypeAdapter
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.build import artifact as layout
 from shortfin_apps.llm.build.artifact import Artifact, Manifest, SourceRecord, TargetRecord
-from shortfin_apps.llm.build.cache import (
-    BuildCache,
-    CacheEntry,
-    content_key,
-    record,
-    user_cache,
-)
+from shortfin_apps.llm.build.cache import BuildCache, CacheEntry, content_key, user_cache
 from shortfin_apps.llm.build.compile import compile_model
+from shortfin_apps.llm.build.file_record import record, total_bytes, wrong_files
 from shortfin_apps.llm.build.graph_target import Target, resolve_target
 from shortfin_apps.llm.build.graph_weights import parameter_types
 from shortfin_apps.llm.build.model_config import model_config
@@ -59,6 +54,7 @@ _BORDER = (
     "builder.py",
     "cache.py",
     "cli.py",
+    "file_record.py",
     "model_config.py",
     "progress.py",
     "tokenizer_gguf.py",
@@ -107,13 +103,13 @@ def _build(
     model = open_source(source, user_cache() / "downloads", progress)
     config = model_config(model.spec, options)
     plan = _Plan(source, model, options, config, resolve_target(options.device))
-    if current := _up_to_date(out, plan.identity):
+    if current := _up_to_date(out, plan.identity, progress):
         progress.note(f"{out} is up to date")
         return current
     staging = _partial(out)
     try:
         staging.mkdir(parents=True)
-        cache = BuildCache(user_cache() / "build" if use_cache else staging / "cache")
+        cache = BuildCache(user_cache() / "build" if use_cache else staging / "cache", progress)
         cache.sweep()
         made = staging / "artefact"
         made.mkdir()
@@ -234,12 +230,21 @@ def _code_hashes() -> dict[str, str]:
     }
 
 
-def _up_to_date(out: Path, identity: str) -> Artifact | None:
+def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact | None:
+    """The artefact in `out` if it is that one and whole; what is wrong with it otherwise is told."""
     try:
         current = Artifact.open(out, for_this_host=False)
     except ArtifactError:
         return None
-    return current if current.manifest and current.manifest.identity == identity else None
+    manifest = current.manifest
+    if manifest is None or manifest.identity != identity or not manifest.files.keys() >= set(layout.FILES):
+        return None
+    with progress.stage("verify", total_bytes(manifest.files)) as stage:
+        stage.say(str(out))
+        wrong = wrong_files(out, manifest.files, stage.advance)
+    for name, reason in wrong.items():
+        progress.note(f"{out / name}: {reason}; it is written again")
+    return None if wrong else current
 
 
 @contextmanager

@@ -7,6 +7,7 @@ ROOT/KIND/KEY.lock
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,11 +20,13 @@ import platformdirs
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
-from shortfin_apps.llm.build.artifact import FileRecord
+from shortfin_apps.llm.build.file_record import FileRecord, record, total_bytes, wrong_files
+from shortfin_apps.llm.build.progress import BuildProgress, QuietProgress
 
 ENTRY = "entry.json"
 ENVIRONMENT_VARIABLE = "SHORTFIN_LLM_CACHE"
 READ_ONLY = 0o444
+FICLONE = 0x40049409  # Linux, include/uapi/linux/fs.h: share another file's blocks until either is written to
 
 _FILES = TypeAdapter(dict[str, FileRecord])
 
@@ -41,32 +44,53 @@ def content_key(*parts: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A finished entry. Its files are read-only, and are linked to, so never write to them."""
+    """A finished entry; its files are read-only, and nobody's but the cache's."""
 
     directory: Path
     files: dict[str, FileRecord]
 
     def place(self, name: str, target: Path) -> None:
-        """Makes `target` the entry's file `name`, by a hard link where the file system allows."""
+        """Makes `target` a file of its own with the content of the entry's `name`."""
         source = self.directory / name
-        try:
-            target.hardlink_to(source)
-        except OSError:  # another file system, or one without links
+        if not clone(source, target):
             shutil.copyfile(source, target)
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Makes `target` share the blocks of `source`, copied when written to; False where that cannot be."""
+    with source.open("rb") as old, target.open("wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
+        except OSError:  # another file system, or one that does not share blocks
+            return False
+    return True
 
 
 class BuildCache:
     """Entries under one folder, safe to share between processes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, progress: BuildProgress | None = None) -> None:
         self._root = root
+        self._progress = progress or QuietProgress()
 
     def get_or_make(self, kind: str, key: str, make: Callable[[Path], None]) -> CacheEntry:
-        """The entry of that key; `make` fills a folder with its files when there is none yet."""
+        """The entry of that key; `make` fills a folder with its files when there is no whole one yet."""
         final = self._root / kind / key
         final.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(final.with_name(f"{key}.lock")):
-            return _load(final) or _make(final, make)
+            return self._load(kind, final) or _make(final, make)
+
+    def _load(self, kind: str, directory: Path) -> CacheEntry | None:
+        try:
+            files = _FILES.validate_json((directory / ENTRY).read_bytes())
+        except (OSError, ValidationError):
+            return None
+        with self._progress.stage("verify", total_bytes(files)) as stage:
+            stage.say(f"cached {kind}")
+            wrong = wrong_files(directory, files, stage.advance)
+        for name, reason in wrong.items():
+            self._progress.note(f"{directory / name}: {reason}; it is made again")
+        return None if wrong else CacheEntry(directory, files)
 
     def sweep(self) -> None:
         """Removes what interrupted builds left half-made."""
@@ -76,27 +100,6 @@ class BuildCache:
                     shutil.rmtree(partial, ignore_errors=True)
             except Timeout:
                 continue  # somebody is making it
-
-
-def record(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileRecord(sha256=digest, size_bytes=path.stat().st_size)
-
-
-def has_size(path: Path, expected: FileRecord) -> bool:
-    """A cheap check that finds a file cut short."""
-    return path.is_file() and path.stat().st_size == expected.size_bytes
-
-
-def _load(directory: Path) -> CacheEntry | None:
-    try:
-        files = _FILES.validate_json((directory / ENTRY).read_bytes())
-    except (OSError, ValidationError):
-        return None
-    if all(has_size(directory / name, expected) for name, expected in files.items()):
-        return CacheEntry(directory, files)
-    return None
 
 
 def _make(final: Path, make: Callable[[Path], None]) -> CacheEntry:

@@ -1,0 +1,92 @@
+"""A file's size and SHA-256, and whether a file still has them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+BLOCK_BYTES = 4 << 20  # hashlib and read release the interpreter lock for each
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    sha256: str
+    size_bytes: int
+
+
+def record(path: Path) -> FileRecord:
+    return FileRecord(sha256=_sha256(path, _ignore, Event()), size_bytes=path.stat().st_size)
+
+
+def total_bytes(files: Mapping[str, FileRecord]) -> int:
+    return sum(expected.size_bytes for expected in files.values())
+
+
+def wrong_sizes(folder: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
+    """Each of `files` in `folder` that is not there or not of its size, with what is wrong with it."""
+    return _wrong(files, lambda name: _wrong_size(folder / name, files[name]))
+
+
+def wrong_files(
+    folder: Path, files: Mapping[str, FileRecord], advance: Advance | None = None
+) -> dict[str, str]:
+    """Each of `files` in `folder` that is not what it was, with what is wrong with it.
+
+    Sizes are compared first, then contents, in a thread a file; `advance` is told of bytes as they are
+    read, from those threads. An exception (an interrupt) stops them within a block.
+    """
+    if wrong := wrong_sizes(folder, files):
+        return wrong
+    stop = Event()
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="hash") as pool:
+        running = {
+            name: pool.submit(_wrong_content, folder / name, expected, advance or _ignore, stop)
+            for name, expected in files.items()
+        }
+        try:
+            return _wrong(files, lambda name: running[name].result())
+        finally:
+            stop.set()
+
+
+def _wrong(files: Mapping[str, FileRecord], check: Callable[[str], str | None]) -> dict[str, str]:
+    found = {name: check(name) for name in files}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def _wrong_size(path: Path, expected: FileRecord) -> str | None:
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size == expected.size_bytes:
+        return None
+    return f"has {size} bytes instead of {expected.size_bytes}"
+
+
+def _wrong_content(path: Path, expected: FileRecord, advance: Advance, stop: Event) -> str | None:
+    try:
+        digest = _sha256(path, advance, stop)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if digest == expected.sha256 else "has another content (its SHA-256 differs)"
+
+
+def _sha256(path: Path, advance: Advance, stop: Event) -> str:
+    """Read, not mapped: a bad sector is then an error and no signal."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while not stop.is_set() and (count := file.readinto(block)):
+            digest.update(block[:count])
+            advance(count)
+    return digest.hexdigest()
+
+
+def _ignore(count: int) -> None:
+    pass
