@@ -6,9 +6,6 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,50 +214,6 @@ def test_a_full_disk_is_one_sentence(compiler: FakeCompiler, tmp_path: Path) -> 
     compiler.fail = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(BuildError, match=r"^no space left while building .*; free some"):
         build_tiny(tmp_path / "a")
-
-
-KILLED = """
-import os, signal
-from pathlib import Path
-from shortfin_apps.llm.build import builder
-from shortfin_apps.llm.build.progress import QuietProgress
-from shortfin_apps.llm.build.spec import BuildOptions
-def die(*args): os.kill(os.getpid(), signal.SIGKILL)
-builder.compile_model = die
-builder.build("random:tiny", Path({out!r}), BuildOptions(top_k=7), QuietProgress(), use_cache=False)
-"""
-
-
-def test_what_a_killed_build_left_is_swept_by_the_next(compiler: FakeCompiler, tmp_path: Path) -> None:
-    script = KILLED.format(out=str(tmp_path / "a"))
-    killed = subprocess.run([sys.executable, "-c", script], env=dict(os.environ), check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert names(tmp_path) == {".a.partial"}
-    build_tiny(tmp_path / "a")
-    assert names(tmp_path) == {"a"}
-
-
-def test_an_exchange_that_was_cut_in_two_is_undone(compiler: FakeCompiler, tmp_path: Path) -> None:
-    old = build_tiny(tmp_path / "a")
-    (tmp_path / "a").rename(tmp_path / ".a.previous")
-    (tmp_path / ".a.partial").mkdir()
-    assert build_tiny(tmp_path / "a") == old
-    assert names(tmp_path) == {"a"}
-    assert compiler.calls == 1
-
-
-def test_refuses_a_folder_that_is_no_artefact(compiler: FakeCompiler, tmp_path: Path) -> None:
-    precious = tmp_path / "home"
-    precious.mkdir()
-    build_tiny(precious)  # an empty folder is fine
-    precious = tmp_path / "thesis"
-    precious.mkdir()
-    (precious / "thesis.tex").write_text("words")
-    with pytest.raises(BuildError, match="exists and is not an artefact"):
-        build_tiny(precious)
-    with pytest.raises(BuildError, match="exists and is not an artefact"):
-        build_tiny(precious / "thesis.tex")
-    assert names(precious) == {"thesis.tex"}
 
 
 def test_a_cache_that_cannot_be_written_is_a_build_error(

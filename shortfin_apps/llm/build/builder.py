@@ -2,10 +2,6 @@
 
 The two slow steps are cached by what they depend on: weights by the source's content and the weight
 type, the program by the model's shape, the options, the target, the compiler and the graph's code.
-
-    PARENT/.NAME.partial/       the artefact being put together, and with it whatever is not cached
-    PARENT/.NAME.previous/      the artefact it replaces, while the two are being exchanged
-    PARENT/NAME/                the artefact
 """
 
 from __future__ import annotations
@@ -13,14 +9,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from filelock import FileLock
 from pydantic import TypeAdapter
 
 from shortfin_apps.llm import __version__
@@ -32,6 +24,7 @@ from shortfin_apps.llm.build.file_record import record, total_bytes, wrong_files
 from shortfin_apps.llm.build.graph_target import Target, resolve_target
 from shortfin_apps.llm.build.graph_weights import parameter_types
 from shortfin_apps.llm.build.model_config import model_config
+from shortfin_apps.llm.build.output import exchange, exclusive, resolve_output, staging
 from shortfin_apps.llm.build.progress import BuildProgress, default_progress
 from shortfin_apps.llm.build.sources.base import ModelSource, TokenizerFiles
 from shortfin_apps.llm.build.sources.catalogue import open_source
@@ -56,6 +49,7 @@ _BORDER = (
     "cli.py",
     "file_record.py",
     "model_config.py",
+    "output.py",
     "progress.py",
     "tokenizer_gguf.py",
 )
@@ -87,36 +81,32 @@ def build(
     Raises BuildError.
     """
     progress = progress or default_progress()
-    out = out.expanduser().absolute()
     try:
-        with _exclusive(out):
-            return _build(source, out, options, progress, use_cache)
+        out = resolve_output(out)
+        plan = _plan(source, options, progress)
+        with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
+            return _build(plan, out, progress, use_cache)
     except OSError as error:
         raise _file_error(error, out) from error
 
 
-def _build(
-    source: str, out: Path, options: BuildOptions, progress: BuildProgress, use_cache: bool
-) -> Artifact:
-    _recover(out)
-    _refuse_foreign(out)
+def _plan(source: str, options: BuildOptions, progress: BuildProgress) -> _Plan:
     model = open_source(source, user_cache() / "downloads", progress)
     config = model_config(model.spec, options)
-    plan = _Plan(source, model, options, config, resolve_target(options.device))
+    return _Plan(source, model, options, config, resolve_target(options.device))
+
+
+def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> Artifact:
     if current := _up_to_date(out, plan.identity, progress):
         progress.note(f"{out} is up to date")
         return current
-    staging = _partial(out)
-    try:
-        staging.mkdir(parents=True)
-        cache = BuildCache(user_cache() / "build" if use_cache else staging / "cache", progress)
+    with staging(out) as folder:
+        cache = BuildCache(user_cache() / "build" if use_cache else folder / "cache", progress)
         cache.sweep()
-        made = staging / "artefact"
+        made = folder / "artefact"
         made.mkdir()
         _assemble(plan, made, cache, progress)
-        _exchange(made, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        exchange(made, out)
     return Artifact.open(out, for_this_host=False)
 
 
@@ -245,51 +235,6 @@ def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact |
     for name, reason in wrong.items():
         progress.note(f"{out / name}: {reason}; it is written again")
     return None if wrong else current
-
-
-@contextmanager
-def _exclusive(out: Path) -> Iterator[None]:
-    """Keeps two builds from writing one folder; what an interrupted one left is then nobody's."""
-    locks = user_cache() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / f"{content_key(str(out))}.lock"):
-        yield
-
-
-def _partial(out: Path) -> Path:
-    return out.with_name(f".{out.name}.partial")
-
-
-def _previous(out: Path) -> Path:
-    return out.with_name(f".{out.name}.previous")
-
-
-def _recover(out: Path) -> None:
-    """Clears up after a build that was killed, finishing or undoing its exchange."""
-    if _previous(out).exists():
-        if out.exists():
-            shutil.rmtree(_previous(out))
-        else:
-            _previous(out).rename(out)
-    if _partial(out).exists():
-        shutil.rmtree(_partial(out))
-
-
-def _refuse_foreign(out: Path) -> None:
-    if out.exists() and not (out / layout.MANIFEST).is_file() and not _is_empty(out):
-        raise BuildError(f"{out}: exists and is not an artefact; choose another folder or remove it")
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
-
-
-def _exchange(made: Path, out: Path) -> None:
-    """Puts `made` in the place of `out`."""
-    if out.exists():
-        out.rename(_previous(out))
-    made.rename(out)
-    shutil.rmtree(_previous(out), ignore_errors=True)
 
 
 def _file_error(error: OSError, out: Path) -> BuildError:
