@@ -273,6 +273,23 @@ def test_top_k_of_nan_still_names_tokens(top_k_kernels: Any) -> None:
     assert ((indices.to_host() >= 0) & (indices.to_host() < 512)).all()
 
 
+@pytest.mark.parametrize("place", [0, 0.03, 0.5, 0.999])
+@pytest.mark.parametrize("form", ["kernel", "generic"])
+@pytest.mark.parametrize(("size", "k"), TOP_K_SHAPES)
+def test_top_k_says_which_rows_hold_nan(
+    top_k_kernels: Any, form: str, size: int, k: int, place: float
+) -> None:
+    """Wherever it stands, and though it is not the best: who samples sees no more of the row than this."""
+    logits = np.random.default_rng(size).standard_normal((3, size)).astype(np.float32)
+    logits[1, int(place * size)] = np.nan
+    values, indices = (r.to_host() for r in getattr(top_k_kernels, f"{form}_{size}_{k}")(logits))
+    assert np.isnan(values[1]).all()
+    assert ((indices >= 0) & (indices < size)).all()
+    for row in (0, 2):
+        np.testing.assert_array_equal(indices[row], np.argsort(-logits[row], kind="stable")[:k])
+        np.testing.assert_array_equal(values[row], logits[row, indices[row]])
+
+
 def test_an_unknown_parameter_of_a_template_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError):
         render("top_k", "top_k", size=64)

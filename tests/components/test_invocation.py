@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
-from shortfin_apps.llm.components.invocation import BatchRunner
+from shortfin_apps.llm.components.invocation import BatchResult, BatchRunner
 from shortfin_apps.llm.components.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from tests.components.engine_fixture import call
@@ -80,3 +81,14 @@ def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:
     BatchRunner(device, program, config, page_table=[slab]).warm_up()
     assert {name for name, _ in program.calls} == set(program.entries)
     assert not slab.array[1:].any()
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_values_of_which_one_is_no_number_are_none(place: int) -> None:
+    """A program of another compiler need not put it first."""
+    values = np.arange(8, 0, -1, dtype=np.float16).reshape(2, 1, 4)
+    values[1, 0, place] = np.nan
+    tasks = (task([1], 0, [3]), task([2], 0, [4]))
+    result = BatchResult(Batch(Phase.DECODE, tasks), values, np.zeros((2, 1, 4), np.int64), None)
+    assert result.row(0, with_logits=False).best == 8
+    assert np.isnan(result.row(1, with_logits=False).best)

@@ -107,6 +107,22 @@ def test_logits_that_are_not_numbers_are_an_error(bad: float) -> None:
         choose(row(spoiled), Request(call("a", [1])), NOBODY)
 
 
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
+def test_one_logit_that_is_no_number_is_an_error_though_it_is_not_among_the_best(
+    params: dict[str, Any],
+) -> None:
+    spoiled = LOGITS.copy()
+    spoiled[2] = np.nan
+    best = np.argsort(-LOGITS, kind="stable")[:3]
+    for candidates in (
+        Candidates(LOGITS[best], best, spoiled),
+        Candidates(np.empty(0), np.empty(0, np.int64), spoiled),
+    ):
+        assert np.isnan(candidates.best)
+        with pytest.raises(InvocationError, match="finite"):
+            choose(candidates, Request(call("a", [1], **params)), NOBODY)
+
+
 @pytest.mark.parametrize(
     ("params", "banned", "needed"),
     [

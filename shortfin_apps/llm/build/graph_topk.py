@@ -4,6 +4,8 @@ The k largest elements of a row lie in its k best tiles (best by maximum, ties t
 element of any other tile is preceded by k tile maxima. So: rank the tiles by their maxima, gather the k
 best, rank the candidates by (value, then lower index), and pick ranks 0 to k - 1. A rank is the number of
 elements that come before, a reduction over all pairs.
+
+Comparisons pass NaN by, so a row that holds any gets NaN for all its values: whoever reads them alone knows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ MAX_TILE = 32
 
 
 def top_k(e: Emitter, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """[rows, size] f32 -> values [rows, k] f32 descending, indices [rows, k] i64; ties by lower index."""
+    """[rows, size] f32 -> values [rows, k] f32 descending, indices [rows, k] i64; ties by lower index.
+
+    A row that holds NaN has NaN values, and indices that are in range and nothing else.
+    """
     rows, size = logits.shape
     assert isinstance(size, int)
     width = max(w for w in range(1, MAX_TILE + 1) if size % w == 0)
@@ -23,7 +28,8 @@ def top_k(e: Emitter, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     tile_ids = _pick(e, _rank(e, maxima, _indices(e, rows, tiles)), _indices(e, rows, tiles), min(k, tiles))
     values, indices = _candidates(e, logits, tile_ids, width)
     rank = _rank(e, values, indices)
-    return _pick(e, rank, values, k), _widen(e, _pick(e, rank, indices, k))
+    best = _spoil(e, _pick(e, rank, values, k), maxima)
+    return best, _widen(e, _pick(e, rank, indices, k))
 
 
 def _tile_maxima(e: Emitter, tiled: Tensor) -> Tensor:
@@ -72,6 +78,20 @@ def _pick(e: Emitter, rank: Tensor, source: Tensor, k: int) -> Tensor:
     shape = (rank.shape[0], k)
     initial = e.fill(lowest, shape, kind)
     return e.elementwise("nki", ("nk", shape, kind), [(rank, "ni"), (source, "ni")], body, initial)
+
+
+def _spoil(e: Emitter, values: Tensor, maxima: Tensor) -> Tensor:
+    """The values, or NaN for all of a row in which a maximum is NaN."""
+    larger = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
+    shape = (maxima.shape[0],)
+    row = e.elementwise(
+        "nt", ("n", shape, "f32"), [(maxima, "nt")], larger, e.fill("0xFF800000", shape, "f32")
+    )
+    body = """\
+  %is_number = arith.cmpf ord, %b, %b : f32
+  %y = arith.select %is_number, %a, %b : f32
+  linalg.yield %y : f32"""
+    return e.elementwise("nk", ("nk", values.shape, "f32"), [(values, "nk"), (row, "n")], body)
 
 
 def _candidates(e: Emitter, logits: Tensor, tile_ids: Tensor, width: int) -> tuple[Tensor, Tensor]:

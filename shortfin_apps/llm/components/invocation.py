@@ -54,13 +54,20 @@ class BatchResult:
         self._indices = indices
         self._fetch_logits = fetch_logits
         self._logits: Array | None = None
+        self._holds_nan = values is not None and bool(np.isnan(values.min(initial=0)))
 
     def row(self, index: int, with_logits: bool) -> Candidates:
-        """Row `index`'s candidates; `with_logits` adds its `[V]` logits where the entry returns any."""
+        """Row `index`'s candidates; `with_logits` adds its `[V]` logits where the entry returns any.
+
+        Of values among which one is NaN, the first is.
+        """
         logits = self._row_of(self._all_logits(), index) if with_logits else None
         if self._values is None or self._indices is None:
             return Candidates(np.empty(0), np.empty(0, np.int64), logits)
-        return Candidates(self._row_of(self._values, index), self._row_of(self._indices, index), logits)
+        values = self._row_of(self._values, index)
+        if self._holds_nan and np.isnan(values).any():
+            values = np.full_like(values, np.nan)
+        return Candidates(values, self._row_of(self._indices, index), logits)
 
     def _all_logits(self) -> Array:
         assert self._fetch_logits is not None, "asked for logits of an entry that returns none"

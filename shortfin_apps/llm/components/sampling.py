@@ -38,10 +38,10 @@ class Candidates:
 
     @property
     def best(self) -> float:
-        """The greatest logit; NaN where there is none, or where one is."""
-        if len(self.values):
-            return float(self.values[0])
-        return math.nan if self.logits is None else float(self.logits.max())
+        """The greatest logit; NaN where there is none, or where one is, as far as is known of the row."""
+        if self.logits is not None:
+            return float(self.logits.max())
+        return float(self.values[0]) if len(self.values) else math.nan
 
 
 def banned_tokens(request: Request, eos_token_ids: frozenset[int]) -> frozenset[int]:
