@@ -16,7 +16,7 @@ from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.messages import DEFAULT_TERMS, Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.config import ModelConfig
-from tests.components.fake_device import FakeDevice, FakeProgram, Faults, fake_config
+from tests.components.fake_device import FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
 
 
 def call(
@@ -45,6 +45,7 @@ class Rig:
     runner: BatchRunner
     program: FakeProgram
     device: FakeDevice
+    slab: FakeBuffer
     outputs: dict[str, list[int]] = field(default_factory=dict)
     last: dict[str, Delta] = field(default_factory=dict)
 
@@ -87,12 +88,14 @@ def make_rig(
     extend_lengths: tuple[int, ...] = (),
     static_lengths: tuple[int, ...] = (),
     logits_result: bool = True,
+    reads_masked: bool = False,
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
     strict: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
     program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
+    program.reads_masked = reads_masked
     device = FakeDevice(program)
     cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
     if token_budget is None and mode == "extend-attention":
@@ -108,4 +111,4 @@ def make_rig(
     engine = Engine(
         scheduler=scheduler, cache=cache, runner=runner, limits=limits, strict=strict, clock=clock
     )
-    return Rig(engine, scheduler, cache, runner, program, device)
+    return Rig(engine, scheduler, cache, runner, program, device, slab)

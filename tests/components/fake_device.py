@@ -3,7 +3,8 @@
 The page table stores one number a token. A row's logits are a function of the numbers read back through
 its block table, so a page that was lost, shared too early, overwritten or belongs to somebody else
 changes the tokens. `Faults` raises where a test asks for it. NaN spreads as in a real model: into the
-pages of the row it befell, and from there to whoever reads them.
+pages of the row it befell, and from there to whoever reads them: with `reads_masked` also to those whose
+block tables name them without a token there, as a mask that multiplies by 0 does not stop it.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class FakePending:
 class Faults:
     """What may go wrong.
 
-    `call(name)` runs first in every call of upload, submit, wait and download, and `before(entry)` in
+    `call(name)` runs first in every call of upload, submit, wait, download and clear, and `before(entry)` in
     every invocation; both may raise. `spoil(row)` makes a row's arithmetic NaN.
     """
 
@@ -124,6 +125,7 @@ class FakeProgram:
     logits_result: bool = True
     extend_rank: int = 0  # 1: packed extend entries, 2: a padded one, 0: none
     extend_lengths: tuple[int, ...] = ()
+    reads_masked: bool = False
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
     @property
@@ -192,7 +194,7 @@ class FakeProgram:
         """`[VOCAB]` logits after what is read back, NaN if some of that is."""
         num_pages = -(-int(seq_len) // self.config.stride)
         context = cache[blocks[:num_pages]].reshape(-1)[:seq_len]
-        if np.isnan(context).any():
+        if np.isnan(cache[blocks] if self.reads_masked else context).any():
             return np.full(VOCAB, np.nan, np.float32)
         return fake_logits(context)
 
@@ -234,6 +236,10 @@ class FakeDevice:
     def download(self, buffer: DeviceBuffer) -> Array:
         self.program.faults.call("download")
         return array_of(buffer).copy()
+
+    def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
+        self.program.faults.call("clear")
+        array_of(buffer)[list(rows)] = 0
 
     def close(self) -> None:
         return None

@@ -16,7 +16,6 @@ from typing import Any
 from shortfin_apps.llm.components.async_engine import FAILURES_OF_A_DEAD_DEVICE
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
-from shortfin_apps.llm.components.invocation import BatchResult
 from shortfin_apps.llm.components.kvcache.base import Lease
 from shortfin_apps.llm.components.messages import Delta, EngineClient, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.errors import (
@@ -148,18 +147,19 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         mode=rng.choice(["default", "extend-attention"]),
         token_budget=rng.choice([None, 8, 16, 40]),
         extend_rank=rng.choice([1, 2]),
+        reads_masked=rng.random() < 0.5,
         scheduling=SchedulingOptions(
             max_long_prefills=rng.randint(1, 2), long_prefill_tokens=12, tenant_weights={"b": 3.0}
         ),
         clock=clock,
     )
-    run = rig.runner.run
+    invoke = rig.engine._invoke
 
-    def noting(batch: Batch) -> BatchResult:
+    def noting(batch: Batch, began_s: float) -> None:
         before_run(batch)
-        return run(batch)
+        invoke(batch, began_s)
 
-    rig.runner.run = noting  # type: ignore[method-assign]
+    rig.engine._invoke = noting  # type: ignore[method-assign]
     return rig
 
 

@@ -130,6 +130,7 @@ class Engine:
         self._requests.clear()
         self._deadlines_s.clear()
         for request in requests:
+            _distrust(request)
             self._scheduler.discard(request)
         reason = FinishReason.ERROR
         ended = [Delta(request_id=r.request_id, finish_reason=reason, error=error) for r in requests]
@@ -184,6 +185,7 @@ class Engine:
 
     def _invoke(self, batch: Batch, began_s: float) -> None:
         try:
+            self._clear_suspects()
             rows = self._rows(batch, self._runner.run(batch))
         except Exception as error:
             self._failures_in_a_row += 1
@@ -193,6 +195,12 @@ class Engine:
         self._commit(batch, rows, began_s)
         self._num_steps += 1
         self._step_s += self._clock() - began_s
+
+    def _clear_suspects(self) -> None:
+        """Before anybody computes into pages, or beside pages, that may hold NaN of somebody else."""
+        if self._cache.suspects:
+            self._runner.clear_pages(self._cache.suspects)
+            self._cache.suspects.clear()
 
     def _rows(self, batch: Batch, result: BatchResult) -> list[Candidates | None]:
         """What came out for each task; None where that is not worth fetching.
@@ -213,11 +221,14 @@ class Engine:
         """Takes over what was computed; what is not a number ends its request and gets to no one else."""
         for task, row in zip(batch.tasks, rows, strict=True):
             if row is not None and not np.isfinite(row.best):
+                _distrust(task.request)
                 error = InvocationError("the model returned logits that are not finite numbers")
                 self._deltas.append(self._finish(task.request, FinishReason.ERROR, error=error))
                 continue
             self._advance(task, began_s)
-            if row is not None:
+            if row is None:
+                _distrust(task.request)
+            else:
                 self._publish(task)
             if task.completes:
                 assert row is not None
@@ -238,8 +249,9 @@ class Engine:
     def _publish(self, task: LlmTaskInput) -> None:
         """Offers for sharing the pages that it filled, and those of earlier tasks that were not yet."""
         request, stride = task.request, self._cache.stride
+        assert request.lease is not None
+        request.lease.is_suspect = False  # the row attended to all of its pages
         if len(task.input_tokens) > 1 or task.seq_len // stride > task.start_position // stride:
-            assert request.lease is not None
             self._cache.publish(request.lease, request.tokens, task.seq_len)
 
     def _sample(self, request: Request, row: Candidates) -> Delta:
@@ -304,6 +316,7 @@ class Engine:
         logger.error("invocation of %d tasks failed", len(batch.tasks), exc_info=error)
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
         for task in batch.tasks:
+            _distrust(task.request)
             self._deltas.append(self._finish(task.request, FinishReason.ERROR, error=shown))
 
     def _contain(self, bug: IllegalTransitionError) -> None:
@@ -326,3 +339,9 @@ class Engine:
         logger.error("a request left its lifecycle and is ended; please report this bug", exc_info=bug)
         self._scheduler.discard(bug.request)
         return InvocationError("the engine lost track of this request and ended it")
+
+
+def _distrust(request: Request) -> None:
+    """Has the pages that it writes cleared before anybody else gets them."""
+    if request.lease is not None:
+        request.lease.is_suspect = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.buckets import Buckets, Layout, Shape
 from shortfin_apps.llm.components.entry_counts import EntryCounts
+from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
@@ -149,6 +150,11 @@ class BatchRunner:
         self.device_s += self._clock() - begin
         self._counts[shape.entry].add([len(task.input_tokens) for task in batch.tasks], shape.tokens)
         return result
+
+    def clear_pages(self, page_ids: Collection[int]) -> None:
+        """Zeroes pages that may hold NaN, and with them the scratch page, where their rows' padding lies."""
+        for slab in self._page_table:
+            self._device.clear(slab, [SCRATCH_PAGE, *page_ids])
 
     def warm_up(self) -> list[EntrySignature]:
         """Runs every entry once on padding rows alone, so that no request pays for first touches.

@@ -70,6 +70,19 @@ def test_upload_takes_any_memory_layout(device: Device) -> None:
 
 
 @pytest.mark.parametrize("only_dispatches", [False, True])
+def test_rows_are_cleared_and_no_others(device: Device, program: Program, only_dispatches: bool) -> None:
+    slab = device.allocate((8,), F32, only_dispatches=only_dispatches)
+    program.submit("accumulate", [device.upload(vector(3)), slab]).wait()
+    device.clear(slab, [1, 6])
+    np.testing.assert_array_equal(device.download(slab), [3, 0, 3, 3, 3, 3, 0, 3])
+    program.submit("accumulate", [device.upload(vector(1)), slab]).wait()
+    np.testing.assert_array_equal(device.download(slab), [7, 1, 7, 7, 7, 7, 1, 7])
+    pages = device.allocate((3, 64), np.dtype(ml_dtypes.bfloat16), only_dispatches=only_dispatches)
+    device.clear(pages, [2])
+    assert not device.download(pages).astype(np.float32).any()
+
+
+@pytest.mark.parametrize("only_dispatches", [False, True])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fnuz])
 def test_allocated_memory_is_zero_even_when_recycled(
     device: Device, dtype: type, only_dispatches: bool

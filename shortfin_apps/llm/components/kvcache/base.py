@@ -33,6 +33,7 @@ class Lease:
     page_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # tokens whose K/V was found in shared pages at `acquire`
     num_shared_pages: int = 0  # leading pages whose content is published; nobody writes them any more
+    is_suspect: bool = False  # something was computed into its pages that is not known to be numbers
     released: bool = False
 
 
@@ -41,6 +42,9 @@ class KVCache(ABC):
 
     shares_prefixes: ClassVar[bool] = False
     stride: int  # tokens per page
+    # Pages that suspect leases gave back. Whoever runs invocations clears them before the next one: a program
+    # may multiply what it does not read by 0, which leaves NaN what it is.
+    suspects: set[int]
 
     @abstractmethod
     def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:

@@ -18,6 +18,7 @@ class BaseCache(KVCache):
         self.stride = stride
         self._pool = PagePool(num_pages)
         self._leases: set[Lease] = set()
+        self.suspects = set()
 
     def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
         lease = Lease()
@@ -47,6 +48,8 @@ class BaseCache(KVCache):
         self._leases.remove(lease)
         lease.released = True
         self._free_pages(lease)
+        if lease.is_suspect:
+            self.suspects.update(page for page in lease.page_ids if not self._pool.references(page))
         lease.page_ids.clear()
         lease.num_shared_pages = 0
 

@@ -114,6 +114,10 @@ class Device(Protocol):
         """A copy of a finished result (or of a buffer that nothing in flight writes)."""
         ...
 
+    def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
+        """Zeroes rows of an allocated buffer's first dimension; nothing in flight may use it."""
+        ...
+
     def close(self) -> None:
         """Waits for what is under way. Nothing made from the device may be used afterwards."""
         ...

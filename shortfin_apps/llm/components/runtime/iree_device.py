@@ -314,6 +314,10 @@ class IreeDevice:
         source = cast(IreeBuffer, buffer)
         return source.map_bytes().copy().view(source.dtype).reshape(source.shape)
 
+    def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
+        target = cast(IreeBuffer, buffer)
+        target.map_bytes().reshape(target.shape[0], -1)[list(rows)] = 0
+
     def close(self) -> None:
         for pending in self._in_flight:
             try:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -38,6 +39,8 @@ from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.parameters import SCOPE, open_parameters
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -252,6 +255,15 @@ class ShortfinDevice:
             return _read(source.array, source.shape, source.dtype)
         return self._call(lambda: self._fetch(source)).result()
 
+    def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
+        array = cast(ShortfinBuffer, buffer).array
+        if not self._unified:
+            self._call(lambda: self._fill(array, rows)).result()
+            return
+        with array.storage.map(read=True, write=True) as mapping:
+            content = np.frombuffer(mapping, np.uint8).reshape(buffer.shape[0], -1)
+            content[list(rows)] = 0
+
     def invoke(self, function: Any, buffers: Sequence[ShortfinBuffer]) -> Future[Sequence[ShortfinBuffer]]:
         """Queues a call of `function`; the future fails as the invocation does."""
         future: Future[Sequence[ShortfinBuffer]] = Future()
@@ -354,6 +366,15 @@ class ShortfinDevice:
         host.copy_from(source.array)
         await _Completion(source.array.device)
         return _read(host, source.shape, source.dtype)
+
+    async def _fill(self, array: Any, rows: Sequence[int]) -> None:
+        if self._immortal:
+            # Work on an array may wait for the fiber it was made on, and one has been given up.
+            logger.warning("pages of a request that failed are not cleared, as the device has failed before")
+            return
+        for row in rows:
+            array.view(row).fill(_ZERO)
+        await _Completion(array.device)
 
     async def _release(self) -> None:
         # The timeline may be at its end before these tasks ran, and after the queue is closed they never do.
