@@ -151,6 +151,27 @@ def test_pages_that_cannot_be_cleaned_are_not_used_before_they_are() -> None:
     expect_right_answers(rig, PROMPT)
 
 
+@modes
+def test_a_shared_page_that_went_bad_does_not_end_every_later_request(mode: str) -> None:
+    """Whoever read it ends in error; nobody finds it any more."""
+    rig = leaky_rig(mode, pages=24)
+    rig.engine.add(call("first", PROMPT))
+    rig.run()
+    lease = rig.cache.acquire(PROMPT)
+    bad = lease.page_ids[0]
+    rig.cache.release(lease)
+    rig.slab.array[bad] = np.nan
+    rig.engine.add(call("other", OTHER, max_tokens=12))
+    rig.engine.add(call("second", PROMPT, max_tokens=6))
+    rig.engine.add(call("third", [*PROMPT, 7], max_tokens=6))
+    rig.run()
+    assert rig.outputs["other"] == greedy_continuation(OTHER, 12)
+    assert rig.reason("second") is FinishReason.ERROR
+    assert rig.reason("third") is FinishReason.ERROR
+    expect_right_answers(rig, PROMPT)
+    assert not np.isnan(rig.slab.array).any()
+
+
 def test_nothing_is_cleaned_while_all_goes_well() -> None:
     rig = leaky_rig()
     calls: list[str] = []

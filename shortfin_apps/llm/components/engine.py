@@ -221,7 +221,7 @@ class Engine:
         """Takes over what was computed; what is not a number ends its request and gets to no one else."""
         for task, row in zip(batch.tasks, rows, strict=True):
             if row is not None and not np.isfinite(row.best):
-                _distrust(task.request)
+                self._retract(task.request)
                 error = InvocationError("the model returned logits that are not finite numbers")
                 self._deltas.append(self._finish(task.request, FinishReason.ERROR, error=error))
                 continue
@@ -233,6 +233,12 @@ class Engine:
             if task.completes:
                 assert row is not None
                 self._deltas.append(self._sample(task.request, row))
+
+    def _retract(self, request: Request) -> None:
+        """Has what it wrote cleared, and what it shared forgotten: one of these pages has NaN."""
+        _distrust(request)
+        assert request.lease is not None
+        self._cache.retract(request.lease)
 
     def _advance(self, task: LlmTaskInput, began_s: float) -> None:
         """Counts the task's tokens as computed."""

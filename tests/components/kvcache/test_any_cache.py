@@ -40,6 +40,7 @@ class Sequence:
     tokens: list[int]
     num_computed: int
     num_published_pages: int
+    is_retracted: bool = False
 
     def chain(self, num_tokens: int) -> Chain:
         return self.salt, tuple(self.tokens[:num_tokens])
@@ -73,7 +74,7 @@ class CacheMachine(RuleBasedStateMachine):
         return length
 
     def own_chains(self, sequence: Sequence) -> list[Chain]:
-        pages = range(1, sequence.num_published_pages + 1)
+        pages = range(1, (0 if sequence.is_retracted else sequence.num_published_pages) + 1)
         return [sequence.chain(page * self.stride) for page in pages]
 
     def unleased(self) -> set[Chain]:
@@ -139,7 +140,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.publish(sequence.lease, sequence.tokens[: sequence.num_computed])
         else:
             self.cache.publish(sequence.lease, sequence.tokens, sequence.num_computed)
-        if self.name == "trie":
+        if self.name == "trie" and not sequence.is_retracted:
             sequence.num_published_pages = sequence.num_computed // self.stride
         for chain in self.own_chains(sequence):
             self.published.setdefault(chain, 0)
@@ -215,6 +216,21 @@ class CacheMachine(RuleBasedStateMachine):
         self.stop(sequence)
         if twice:
             self.cache.release(sequence.lease)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), stops=st.booleans())
+    def retract(self, data: st.DataObject, stops: bool) -> None:
+        """Nobody finds its first page again, nor what continues that; who reads them reads on."""
+        sequence = self.some(data)
+        chains = self.own_chains(sequence)
+        for other in self.running:
+            other.is_retracted |= bool(chains) and chains[0] in self.own_chains(other)
+        for salt, tokens in list(self.published):
+            if chains and (salt, tokens[: self.stride]) == chains[0]:
+                del self.published[salt, tokens]
+        self.cache.retract(sequence.lease)
+        if stops:
+            self.stop(sequence)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -75,6 +75,14 @@ class KVCache(ABC):
         """
 
     @abstractmethod
+    def retract(self, lease: Lease) -> None:
+        """Takes back what the lease shares, for its pages may be bad: nobody finds them any more.
+
+        That is its first page and all that continues it. Who leases such pages keeps them, and publishes
+        nothing behind them.
+        """
+
+    @abstractmethod
     def release(self, lease: Lease) -> None:
         """Gives every page back. Releasing twice is a no-op."""
 

@@ -42,6 +42,9 @@ class BaseCache(KVCache):
     def publish(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
         pass
 
+    def retract(self, lease: Lease) -> None:
+        pass
+
     def release(self, lease: Lease) -> None:
         if lease.released:
             return

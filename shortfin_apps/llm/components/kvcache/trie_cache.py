@@ -22,7 +22,7 @@ somebody who does not read it:
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, Lease
@@ -62,6 +62,7 @@ class TrieCache(BaseCache):
         super().__init__(num_pages, stride)
         self._root = _Node(key=(), parent=None, page_id=SCRATCH_PAGE)
         self._unleased: OrderedDict[_Node, None] = OrderedDict()
+        self._retracted: set[_Node] = set()  # out of the trie, but leased
 
     def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
         lease = _TrieLease(cache_salt=cache_salt, tip=self._root)
@@ -82,8 +83,24 @@ class TrieCache(BaseCache):
             return
         assert isinstance(lease, _TrieLease), "the lease is another cache's"
         assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
+        if lease.tip in self._retracted:
+            return
         for key in self._keys(tokens, lease.num_shared_pages, num_full, lease.cache_salt):
             self._enter(lease, self._publish_page(lease, key))
+
+    def retract(self, lease: Lease) -> None:
+        if not lease.num_shared_pages:
+            return
+        *_, (first, _) = _chain(lease)
+        if first in self._retracted:
+            return
+        del self._root.children[first.key]
+        for node in _subtree([first]):
+            if node.num_leases:
+                self._retracted.add(node)
+            else:
+                del self._unleased[node]
+                self._pool.release(node.page_id)
 
     def flush(self) -> int:
         count = len(self._unleased)
@@ -156,7 +173,12 @@ class TrieCache(BaseCache):
             node.copies.remove(page_id)
         elif node.copies and self._pool.references(page_id) == 1:
             self._replace_page(node, node.copies.pop())
-        if node.num_leases == 0:
+        if node.num_leases:
+            return
+        if node in self._retracted:
+            self._retracted.remove(node)
+            self._pool.release(node.page_id)
+        else:
             self._unleased[node] = None
 
     def _free_pages(self, lease: Lease) -> None:
@@ -190,15 +212,21 @@ class TrieCache(BaseCache):
             assert all(child < index for child in below), f"page {node.page_id} goes before its children"
 
     def _nodes(self) -> Iterator[_Node]:
-        """Every page of the trie."""
-        stack = list(self._root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack += node.children.values()
+        """Every page that was published and is not forgotten."""
+        yield from _subtree(self._root.children.values())
+        yield from self._retracted
 
     def _count_references(self) -> Counter[int]:
         return super()._count_references() + Counter(node.page_id for node in self._nodes())
+
+
+def _subtree(nodes: Iterable[_Node]) -> Iterator[_Node]:
+    """The nodes and everything under them."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.children.values()
 
 
 def _chain(lease: Lease) -> Iterator[tuple[_Node, int]]:
