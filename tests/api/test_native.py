@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import MAX_REQUESTS, MAX_SEQ_LEN, TOKENIZER, Harness, events_of
 from tests.api.scripted_engine import failing, forever, saying
-from tests.components.tiny_tokenizers import EOS
+from tests.components.tiny_tokenizers import EOS, sentencepiece_tokenizer
 
 PROMPT = "hello"
 UPSTREAM_BODY = {  # what upstream's own client sends
@@ -142,6 +143,16 @@ async def test_logprobs_in_sglangs_shape(harness: Harness) -> None:
     [token_id] = answer["responses"][0]["output_ids"]
     assert meta["output_token_logprobs"] == [[-0.5, token_id, "the"]]
     assert [pair[:2] for pair in meta["output_top_logprobs"][0]] == [[-0.5, token_id], [-1.0, token_id + 1]]
+
+
+async def test_a_sentencepiece_token_keeps_its_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    harness = Harness(forever(tokenizer, "world"), tokenizer=tokenizer)
+    body = {"input_ids": tokenizer.encode("hello"), "return_logprob": True}
+    [answer] = await answers(harness, body | {"sampling_params": {"max_tokens": 2}})
+    assert answer["responses"][0]["text"] == " world"
+    triples = answer["responses"][0]["meta_info"]["output_token_logprobs"]
+    assert [text for _, _, text in triples] == ["<s>", " world"]
 
 
 async def test_a_stream_carries_everything_so_far(harness: Harness) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,7 +11,7 @@ import pytest_asyncio
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import BASE_URL, MAX_SEQ_LEN, MODEL, TOKENIZER, Harness, events_of
 from tests.api.scripted_engine import failing, forever, saying
-from tests.components.tiny_tokenizers import BOS
+from tests.components.tiny_tokenizers import BOS, sentencepiece_tokenizer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -126,6 +127,24 @@ async def test_completion_logprobs(harness: Harness) -> None:
     chunks = events_of(await harness.post(COMPLETIONS, body | {"stream": True}))
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [offset for part in parts for offset in part["text_offset"]] == [0, 3]
+
+
+async def test_logprobs_of_sentencepiece_tokens_place_them_in_the_text(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    harness = Harness(saying(tokenizer, "world 😀!"), tokenizer=tokenizer)
+    body = {"prompt": "hello", "logprobs": 1}
+    [choice] = (await harness.post(COMPLETIONS, body)).json()["choices"]
+    # Its first token is <s>, as the script says the whole of an encoding.
+    logprobs = choice["logprobs"]
+    assert choice["text"] == " world 😀!"
+    assert logprobs["tokens"] == ["<s>", " world", " ", *["\ufffd"] * 4, "!", "</s>"]
+    assert logprobs["text_offset"] == [0, 0, 6, 7, 7, 7, 7, 8, 9]
+    assert list(logprobs["top_logprobs"][1]) == [" world"]
+    chunks = events_of(await harness.post(COMPLETIONS, body | {"stream": True}))
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(part["text"] for part in parts) == " world 😀!"
+    offsets = [offset for part in parts for offset in part["logprobs"]["text_offset"]]
+    assert offsets == logprobs["text_offset"]
 
 
 async def test_chat_logprobs(harness: Harness) -> None:

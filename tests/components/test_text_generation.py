@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from shortfin_apps.llm.components.text_generation import LONG_TEXT, TextGenerato
 from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, gather, gather_answers, merge
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, OverloadedError
 from tests.api.scripted_engine import Script, ScriptedEngine, failing, forever, saying
-from tests.components.tiny_tokenizers import EOS, byte_level_tokenizer
+from tests.components.tiny_tokenizers import EOS, byte_level_tokenizer, sentencepiece_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 [EOS_ID] = TOKENIZER.eos_token_ids
@@ -118,6 +119,34 @@ async def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("a", FinishReason.STOP, None)
     assert answer.token_ids[-1] == EOS_ID
     assert TOKENIZER.decode(answer.token_ids, skip_special_tokens=False) == f"a{EOS}"
+
+
+async def test_text_after_a_sentencepiece_prompt_keeps_its_first_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    prompt_ids, [_, world] = tuple(tokenizer.encode("hello")), tokenizer.encode("world")
+    engine = ScriptedEngine(in_steps([world] * 3, [1, 1]))
+    generator = TextGenerator(
+        tokenizer, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=ServerMetrics("m")
+    )
+    asked = replace(request(), prompt_ids=prompt_ids)
+    [answer] = await gather(await generator.submit([asked]))
+    assert answer.text == " world world world"
+    stopped = replace(asked, stop=(" wor",))
+    [answer] = await gather(await generator.submit([stopped]))
+    assert (answer.text, answer.stop_reason, len(answer.token_ids)) == ("", " wor", 1)
+
+
+async def test_beams_after_a_sentencepiece_prompt_keep_their_first_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    prompt_ids = tuple(tokenizer.encode("hello"))
+    engine = ScriptedEngine(forever(tokenizer, "world"))
+    generator = TextGenerator(
+        tokenizer, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=ServerMetrics("m")
+    )
+    asked = replace(beams(2), prompt_ids=prompt_ids)
+    [answers] = await gather_answers(await generator.submit_whole([asked]))
+    texts = [tokenizer.decode([*prompt_ids, *answer.token_ids]) for answer in answers]
+    assert ["hello" + answer.text for answer in answers] == texts
 
 
 async def test_held_text_comes_when_the_request_ends() -> None:

@@ -2,14 +2,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import models
 
 from shortfin_apps.llm.components.tokenizer import Tokenizer, first_out_of_range
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
-from tests.components.tiny_tokenizers import BOS, EOS, byte_level_backend, byte_level_tokenizer
+from tests.components.tiny_tokenizers import (
+    BOS,
+    EOS,
+    SentencePieceForm,
+    byte_level_backend,
+    byte_level_tokenizer,
+    sentencepiece_tokenizer,
+)
 
 TOKENIZER = byte_level_tokenizer()
 MESSAGES = [{"role": "user", "content": "hé"}]
@@ -34,6 +44,21 @@ def test_special_tokens_are_skipped_on_request() -> None:
 def test_ids_that_name_no_token_decode_to_nothing() -> None:
     assert TOKENIZER.decode([TOKENIZER.vocab_size + 5]) == ""
     assert TOKENIZER.id_to_token(-1) is None
+
+
+@pytest.mark.parametrize("form", get_args(SentencePieceForm))
+def test_a_token_reads_as_within_a_text(tmp_path: Path, form: SentencePieceForm) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path, form)
+    ids = tokenizer.encode("hello world 12!")
+    assert "".join(map(tokenizer.token_text, ids)) == "<s> hello world 12!"
+    assert [tokenizer.token_text(i) for i in tokenizer.encode("the")] == ["<s>", " the"]
+
+
+def test_a_vocabulary_without_letters_has_token_texts() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"1": 0, "2": 1}, unk_token="1"))
+    assert Tokenizer(backend).token_text(1) == " 2"
+    empty = tokenizers.Tokenizer(models.BPE())
+    assert Tokenizer(empty).token_text(1) == ""
 
 
 def test_truncation_and_padding_in_the_file_are_switched_off() -> None:

@@ -35,7 +35,10 @@ class CompletionShape:
         self._tokenizer = tokenizer
         # Text that is still to come before a choice's own.
         self._echoes = [tokenizer.decode(r.prompt_ids) if echo else "" for r in requests]
-        self._offsets = [0] * len(requests)  # characters of the choice's tokens so far
+        # Where the next token of a choice lies in its text: a token is not its text alone, as a
+        # character may take several and special ones show none.
+        self._detokenizers = [r.detokenizer(tokenizer) for r in requests]
+        self._offsets = [0] * len(requests)
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
         echo, self._echoes[index] = self._echoes[index], ""
@@ -56,9 +59,9 @@ class CompletionShape:
             return None
         tokens = [self._tokenizer.token_text(i) for i in delta.token_ids]
         offsets = []
-        for token in tokens:
+        for token_id in delta.token_ids:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(token)
+            self._offsets[index] += len(self._detokenizers[index].push(token_id))
         return {
             "tokens": tokens,
             "token_logprobs": [lp.logprob for lp in delta.logprobs],

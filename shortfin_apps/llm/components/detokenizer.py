@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from shortfin_apps.llm.components.tokenizer import REPLACEMENT, Tokenizer
 
 MAX_WINDOW = 16  # tokens decoded at once, at most; only a run of broken bytes gets there
+MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # of them, the prompt's
 UTF8_TOKENS = 4  # tokens that certainly cover an unfinished character (three bytes) and one before it
 
 
 class Detokenizer:
-    """Decodes a growing sequence, each token with only the few before it.
+    """Decodes what follows a prompt, each token with only the few before it.
 
-    A decoder may need context (a leading space is dropped at the very start; a character may span
-    tokens), so the last piece that was settled is decoded again together with what follows it:
+    A decoder needs context (SentencePiece drops a leading space at the very start; a character may
+    span tokens), so the last piece that was settled, at first the prompt's end, is decoded again
+    together with what follows it:
 
         window:  | settled, decoded for context | new, not settled |
         text:    | ............ sent .......... |  next piece ...  | U+FFFD: maybe half a character |
+
+    A character that the prompt's last token leaves unfinished belongs to what follows.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._silent = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._window: list[int] = []
-        self._context_len = 0  # tokens of the window that are settled
-        self._sent = 0  # characters of the decoded window already handed out
+        settled, unfinished = self._end_of(prompt_ids)
+        self._window = settled + unfinished
+        self._context_len = len(settled)  # tokens of the window that are settled
+        self._sent = len(self._decode(settled))  # characters of the decoded window already handed out
+        self._prompt_marks = len(self._decode(self._window)) - self._sent  # U+FFFD, if they stay that
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often one word, sometimes empty."""
-        if token_id in self._silent or self._tokenizer.id_to_token(token_id) is None:
+        if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
@@ -45,13 +54,35 @@ class Detokenizer:
             end = len(text.rstrip(REPLACEMENT))
             piece = text[self._sent : end]
             self._sent = max(self._sent, end)
-        return piece
+        return self._without_prompt_marks(piece)
 
     def finish(self) -> str:
         """What was still held back; an unfinished character comes as U+FFFD."""
-        piece = self._decode(self._window)[self._sent :]
+        piece = self._without_prompt_marks(self._decode(self._window)[self._sent :])
         self._window.clear()
-        self._context_len = self._sent = 0
+        self._context_len = self._sent = self._prompt_marks = 0
+        return piece
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Few tokens before the end, with text of whole characters, and those that begin one more."""
+        with_text = filter(self._has_text, reversed(prompt_ids))
+        last = list(itertools.islice(with_text, MAX_PROMPT_WINDOW + UTF8_TOKENS - 1))[::-1]
+        for end in range(len(last), max(len(last) - UTF8_TOKENS, -1), -1):
+            for start in range(max(end - 1, 0), max(end - MAX_PROMPT_WINDOW, 0) - 1, -1):
+                text = self._decode(last[start:end])
+                if REPLACEMENT not in (text[:1], text[-1:]) and (text or start == 0):
+                    return last[start:end], last[end:]
+        return last[-UTF8_TOKENS:], []  # broken bytes
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id not in self._silent and self._tokenizer.id_to_token(token_id) is not None
+
+    def _without_prompt_marks(self, piece: str) -> str:
+        while self._prompt_marks and piece.startswith(REPLACEMENT):
+            piece = piece[1:]
+            self._prompt_marks -= 1
+        if piece:
+            self._prompt_marks = 0
         return piece
 
     def _settle(self, keep: int, unsettled_chars: int) -> None:

@@ -75,6 +75,10 @@ class TextRequest:
             terms=self.terms,
         )
 
+    def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
+        """A new one, for the text after the prompt."""
+        return Detokenizer(tokenizer, self.prompt_ids, skip_special_tokens=self.skip_special_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
@@ -111,7 +115,7 @@ class TextStream:
         self.request = request
         self._engine = engine
         self._engine_id = engine_id
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=request.skip_special_tokens)
+        self._detokenizer = request.detokenizer(tokenizer)
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
         self._timer = timer
         self._num_tokens = 0
@@ -260,7 +264,7 @@ class TextBeams:
         ids = hypothesis.token_ids
         if hypothesis.finish_reason is FinishReason.STOP and not self.request.include_stop:
             ids = ids[:-1]
-        detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=self.request.skip_special_tokens)
+        detokenizer = self.request.detokenizer(self._tokenizer)
         return "".join(map(detokenizer.push, ids)) + detokenizer.finish()
 
 

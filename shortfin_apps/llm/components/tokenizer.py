@@ -84,8 +84,19 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token on its own, special tokens included; U+FFFD where it splits a character."""
+        """Text of one token within a text (SentencePiece's words have their space), special tokens
+        included; U+FFFD where it splits a character.
+        """
+        before = self.decode(self._anchor, skip_special_tokens=False)
+        text = self.decode([*self._anchor, token_id], skip_special_tokens=False)
+        if text.startswith(before):
+            return text[len(before) :]
         return self.decode([token_id], skip_special_tokens=False)
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """A token that may stand before any other: decoders treat the first of a text in ways of its own."""
+        return self.encode("a", add_special_tokens=False)[-1:]
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token's name in the vocabulary, None when there is no such token."""
