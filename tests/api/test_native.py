@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,18 @@ async def test_a_stream_carries_everything_so_far(harness: Harness) -> None:
         assert later["text"].startswith(earlier["text"])
         assert later["output_ids"][:-1] == earlier["output_ids"]
         assert earlier["meta_info"]["finish_reason"] is None
+
+
+async def test_a_stream_carries_each_tokens_logprobs_once(harness: Harness) -> None:
+    body = {"text": PROMPT, "return_logprob": True, "top_logprobs_num": 2, "rid": "r"}
+    [whole] = (await answers(harness, body))[0]["responses"]
+    events = events_of(await harness.post("/generate", {**body, "stream": True}))
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        parts = [event["meta_info"].pop(name) for event in events]
+        assert list(chain.from_iterable(parts)) == whole["meta_info"].pop(name)
+        ends = [event["meta_info"]["completion_tokens"] for event in events]
+        assert [len(part) for part in parts] == [end - start for start, end in pairwise([0, *ends])]
+    assert events[-1] == {**whole, "index": 0}
 
 
 async def test_a_streamed_batch_says_whose_chunk_it_is(harness: Harness) -> None:

@@ -54,6 +54,14 @@ def test_a_token_reads_as_within_a_text(tmp_path: Path, form: SentencePieceForm)
     assert [tokenizer.token_text(i) for i in tokenizer.encode("the")] == ["<s>", " the"]
 
 
+def test_the_text_of_a_token_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level_tokenizer()
+    [token_id] = tokenizer.encode("the")
+    assert tokenizer.token_text(token_id) == "the"
+    monkeypatch.setattr(tokenizer, "decode", None)
+    assert tokenizer.token_text(token_id) == "the"
+
+
 def test_a_vocabulary_without_letters_has_token_texts() -> None:
     backend = tokenizers.Tokenizer(models.WordLevel({"1": 0, "2": 1}, unk_token="1"))
     assert Tokenizer(backend).token_text(1) == " 2"

@@ -2,7 +2,8 @@
 
 Whole:    {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...]}, ...]}
           with `n` answers to each prompt or, best first, `num_beams`
-Streamed: data: {"text", "output_ids", "meta_info", "index"} with everything so far, then data: [DONE]
+Streamed: data: {"text", "output_ids", "meta_info", "index"} with everything so far, then data: [DONE];
+          but log-probabilities come once: an event has those of its last tokens, as many as are new
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.beam_search import check_num_beams
-from shortfin_apps.llm.components.messages import FinishReason, Terms, TokenLogprobs
+from shortfin_apps.llm.components.messages import FinishReason, Terms
 from shortfin_apps.llm.components.text_generation import with_seed
 from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, TextStream, gather_answers, merge
 from shortfin_apps.llm.components.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         under_way = await model.generator.submit_whole(requests)
     wholes = await unless_disconnected(request, gather_answers(under_way))
     answers = [
-        [Answer.whole(asked, model.generator.tokenizer, whole) for whole in several]
+        [await _whole(asked, model.generator.tokenizer, whole) for whole in several]
         for asked, several in zip(requests, wholes, strict=True)
     ]
     return JsonResponse({"responses": _by_prompt(items, answers, bool(body.return_input_ids))})
@@ -165,36 +166,28 @@ class Answer:
     tokenizer: Tokenizer
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
-    finish_reason: dict[str, Any] | None = None
 
-    @classmethod
-    def whole(cls, request: TextRequest, tokenizer: Tokenizer, delta: TextDelta) -> Answer:
-        answer = cls(request, tokenizer)
-        answer.add(delta)
-        return answer
+    def add(self, delta: TextDelta) -> dict[str, Any]:
+        """The answer so far, with the log-probabilities of this delta only.
 
-    def add(self, delta: TextDelta) -> None:
+        Those are some hundred bytes a token: all of them in every event would cost quadratic time.
+        """
         self.text += delta.text
         self.output_ids += delta.token_ids
-        self.logprobs += delta.logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        self.finish_reason = _finish_reason(delta, len(self.output_ids))
-
-    def to_dict(self) -> dict[str, Any]:
         meta_info: dict[str, Any] = {
             "id": self.request.request_id,
-            "finish_reason": self.finish_reason,
+            "finish_reason": _finish_reason(delta, len(self.output_ids)),
             "prompt_tokens": len(self.request.prompt_ids),
             "completion_tokens": len(self.output_ids),
             "cached_tokens": self.num_cached_tokens,
         }
         if self.request.params.logprobs is not None:
-            pairs = zip(self.output_ids, self.logprobs, strict=True)
+            pairs = zip(delta.token_ids, delta.logprobs, strict=True)
             meta_info["output_token_logprobs"] = [self._triple(i, lp.logprob) for i, lp in pairs]
             meta_info["output_top_logprobs"] = [
-                [self._triple(i, logprob) for i, logprob in lp.top] for lp in self.logprobs
+                [self._triple(i, logprob) for i, logprob in lp.top] for lp in delta.logprobs
             ]
         return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta_info}
 
@@ -202,12 +195,16 @@ class Answer:
         return logprob, token_id, self.tokenizer.token_text(token_id)
 
 
+async def _whole(request: TextRequest, tokenizer: Tokenizer, answer: TextDelta) -> dict[str, Any]:
+    await asyncio.sleep(0)  # many answers with log-probabilities must not keep others from being heard
+    return Answer(request, tokenizer).add(answer)
+
+
 async def _events(streams: Sequence[TextStream], tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
     answers = [Answer(stream.request, tokenizer) for stream in streams]
     try:
         async for index, delta in merge(streams):
-            answers[index].add(delta)
-            yield event({**answers[index].to_dict(), "index": index})
+            yield event({**answers[index].add(delta), "index": index})
     except Exception as error:
         if not isinstance(error, LlmError):
             logger.exception("a stream failed")
@@ -216,13 +213,13 @@ async def _events(streams: Sequence[TextStream], tokenizer: Tokenizer) -> AsyncG
 
 
 def _by_prompt(
-    items: Sequence[Item], answers: Sequence[Sequence[Answer]], with_ids: bool
+    items: Sequence[Item], answers: Sequence[Sequence[dict[str, Any]]], with_ids: bool
 ) -> list[dict[str, Any]]:
     """`answers` are those to each request, in order; an item has `n` requests."""
     rest = iter(answers)
     responses = []
     for item in items:
-        choices = [answer.to_dict() for _ in range(item.sampling.n or 1) for answer in next(rest)]
+        choices = [answer for _ in range(item.sampling.n or 1) for answer in next(rest)]
         ids = {"input_ids": item.prompt_ids} if with_ids else {}
         responses.append({"prompt": item.text, "responses": choices, **ids})
     return responses

@@ -220,11 +220,15 @@ async def _respond(
         events = _events(streams, shape, head, choices_per_prompt if with_usage else None)
         return EventStream(events, streams)
     answers = await unless_disconnected(request, gather(streams))
+    choices = []
+    for index, answer in enumerate(answers):
+        choices.append(shape.choice(index, answer))
+        await asyncio.sleep(0)  # many answers with log-probabilities must not keep others from being heard
     return JsonResponse(
         {
             **head,
             "object": shape.object_name,
-            "choices": [shape.choice(i, answer) for i, answer in enumerate(answers)],
+            "choices": choices,
             "usage": usage(
                 requests,
                 [len(a.token_ids) for a in answers],

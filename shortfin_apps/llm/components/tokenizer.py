@@ -39,6 +39,7 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
         self._template = None if source is None else ChatTemplate(source)
+        self._token_texts: dict[int, str] = {}
 
     @classmethod
     def load(cls, tokenizer_json: Path, tokenizer_config_json: Path | None = None) -> Tokenizer:
@@ -85,8 +86,14 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Text of one token within a text (SentencePiece's words have their space), special tokens
-        included; U+FFFD where it splits a character.
+        included; U+FFFD where it splits a character. Kept, as log-probabilities ask for many.
         """
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._text_behind_anchor(token_id)
+        return text
+
+    def _text_behind_anchor(self, token_id: int) -> str:
         before = self.decode(self._anchor, skip_special_tokens=False)
         text = self.decode([*self._anchor, token_id], skip_special_tokens=False)
         if text.startswith(before):
