@@ -193,6 +193,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text": []}, "text"),
     ({"text": ["a", ""]}, "text"),
     ({"text": "a " * MAX_SEQ_LEN}, "text"),
+    ({"text": "7" * 900_000}, "text"),
     ({"input_ids": []}, "input_ids"),
     ({"input_ids": [[]]}, "input_ids"),
     ({"input_ids": [1, [2]]}, "input_ids"),

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.metrics import ServerMetrics
 from shortfin_apps.llm.components.sampling_params import SamplingParams
-from shortfin_apps.llm.components.text_generation import LONG_TEXT, TextGenerator, with_seed
+from shortfin_apps.llm.components.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, gather, gather_answers, merge
+from shortfin_apps.llm.components.tokenizer import LONG_TEXT
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, OverloadedError
 from tests.api.scripted_engine import Script, ScriptedEngine, failing, forever, saying
 from tests.components.tiny_tokenizers import EOS, byte_level_tokenizer, sentencepiece_tokenizer
@@ -315,6 +316,19 @@ async def test_long_texts_are_tokenised_the_same() -> None:
     generator, _ = setup(saying(TOKENIZER, "a"))
     text = "the €" * LONG_TEXT
     assert await generator.encode(text) == tuple(TOKENIZER.encode(text))
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, _ = setup(saying(TOKENIZER, "a"))
+    longest = len("<|begin|>")
+    fits = "<|begin|>" * MAX_SEQ_LEN
+    assert len(await generator.encode(fits, param="prompt")) == MAX_SEQ_LEN
+    digits = "7" * (longest * MAX_SEQ_LEN + 1)
+    assert len(await generator.encode(digits)) == len(digits)  # without a field it is no prompt
+    monkeypatch.setattr(TOKENIZER, "encode", None)
+    with pytest.raises(InvalidRequestError, match="577 characters, so at least 65 tokens") as caught:
+        await generator.encode(digits, param="prompt")
+    assert caught.value.param == "prompt"
 
 
 def test_the_first_choice_keeps_the_seed() -> None:

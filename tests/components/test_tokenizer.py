@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -22,12 +24,35 @@ from tests.components.tiny_tokenizers import (
 )
 
 TOKENIZER = byte_level_tokenizer()
+PATIENCE_S = 60
 MESSAGES = [{"role": "user", "content": "hé"}]
 
 
 @given(st.text())
 def test_text_survives_the_round_trip(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_long_texts_leave_the_interpreter_to_other_threads(work: str) -> None:
+    text = "0123456789" * 20_000
+    ids = TOKENIZER.encode(text)
+    began, done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        began.set()
+        assert (TOKENIZER.encode(text) == ids) if work == "encode" else (TOKENIZER.decode(ids) == text)
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert began.wait(PATIENCE_S)
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0)  # gives the interpreter away; what holds it is not interrupted
+        turns += 1
+    assert done.is_set()
+    assert turns > 20, "one or two, if it is held"
 
 
 def test_lone_surrogates_become_the_replacement_character() -> None:

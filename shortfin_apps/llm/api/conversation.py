@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,16 @@ async def conversation_text(
 ) -> str:
     """What the model's chat template makes of `messages`. Raises InvalidRequestError.
 
-    A template is a program that came with the model, so it runs beside the event loop.
+    A template is a program that came with the model, so it runs beside the event loop, as long texts are
+    tokenised.
     """
     read = [message.for_template() for message in messages]
-    service.limits.check_chars(sum(len(message["content"]) for message in read), "messages")
-    text = await asyncio.to_thread(
-        service.model.generator.tokenizer.apply_chat_template,
+    num_chars = sum(len(message["content"]) for message in read)
+    service.limits.check_chars(num_chars, "messages")
+    generator = service.model.generator
+    text = await generator.workers.run(
+        num_chars,
+        generator.tokenizer.apply_chat_template,
         read,
         add_generation_prompt=add_generation_prompt is not False,
         variables=variables,

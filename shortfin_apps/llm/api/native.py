@@ -104,7 +104,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
         )
     items = []
     for i in range(count):
-        prompt_ids = await generator.encode(texts[i]) if texts else tuple(id_lists[i])
+        prompt_ids = await generator.encode(texts[i], param="text") if texts else tuple(id_lists[i])
         await asyncio.sleep(0)  # a batch of many must not keep others from being heard
         items.append(
             Item(

@@ -84,7 +84,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     requests = _requests(
         body,
         request,
-        await model.generator.encode(text, add_special_tokens=False),
+        await model.generator.encode(text, add_special_tokens=False, param="messages"),
         prompt_field="messages",
         max_tokens=_chat_max_tokens(body),
         default_max_tokens=None,
@@ -137,8 +137,10 @@ async def _prompt_ids(body: CompletionBody, service: Service) -> list[tuple[int,
     generator.check_count(len(batch) * (body.n or 1), "n")
     prompts = []
     for each in batch:
-        is_text = isinstance(each, str)
-        prompts.append(await generator.encode(each, add_special_tokens=special) if is_text else tuple(each))
+        if isinstance(each, str):
+            prompts.append(await generator.encode(each, add_special_tokens=special, param="prompt"))
+        else:
+            prompts.append(tuple(each))
         await asyncio.sleep(0)  # a batch of many must not keep others from being heard
     return prompts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -89,7 +88,9 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         raise InvalidRequestError(
             f"`tokens`: token id {stranger} is not in [0, {tokenizer.vocab_size})", "tokens"
         )
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    text = await service.model.generator.workers.run(
+        len(body.tokens), tokenizer.decode, body.tokens, skip_special_tokens=False
+    )
     return JsonResponse({"prompt": text})
 
 

@@ -5,7 +5,6 @@ TextGenerator.submit ── GenerateCall ──> EngineClient; the answers come 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,12 +21,11 @@ from shortfin_apps.llm.components.text_stream import (
     TextStream,
     close_all,
 )
-from shortfin_apps.llm.components.tokenizer import Tokenizer, first_out_of_range
+from shortfin_apps.llm.components.text_workers import TextWorkers
+from shortfin_apps.llm.components.tokenizer import LONG_TEXT, Tokenizer, first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
 
 AnsweringT = TypeVar("AnsweringT", bound=Answering)
-
-LONG_TEXT = 16_384  # characters; longer texts are tokenised off the event loop
 
 
 class TextGenerator:
@@ -50,13 +48,34 @@ class TextGenerator:
         self._metrics = metrics
         self._request_timeout_s = request_timeout_s
         self._serial = itertools.count()
+        self.workers = TextWorkers()
         self._under_way: dict[str, list[Answering]] = {}  # by the request's id, which may be several's
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str | None = None
+    ) -> tuple[int, ...]:
+        """Its token ids, made beside the event loop when that takes long.
+
+        With `param`, a field's name, the text is to be a prompt: raises InvalidRequestError, before any
+        work is done, when it is too long for the context whatever its tokens are.
+        """
+        if param is not None:
+            self._check_length(text, param)
         if len(text) < LONG_TEXT:
             return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        ids = await self.workers.run(
+            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
         return tuple(ids)
+
+    def _check_length(self, text: str, param: str) -> None:
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest > self.max_seq_len:
+            raise InvalidRequestError(
+                f"`{param}` has {len(text):,} characters, so at least {fewest:,} tokens, but the model's"
+                f" context is {self.max_seq_len}",
+                param,
+            )
 
     def fit(
         self, prompt_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str

@@ -11,8 +11,10 @@ from typing import Any
 import tokenizers
 
 from shortfin_apps.llm.components.chat_template import ChatTemplate, pick_template
+from shortfin_apps.llm.components.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
+LONG_TEXT = 2048  # characters, or tokens: it takes a millisecond or two
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8 (yet)
 
 
@@ -40,6 +42,7 @@ class Tokenizer:
         source = pick_template(settings.get("chat_template"))
         self._template = None if source is None else ChatTemplate(source)
         self._token_texts: dict[int, str] = {}
+        self._token_length = TokenLength(backend)
 
     @classmethod
     def load(cls, tokenizer_json: Path, tokenizer_config_json: Path | None = None) -> Tokenizer:
@@ -74,15 +77,31 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; lone surrogates count as U+FFFD."""
+        """Token ids of `text`; lone surrogates count as U+FFFD.
+
+        Only batches are tokenised without holding the interpreter, so a long text is a batch of one. The
+        library hands a batch to threads of its own, which short texts need not wait for.
+        """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids that name no token are left out."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of `ids`; ids that name no token are left out. Many are a batch of one, as in `encode`."""
+        text: str
+        if len(ids) < LONG_TEXT:
+            text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        else:
+            [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return text
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of its tokens, without tokenising it."""
+        return self._token_length.fewest_tokens(text)
 
     def token_text(self, token_id: int) -> str:
         """Text of one token within a text (SentencePiece's words have their space), special tokens
