@@ -74,6 +74,61 @@ def test_the_least_top_p_still_keeps_the_best(full: bool) -> None:
     assert draws(5, full=full, temperature=1.0, top_p=2.2e-109)[1] == 1
 
 
+least_normal = float(np.finfo(np.float32).tiny)
+rows = st.lists(st.integers(-40, 40), min_size=4, max_size=12, unique=True)
+
+
+@given(
+    st.floats(min_value=5e-324, max_value=1e-30, allow_subnormal=True)
+    | st.sampled_from([5e-324, 1e-320, 1e-46, 1e-45, 1e-39, least_normal, 2 * least_normal]),
+    rows,
+    st.sampled_from([{}, {"top_k": 3}, {"top_p": 0.5}, {"top_p": 1e-300}, {"min_p": 0.5}, {"min_p": 1e-300}]),
+    st.sampled_from([1.0, 1e30, 1e38]),
+    st.booleans(),
+)
+def test_the_least_temperatures_are_greedy(
+    temperature: float, levels: list[int], filters: dict[str, Any], scale: float, full: bool
+) -> None:
+    """In f32 the smallest are 0, and 0 / 0 would be a weight; others scale logits beyond its range."""
+    logits = np.array(levels, np.float32) * np.float32(scale / 40)
+    request = Request(call("a", [1], temperature=temperature, seed=3, **filters))
+    assert choose(row(logits, 4, full=full), request, NOBODY) == logits.argmax()
+
+
+@given(
+    st.floats(min_value=5e-324, max_value=1e-10, allow_subnormal=True),
+    st.floats(min_value=0, max_value=1, allow_subnormal=True),
+    rows,
+    st.sampled_from([0.3, 1.0, 100.0]),
+    st.sampled_from([0, 3, 2**70]),
+)
+def test_the_least_filters_are_followed(
+    top_p: float, min_p: float, levels: list[int], temperature: float, top_k: int
+) -> None:
+    """The least `top_p` keeps the best alone, and every `min_p` keeps what is as likely as the best."""
+    logits = np.array(levels, np.float32) / 40
+    several: list[dict[str, Any]] = [{"top_p": top_p}, {"top_p": top_p, "min_p": min_p}, {"min_p": 1.0}]
+    for filters in several:
+        request = Request(call("a", [1], temperature=temperature, seed=3, top_k=top_k, **filters))
+        assert choose(row(logits, 4, full=True), request, NOBODY) == logits.argmax()
+
+
+def test_below_the_normal_numbers_of_f32_a_temperature_is_greedy_by_name() -> None:
+    """So that the device's best token is enough, as for 0."""
+    assert SamplingParams(max_tokens=1, temperature=np.nextafter(least_normal, 0)).greedy
+    assert not SamplingParams(max_tokens=1, temperature=least_normal).greedy
+    assert not needs_logits(SamplingParams(max_tokens=1, temperature=1e-46), 0, num_candidates=1)
+
+
+def test_weights_that_are_not_numbers_are_an_error() -> None:
+    """Such as of a row whose best candidates are well but whose logits are not."""
+    spoiled = LOGITS.copy()
+    spoiled[2] = np.nan
+    candidates = Candidates(LOGITS[[1, 4]], np.array([1, 4]), spoiled)
+    with pytest.raises(InvocationError, match="finite"):
+        choose(candidates, Request(call("a", [1], temperature=1.0)), NOBODY)
+
+
 def test_min_p_is_relative_to_the_best() -> None:
     threshold = float(np.exp(2.0 - 3.0)) - 0.01
     assert np.flatnonzero(draws(1000, full=True, temperature=1.0, min_p=threshold)).tolist() == [1, 3, 4]

@@ -23,6 +23,7 @@ from shortfin_apps.llm.components.request import Request
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import InvocationError
 
+NOT_FINITE = "the model returned logits that are not finite numbers"
 FIRST_LOOK = 64  # of a row that comes without candidates, how many are sorted at first
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -66,7 +67,7 @@ def choose(row: Candidates, request: Request, banned: frozenset[int]) -> int:
     row = _without(row, banned)
     best = row.best
     if not np.isfinite(best):
-        raise InvocationError("the model returned logits that are not finite numbers")
+        raise InvocationError(NOT_FINITE)
     if params.greedy:
         return int(row.indices[0] if len(row.indices) else _argmax(row.logits))
     draw = _uniform(request.seed, request.num_generated)
@@ -108,7 +109,8 @@ def _argmax(logits: Floats | None) -> int:
 
 def _weights(logits: Floats, best: Any, params: SamplingParams) -> Floats:
     """Unnormalised probabilities; the best has 1."""
-    weights: Floats = np.exp((logits - best) / np.float32(params.temperature))
+    with np.errstate(over="ignore"):  # to minus infinity, whose weight is 0, as it is in the limit
+        weights: Floats = np.exp((logits - best) / np.float32(params.temperature))
     return weights
 
 
@@ -143,13 +145,18 @@ def _filtered(leading: Floats, weights: Floats | None, params: SamplingParams) -
         # The best one passes even where the product is too small for its type.
         kept = kept[: max(1, np.count_nonzero(before < params.top_p * mass))]
     if params.min_p > 0:
-        kept = kept[kept >= params.min_p]  # relative to the best, whose weight is 1
+        kept = kept[: max(1, np.count_nonzero(kept >= params.min_p))]  # relative to the best's, 1
     return kept
 
 
 def _draw(indices: Ints | None, weights: Floats, draw: float) -> int:
-    """The token at `draw`, in [0, 1), of the weights' mass; `indices` are the weights' tokens."""
+    """The token at `draw`, in [0, 1), of the weights' mass; `indices` are the weights' tokens.
+
+    Raises InvocationError when the mass is no number: a search in it would end at the last token.
+    """
     mass = np.cumsum(weights, dtype=np.float64)
+    if not np.isfinite(mass[-1]):
+        raise InvocationError(NOT_FINITE)
     position = min(int(np.searchsorted(mass, draw * mass[-1], side="right")), len(weights) - 1)
     return position if indices is None else int(indices[position])
 

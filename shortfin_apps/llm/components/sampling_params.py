@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20  # alternatives that can be reported for a token
+# The least normal number of f32, in which logits are divided by the temperature: what is smaller turns into
+# 0 or has a reciprocal that overflows.
+LEAST_TEMPERATURE = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Values are checked, never clamped. Stop strings are not here: text is the front end's matter.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 and `min_p` 0 are off. `logprobs` is the number
-    of alternatives to report for each generated token (0: the chosen one alone), None reports nothing.
+    `temperature` 0 is greedy, and so is any below LEAST_TEMPERATURE; `top_k` 0, `top_p` 1 and `min_p` 0
+    are off. `logprobs` is the number of alternatives to report for each generated token (0: the chosen
+    one alone), None reports nothing.
     """
 
     max_tokens: int
@@ -43,7 +47,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
 
 
 def _check(param: str, ok: bool, rule: str) -> None:
