@@ -39,6 +39,14 @@ def test_dashes_and_underscores_are_the_same() -> None:
     assert parse("DIR", "--shutdown-timeout", "3") == parse("DIR", "--shutdown_timeout", "3")
 
 
+def test_a_switch_is_turned_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not parse("DIR").strict_fields
+    assert parse("DIR", "--strict-fields") == parse("DIR", "--strict_fields")
+    monkeypatch.setenv("SHORTFIN_LLM_STRICT_FIELDS", "true")
+    assert parse("DIR").strict_fields
+    assert not parse("DIR", "--no-strict-fields").strict_fields
+
+
 def test_every_setting_has_a_flag_with_help() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)

@@ -216,6 +216,7 @@ def run(args: argparse.Namespace) -> int:
         metrics=ServerMetrics(name),
         config=config.model_dump(mode="json"),  # secrets as stars
         limits=limits_of(config),
+        strict_fields=config.strict_fields,
     )
     server = Server(config, service, lambda: load_model(artifact, config, service.metrics))
     sock = bind(config.host, config.port)

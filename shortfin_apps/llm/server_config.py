@@ -202,6 +202,9 @@ class ServerConfig(BaseSettings):
     max_stops: int = Field(16, ge=0, description="stop strings of one request")
     max_stop_chars: int = Field(1024, ge=1, description="characters of one stop string")
     max_logprobs: int = Field(20, ge=0, le=20, description="alternatives reported for a token")
+    strict_fields: bool = Field(
+        False, description="refuse requests with fields that are unknown, instead of ignoring those"
+    )
     max_queue_tokens: int = Field(
         131_072, ge=1, description="prompt tokens that may wait for their first token; more are answered 429"
     )

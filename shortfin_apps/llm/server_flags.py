@@ -33,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
     for name, field in ServerConfig.model_fields.items():
         if name != "artifact":
-            metavar = _metavar(field.annotation)
-            _add_flag(parser, name, name, metavar=metavar, help=_help(name), **_arity(name, field.annotation))
+            _add_flag(parser, name, name, help=_help(name), **_arity(name, field.annotation))
     for upstream, ours in UPSTREAM_NAMES.items():
         _add_flag(parser, upstream, ours, help=argparse.SUPPRESS)
     for name, kind in UPSTREAM_IGNORED.items():
@@ -65,10 +64,13 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: 
 
 
 def _arity(name: str, annotation: object) -> dict[str, Any]:
-    """How a flag takes several values: one each time, or as upstream's do, all at once."""
+    """What values a flag takes; several are given one each time, or as upstream's do, all at once."""
+    if annotation is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    options: dict[str, Any] = {"metavar": _metavar(annotation)}
     if get_origin(annotation) is not tuple:
-        return {}
-    return {"action": "append"} if name in REPEATED else {"nargs": "*"}
+        return options
+    return options | ({"action": "append"} if name in REPEATED else {"nargs": "*"})
 
 
 def _help(name: str) -> str:

@@ -39,11 +39,17 @@ class Harness:
         keys: KeyRing | None = None,
         cors_origins: Sequence[str] = (),
         tokenizer: Tokenizer = TOKENIZER,
+        strict_fields: bool = False,
     ) -> None:
         self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
         metrics = ServerMetrics(MODEL)
         self.service = Service(
-            name=MODEL, metrics=metrics, config={"port": 8000}, limits=limits, clock=lambda: 1234.5
+            name=MODEL,
+            metrics=metrics,
+            config={"port": 8000},
+            limits=limits,
+            strict_fields=strict_fields,
+            clock=lambda: 1234.5,
         )
         self.tokenizer = tokenizer
         if loaded:

@@ -58,7 +58,7 @@ async def loopback(
     `flags` are settings of the server; `tls`, if they turn TLS on, is what the client trusts.
     """
     config = server_config.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
-    harness = Harness(script, limits=limits_of(config))
+    harness = Harness(script, limits=limits_of(config), strict_fields=config.strict_fields)
     loaded = Loaded(harness.service.model, harness.engine)
     harness.service._model = None
     sock = bind("127.0.0.1", 0)

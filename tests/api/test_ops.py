@@ -82,6 +82,14 @@ async def test_bad_requests(harness: Harness, path: str, body: dict[str, object]
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [4]})])
+async def test_another_models_tokens_are_not_ours(
+    harness: Harness, path: str, body: dict[str, object]
+) -> None:
+    assert (await harness.post(path, body | {"model": MODEL})).status_code == 200
+    assert (await harness.post(path, body | {"model": "other"})).status_code == 404
+
+
 async def test_the_openapi_document_is_there(harness: Harness) -> None:
     paths = (await harness.client.get("/openapi.json")).json()["paths"]
     assert {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"} <= paths.keys()

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import caller_of
-from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.api.schema import AbortBody
 from shortfin_apps.llm.api.service import service_of
@@ -26,6 +26,7 @@ ABORTED: answers.DocumentedAnswers = {200: {"model": answers.AbortedAnswer}}
 @router.post("/abort_request", responses=ABORTED)
 async def abort(body: AbortBody, request: Request) -> Response:
     """Ends the requests with these ids; an id that is not (or no longer) here is no error."""
+    check_fields(body, request)
     generator = service_of(request).model.generator
     caller = caller_of(request)
     tenant = None if caller.is_admin else caller.tenant or None

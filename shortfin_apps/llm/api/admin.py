@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import require_admin
-from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.schema import Body
 from shortfin_apps.llm.api.service import service_of
 
@@ -43,7 +43,8 @@ async def abort_all(request: Request) -> Response:
 
 
 @router.post("/log_level", responses={200: {"model": answers.LogLevelAnswer}})
-async def log_level(body: LogLevelBody) -> Response:
+async def log_level(body: LogLevelBody, request: Request) -> Response:
     """How much the server logs from now on; at `debug` that may include prompts."""
+    check_fields(body, request)
     logging.getLogger().setLevel(body.level.upper())
     return JsonResponse({"level": body.level})

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.api import abort, admin, native, openai, ops
 from shortfin_apps.llm.api.auth import AuthMiddleware, KeyRing
+from shortfin_apps.llm.api.body_fields import HEADER
 from shortfin_apps.llm.api.body_limit import BodyLimitMiddleware
 from shortfin_apps.llm.api.errors import install_error_handlers
 from shortfin_apps.llm.api.service import Service
@@ -50,7 +51,7 @@ def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
         allow_origins=origins,
         allow_methods=["GET", "POST", "PUT"],
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-        expose_headers=["Retry-After", "X-Request-Id"],
+        expose_headers=["Retry-After", HEADER, "X-Request-Id"],
     )
 
 

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from shortfin_apps.llm.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.errors import error_body
-from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
@@ -82,7 +82,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
 async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     """The prompts of a body with what belongs to each. Raises InvalidRequestError."""
     service, generator = service_of(request), service_of(request).model.generator
-    body.refuse_unsupported()
+    check_fields(body, request)
     texts, id_lists = _prompts(body)
     service.limits.check_prompts(texts or id_lists, "text" if texts else "input_ids")
     count = len(texts or id_lists)
@@ -123,7 +123,6 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
 def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
     """The `n` requests of an item. Raises InvalidRequestError with the caller's field name."""
     body, generator = item.sampling, model.generator
-    body.refuse_unsupported(PREFIX)
     num_beams = _num_beams(body, model)
     max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
     min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")

@@ -21,8 +21,9 @@ from shortfin_apps.llm.api.answers import (
 )
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.conversation import conversation_text
-from shortfin_apps.llm.api.errors import ModelNotFoundError, error_body
-from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.errors import error_body
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Shape, usage
 from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
@@ -43,7 +44,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     service = service_of(request)
-    model = _prepare(service, body)
+    model = _prepare(service, body, request)
     if body.echo and body.logprobs is not None:
         raise InvalidRequestError(
             "`echo` with `logprobs`: log-probabilities of the prompt are not supported", "echo"
@@ -71,7 +72,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answers a conversation."""
     service = service_of(request)
-    model = _prepare(service, body)
+    model = _prepare(service, body, request)
     logprobs = _chat_logprobs(body)
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
@@ -102,20 +103,15 @@ async def models(request: Request) -> Response:
 @router.get("/models/{model_id:path}", responses={200: {"model": ModelCard}})
 async def model(model_id: str, request: Request) -> Response:
     service = service_of(request)
-    _check_model(service, model_id)
+    check_model(service, model_id)
     return JsonResponse(_model_card(service))
 
 
-def _prepare(service: Service, body: OpenAIBody) -> ServedModel:
-    _check_model(service, body.model)
-    body.refuse_unsupported()
+def _prepare(service: Service, body: OpenAIBody, request: Request) -> ServedModel:
+    check_model(service, body.model)
+    check_fields(body, request)
     service.limits.check_choices(body.n, body.stop)
     return service.model
-
-
-def _check_model(service: Service, name: str | None) -> None:
-    if name is not None and name != service.name:
-        raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")
 
 
 def _model_card(service: Service) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from starlette.responses import PlainTextResponse, Response
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.conversation import conversation_text
-from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.components.tokenizer import first_out_of_range
@@ -62,7 +63,9 @@ async def server_info(request: Request) -> Response:
 @router.post("/tokenize", responses={200: {"model": answers.TokenizeAnswer}})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Token ids of a text, or of a conversation as the chat template writes it."""
+    check_fields(body, request)
     service = service_of(request)
+    check_model(service, body.model)
     generator = service.model.generator
     special = body.add_special_tokens is not False
     text = body.prompt or ""
@@ -81,7 +84,9 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 @router.post("/detokenize", responses={200: {"model": answers.DetokenizeAnswer}})
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Text of token ids, special tokens included."""
+    check_fields(body, request)
     service = service_of(request)
+    check_model(service, body.model)
     tokenizer = service.model.generator.tokenizer
     service.limits.check_chars(len(body.tokens), "tokens")  # a token has a character at least
     if (stranger := first_out_of_range(body.tokens, tokenizer.vocab_size)) is not None:

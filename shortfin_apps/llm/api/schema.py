@@ -1,7 +1,7 @@
 """The bodies that routes accept. Types are strict; ranges are SamplingParams' matter, sizes api/limits.py's.
 
-Fields that nobody here knows are ignored, unless a `REFUSED` table names them: those would change
-the answer, so they are refused, unless they hold a value that changes nothing.
+Fields of other servers that are not served here are in `api/unserved_fields.py`; `api/body_fields.py` says
+what becomes of those and of fields that nobody here knows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,25 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from shortfin_apps.llm.api.unserved_fields import (
+    ABORT_INERT,
+    ABORT_REFUSED,
+    CHAT_INERT,
+    CHAT_REFUSED,
+    COMPLETION_INERT,
+    COMPLETION_REFUSED,
+    DETOKENIZE_REFUSED,
+    GENERATE_INERT,
+    GENERATE_REFUSED,
+    INSTEAD,
+    LEAVE_OUT,
+    SAMPLING_INERT,
+    SAMPLING_REFUSED,
+    STREAM_OPTIONS_REFUSED,
+    TOKENIZE_INERT,
+    TOKENIZE_REFUSED,
+    Refused,
+)
 from shortfin_apps.llm.errors import InvalidRequestError
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -25,36 +44,34 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    REFUSED: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # field: values that change nothing
+    REFUSED: ClassVar[Refused] = {}
+    INERT: ClassVar[frozenset[str]] = frozenset()
+    INSTEAD: ClassVar[Mapping[str, str]] = {}  # what to do about a refused field
+    READS_EXTRAS: ClassVar[bool] = False
 
-    def refuse_unsupported(self, prefix: str = "") -> None:
+    def refuse_unserved(self, prefix: str = "") -> None:
         """Raises InvalidRequestError for a field of `REFUSED` that asks for something."""
-        for name, harmless in self.REFUSED.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and value not in harmless:
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            if value is not None and value not in self.REFUSED.get(name, (value,)):
+                instead = self.INSTEAD.get(name) or INSTEAD.get(name, LEAVE_OUT)
                 raise InvalidRequestError(
-                    f"`{prefix}{name}` is not supported by this server; leave it out", prefix + name
+                    f"`{prefix}{name}` is not supported by this server; {instead}", prefix + name
                 )
+
+    def unread_fields(self) -> list[str]:
+        """Those of no effect, inert and unknown ones; a field that asks for nothing is not among them."""
+        if self.READS_EXTRAS:
+            return []
+        extra = self.model_extra or {}
+        return [name for name, value in extra.items() if value is not None and name not in self.REFUSED]
 
 
 class SamplingBody(Body):
     """`sampling_params` of `/generate`: upstream's names and SGLang's."""
 
-    REFUSED = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
-        "logit_bias": ({},),
-        "regex": ("",),
-        "json_schema": ("",),
-        "ebnf": ("",),
-        "structural_tag": ("",),
-        "stop_regex": ([], ""),
-        "custom_params": ({},),
-        "beam_search": (False,),
-        "use_beam_search": (False,),
-        "best_of": (1,),
-    }
+    REFUSED = SAMPLING_REFUSED
+    INERT = SAMPLING_INERT
 
     max_completion_tokens: int | None = None
     max_new_tokens: int | None = None
@@ -79,17 +96,10 @@ class SamplingBody(Body):
 class GenerateBody(Body):
     """`POST /generate`: one of `text` and `input_ids`, each a single prompt or a batch."""
 
-    REFUSED = {
-        "image_data": ([],),
-        "video_data": ([],),
-        "audio_data": ([],),
-        "input_embeds": (),
-        "lora_path": (),
-        "token_ids_logprob": ([],),
-        "custom_logit_processor": (),
-        "return_hidden_states": (False,),
-        "session_params": (),
-    }
+    # How to sample is said inside `sampling_params`; beside it, nobody would read it.
+    REFUSED = {**SAMPLING_REFUSED, **dict.fromkeys(SamplingBody.model_fields, ()), **GENERATE_REFUSED}
+    INERT = GENERATE_INERT
+    INSTEAD = dict.fromkeys(SamplingBody.model_fields, "put it into `sampling_params`")
 
     text: str | Strings | None = None
     input_ids: TokenIds | TokenIdLists | None = None
@@ -110,34 +120,20 @@ class GenerateBody(Body):
 class AbortBody(Body):
     """`POST /abort`: the id of a request, or several."""
 
+    REFUSED = ABORT_REFUSED
+    INERT = ABORT_INERT
+
     rid: str | list[str]
 
 
 class StreamOptions(Body):
+    REFUSED = STREAM_OPTIONS_REFUSED
+
     include_usage: bool | None = None
 
 
 class OpenAIBody(Body):
     """What `/v1/completions` and `/v1/chat/completions` share, vLLM's extra fields included."""
-
-    REFUSED = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
-        "logit_bias": ({},),
-        "best_of": (1,),
-        "suffix": ("",),
-        "use_beam_search": (False,),
-        "prompt_logprobs": (),
-        "allowed_token_ids": ([],),
-        "bad_words": ([],),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "structured_outputs": (),
-        "truncate_prompt_tokens": (),
-    }
 
     model: str | None = None
     max_tokens: int | None = None
@@ -164,6 +160,9 @@ class OpenAIBody(Body):
 class CompletionBody(OpenAIBody):
     """`POST /v1/completions`."""
 
+    REFUSED = COMPLETION_REFUSED
+    INERT = COMPLETION_INERT
+
     prompt: str | TokenIds | Strings | TokenIdLists
     echo: bool | None = None
     logprobs: int | None = None
@@ -178,6 +177,8 @@ class TextPart(Body):
 class ChatMessage(Body):
     """One message; fields beyond these reach the chat template as they are."""
 
+    READS_EXTRAS = True
+
     role: str
     content: str | list[TextPart] | None = None
 
@@ -191,19 +192,8 @@ class ChatMessage(Body):
 class ChatBody(OpenAIBody):
     """`POST /v1/chat/completions`."""
 
-    REFUSED = {
-        **OpenAIBody.REFUSED,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "web_search_options": (),
-        "continue_final_message": (False,),
-    }
+    REFUSED = CHAT_REFUSED
+    INERT = CHAT_INERT
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None
@@ -215,6 +205,9 @@ class ChatBody(OpenAIBody):
 
 class TokenizeBody(Body):
     """`POST /tokenize`: one of `prompt` and `messages`."""
+
+    REFUSED = TOKENIZE_REFUSED
+    INERT = TOKENIZE_INERT
 
     model: str | None = None
     prompt: str | None = None
@@ -232,6 +225,8 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     """`POST /detokenize`."""
+
+    REFUSED = DETOKENIZE_REFUSED
 
     model: str | None = None
     tokens: TokenIds

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from shortfin_apps.llm.api.body_fields import FieldCheck
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.components.metrics import ServerMetrics
@@ -41,6 +42,7 @@ class Service:
         metrics: ServerMetrics,
         config: Mapping[str, Any],
         limits: Limits | None = None,
+        strict_fields: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name  # as clients see it
@@ -48,6 +50,7 @@ class Service:
         self.created = int(clock())
         self.metrics = metrics
         self.limits = limits or Limits()
+        self.field_check = FieldCheck(strict=strict_fields)
         self.config = config  # the effective server configuration, for /server_info
         self.leaving = False  # the server was told to stop; it may still take requests for a while
         self._model: ServedModel | None = None

@@ -1,0 +1,12 @@
+"""The name by which requests ask for the model."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.api.errors import ModelNotFoundError
+from shortfin_apps.llm.api.service import Service
+
+
+def check_model(service: Service, name: str | None) -> None:
+    """Raises ModelNotFoundError for the name of a model that is not served; without one, any will do."""
+    if name is not None and name != service.name:
+        raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")

@@ -1,0 +1,279 @@
+"""Fields of OpenAI's, vLLM's, SGLang's and llama.cpp's servers that are known here and not served, by route.
+
+A `REFUSED` field would change the answer, so a request that gives it is refused by its name. Its values in
+the table (and null) ask for nothing and are let through: clients send defaults, 1 choice or a penalty of 0.
+An `INERT` field changes no answer: it tunes what is not here, routes, labels, or qualifies a refused field.
+It is accepted, and named as ignored. `tests/api/field_lists.py` has every name that those servers know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Refused = Mapping[str, tuple[object, ...]]  # field: values that ask for nothing, beside null
+
+LEAVE_OUT = "leave it out"
+# What to do about a field, where there is more to say.
+INSTEAD = {
+    "max_completion_tokens": "use `max_tokens`",
+    "n_predict": "use `max_tokens`",
+    "n_cmpl": "use `n`",
+    "n_probs": "use `logprobs`",
+    "no_stop_trim": "use `include_stop_str_in_output`",
+    "extra_key": "use `cache_salt`",
+    "t_max_predict_ms": "use `timeout_s`",
+    "beam_width": "use `num_beams`",
+}
+
+# How the next token is chosen.
+_SAMPLING: Refused = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "dry_multiplier": (0,),
+    "logit_bias": ({}, []),
+    "typical_p": (1,),
+    "top_n_sigma": (-1, 0),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+    "mirostat": (0,),
+    "adaptive_target": (-1,),
+    "min_keep": (0,),
+    "samplers": (),
+    "watermark": (),
+    "watermarking": (False,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "custom_params": ({},),
+    "custom_logit_processor": (),
+    "logits_processors": ([],),
+    "vllm_xargs": ({},),
+}
+# What the answer must look like, and where it ends.
+_CONSTRAINTS: Refused = {
+    "regex": ("",),
+    "ebnf": ("",),
+    "ebnf_full_assistant": (False,),
+    "grammar": ("",),
+    "json_schema": ("",),
+    "structural_tag": ("",),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "stop_regex": ([], ""),
+    "n_indent": (0,),
+    "repetition_detection": (),
+    "spaces_between_special_tokens": (True,),
+}
+# What the model is given beside its prompt.
+_INPUT: Refused = {
+    "lora": ([],),
+    "lora_path": (),
+    "session_params": (),
+    "mm_hashes": ([],),
+    "extra_key": ("", []),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+}
+# What the answer holds beside its text.
+_OUTPUT: Refused = {
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_spec_tokens_details": (False,),
+    "return_token_ids": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "logprob_token_ids": ([],),
+    "prompt_logprobs": (),
+    "return_tokens": (False,),
+    "return_progress": (False,),
+    "timings_per_token": (False,),
+    "verbose": (False,),
+    "post_sampling_probs": (False,),
+    "response_fields": ([],),
+    "n_probs": (0,),
+}
+_OPENAI: Refused = {
+    **_SAMPLING,
+    **_CONSTRAINTS,
+    **_INPUT,
+    **_OUTPUT,
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "thinking_token_budget": (-1,),
+    "thinking_budget_tokens": (-1,),
+    "reasoning_budget_tokens": (-1,),
+    "reasoning_control": (False,),
+    "no_stop_trim": (False,),
+    "n_predict": (),
+    "n_cmpl": (1,),
+    "t_max_predict_ms": (0, -1),
+}
+_LLAMA_CPP_TUNING = frozenset(
+    {
+        *("cache_prompt", "n_cache_reuse", "n_keep", "n_discard", "id_slot", "sse_ping_interval"),
+        *("backend_sampling", "speculative.n_max", "speculative.n_min", "speculative.p_min"),
+        *("speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m"),
+        *("speculative.ngram_min_hits", "message_delimiters", "preserved_tokens"),
+    }
+)
+# These qualify one of the fields above, which is refused where it asks for something.
+_QUALIFIERS = frozenset(
+    {
+        *("repeat_last_n", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+        *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
+        *("grammar_lazy", "grammar_triggers", "grammar_type", "guided_decoding_backend"),
+        *("guided_whitespace_pattern", "truncation_side", "routed_experts_start_len"),
+        *("routed_experts_prompt_start", "reasoning_budget_start_tag", "reasoning_budget_end_tag"),
+        *("reasoning_budget_end_tags", "reasoning_budget_message", "parallel_tool_calls"),
+        *("parse_tool_calls", "return_flat_raw_top_logprobs_b64", "sampling_logprobs_mode"),
+    }
+)
+# Of images, sounds and videos, which are refused, and of routes that are not here.
+_MEDIA = frozenset(
+    {
+        *("mm_processor_kwargs", "media_io_kwargs", "images_config", "video_config", "mm_payload"),
+        *("use_audio_in_video", "max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch"),
+        *("video_max_dynamic_patch", "return_mm_kwargs", "return_token_offsets", "modalities"),
+        *("mm_content_hashes",),
+    }
+)
+_LABELS = frozenset(
+    {
+        *("store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_options", "prompt_cache_retention", "request_id", "session_id", "rid"),
+        *("custom_labels", "data_parallel_rank", "stream_interval"),
+    }
+)
+_OPENAI_INERT = _LLAMA_CPP_TUNING | _QUALIFIERS | _MEDIA | _LABELS
+
+COMPLETION_REFUSED: Refused = {
+    **_OPENAI,
+    "prompt_embeds": ([], ""),
+    "max_completion_tokens": (),
+    "top_logprobs": (0,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "messages": (),
+    "tools": ([],),
+    "reasoning_effort": (),
+    "reasoning_format": ("none", "auto"),
+}
+COMPLETION_INERT = _OPENAI_INERT | {
+    *("tool_choice", "add_generation_prompt", "continue_final_message", "generation_prompt"),
+    *("chat_format", "chat_parser"),
+}
+
+CHAT_REFUSED: Refused = {
+    **_OPENAI,
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "moderation": (),
+    "prediction": (),
+    "web_search_options": (),
+    "verbosity": ("medium",),
+    "reasoning_effort": (),
+    "thinking": (),
+    "task": (),
+    "echo": (False,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "input_ids": (),
+    "prompt": (),
+    "reasoning_format": ("none", "auto"),
+    "chat_format": (0,),
+    "chat_parser": ("",),
+    "generation_prompt": ("",),
+    "return_prompt_text": (False,),
+    "return_meta_info": (False,),
+    "return_input_ids_in_sglext": (False,),
+    "return_output_ids_in_sglext": (False,),
+    "return_sampling_mask": (False,),
+    "return_flat_raw_output_top_logprobs": (False,),
+}
+# Without a parser of reasoning all of it is text, whatever these say; so it is in vLLM and SGLang.
+CHAT_INERT = (_OPENAI_INERT - CHAT_REFUSED.keys()) | {
+    *("include_reasoning", "separate_reasoning", "stream_reasoning"),
+}
+
+STREAM_OPTIONS_REFUSED: Refused = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+
+SAMPLING_REFUSED: Refused = {
+    **_SAMPLING,
+    **_CONSTRAINTS,
+    "beam_width": (1,),
+    "beam_search": (False,),
+    "logits_normalization": ("none", "NONE"),
+    "token_selection_strategy": (),
+}
+SAMPLING_INERT = _QUALIFIERS | {"stream_interval"}
+
+GENERATE_REFUSED: Refused = {
+    **_INPUT,
+    "image_data": ([],),
+    "video_data": ([],),
+    "audio_data": ([],),
+    "input_embeds": (),
+    "lora_id": (),
+    "custom_logit_processor": (),
+    "watermark": (),
+    "positional_embed_overrides": (),
+    "token_indices_to_pool": (),
+    "multi_item_delimiter_indices": (),
+    "token_ids_logprob": ([],),
+    "return_sampling_mask": (False, []),
+    "return_flat_raw_top_logprobs": (False,),
+    "return_flat_raw_output_top_logprobs": (False,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_indexer_topk": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_bytes": (False,),
+    "return_entropy": (False,),
+    "background": (False,),
+    "require_reasoning": (False,),
+    "max_thinking_tokens": (-1,),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+}
+GENERATE_INERT = (_MEDIA | {"routed_experts_start_len", "return_flat_raw_top_logprobs_b64"}) | {
+    *("sampling_logprobs_mode", "session_id", "conversation_id", "routing_key", "custom_labels"),
+    *("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "bootstrap_pair_key"),
+    *("decode_tp_size", "kv_hints", "log_metrics", "no_logs", "external_trace_header", "received_time"),
+    *("http_worker_ipc", "need_wait_for_mm_inputs", "num_items_assigned", "encoder_urls", "is_single"),
+}
+
+ABORT_REFUSED: Refused = {"abort_all": (False,)}
+ABORT_INERT = frozenset({"finished_reason", "abort_message", "weight_versions", "http_worker_ipc"})
+
+TOKENIZE_REFUSED: Refused = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "reasoning_effort": (),
+    "content": (),
+    "add_special": (True,),
+    "parse_special": (True,),
+    "with_pieces": (False,),
+}
+TOKENIZE_INERT = frozenset({"media_io_kwargs", "mm_processor_kwargs"})
+
+DETOKENIZE_REFUSED: Refused = {"skip_special_tokens": (False,)}

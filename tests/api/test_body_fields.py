@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.api.auth import KeyRing
+from shortfin_apps.llm.api.body_fields import (
+    HEADER,
+    MAX_LOGGED,
+    MAX_NAME_CHARS,
+    MAX_NAMED,
+    FieldCheck,
+    header_value,
+    visible,
+)
+from shortfin_apps.llm.api.schema import CompletionBody
+from tests.api.harness import Harness, events_of
+from tests.api.loopback import loopback
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+# Fields of other servers that were ignored with 200, though they change the answer.
+CHANGING: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        (COMPLETIONS, {"prompt": "a", name: value}, name)
+        for name, value in {
+            "response_format": {"type": "json_object"},
+            "grammar": 'root ::= "a"',
+            "regex": "a+",
+            "json_schema": "{}",
+            "repeat_penalty": 1.1,
+            "typical_p": 0.9,
+            "lora": [{"id": 0, "scale": 1.0}],
+            "prompt_embeds": "AAAA",
+            "return_token_ids": True,
+            "stop_regex": "a+",
+            "max_completion_tokens": 5,
+        }.items()
+    ),
+    *(
+        (CHAT, {"messages": MESSAGES, name: value}, name)
+        for name, value in {
+            "chat_template": "{{ messages }}",
+            "documents": [{"title": "t", "text": "x"}],
+            "grammar": 'root ::= "a"',
+            "echo": True,
+        }.items()
+    ),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ("/generate", {"text": "a", "temperature": 1.0}, "temperature"),
+    ("/generate", {"text": "a", "sampling_params": {"typical_p": 0.5}}, "sampling_params.typical_p"),
+    (
+        "/generate",
+        {"text": "a", "sampling_params": [{"n": 1, "typical_p": 0.5}]},
+        "sampling_params.typical_p",
+    ),
+    ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+    ("/detokenize", {"tokens": [4], "skip_special_tokens": True}, "skip_special_tokens"),
+    ("/abort", {"rid": "r", "abort_all": True}, "abort_all"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "field"), CHANGING, ids=[f"{p}-{f}" for p, _, f in CHANGING])
+async def test_a_field_that_would_change_the_answer_is_refused(
+    harness: Harness, path: str, body: dict[str, Any], field: str, stream: bool
+) -> None:
+    response = await harness.post(path, {**body, "stream": stream})
+    assert response.status_code == 400, response.text
+    assert f"`{field}" in response.text
+    assert not harness.engine.calls
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (COMPLETIONS, {"prompt": "a", "mine": 1, "yours": [2]}, "mine, yours"),
+        (COMPLETIONS, {"prompt": "a", "stream_options": {"mine": 1}}, "stream_options.mine"),
+        (CHAT, {"messages": MESSAGES, "metadata": {"a": "b"}, "mine": None}, "metadata"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]},
+            "messages.content.cache_control",
+        ),
+        ("/generate", {"text": ["a", "b"], "mine": 1}, "mine"),
+        ("/generate", {"text": ["a", "b"], "sampling_params": [{"x": 1}, {"x": 2, "y": 3}]},
+         "sampling_params.x, sampling_params.y"),
+    ],
+)  # fmt: skip
+async def test_the_answer_names_what_was_ignored(
+    harness: Harness, path: str, body: dict[str, Any], named: str, stream: bool
+) -> None:
+    response = await harness.post(path, {**body, "stream": stream})
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == named
+    if stream:
+        assert events_of(response)
+
+
+def operations_with_a_body() -> list[tuple[str, str]]:
+    """Method and path, from the server's description of itself."""
+    paths = Harness(loaded=False).app.openapi()["paths"]
+    return [(m, path) for path, ways in paths.items() for m, way in ways.items() if "requestBody" in way]
+
+
+VALID: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "a"},
+    CHAT: {"messages": MESSAGES},
+    "/generate": {"text": "a"},
+    "/abort": {"rid": "r"},
+    "/abort_request": {"rid": "r"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [4]},
+    "/log_level": {"level": "warning"},
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_every_route_with_a_body_looks_at_its_fields(strict: bool) -> None:
+    harness = Harness(strict_fields=strict, keys=KeyRing([], ["root"]))
+    operations = operations_with_a_body()
+    assert {path for _, path in operations} >= VALID.keys()
+    for method, path in operations:
+        required, headers = VALID[path], {"Authorization": "Bearer root"}
+        response = await harness.client.request(method, path, json=required | {"mine": 1}, headers=headers)
+        assert response.status_code == (400 if strict else 200), (path, response.text)
+        if strict:
+            assert "`mine` is no field of this request" in response.text
+        else:
+            assert response.headers[HEADER] == "mine"
+        plain = await harness.client.request(method, path, json=required, headers=headers)
+        assert HEADER not in plain.headers
+
+
+async def test_strictness_spares_what_is_known_and_what_is_null() -> None:
+    harness = Harness(strict_fields=True)
+    inert = {"metadata": {"a": "b"}, "mine": None, "frequency_penalty": 0, "typical_p": None}
+    response = await harness.post(CHAT, {"messages": [{**MESSAGES[0], "name": "Ann"}], **inert})
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == "metadata"
+    response = await harness.post("/generate", {"text": "a", "sampling_params": {"mine": 1}})
+    assert response.status_code == 400
+    assert "`sampling_params.mine`" in response.json()["error"]
+
+
+async def test_fields_of_a_message_are_the_templates_and_not_ignored(harness: Harness) -> None:
+    response = await harness.post(CHAT, {"messages": [{**MESSAGES[0], "name": "Ann"}]})
+    assert HEADER not in response.headers
+
+
+async def test_the_log_has_each_name_once(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        await harness.post(COMPLETIONS, {"prompt": "a", "mine": 1, "yours": 2})
+    assert [r.getMessage() for r in caplog.records] == [
+        f"requests give the field `{name}`, which is ignored" for name in ("mine", "yours")
+    ]
+
+
+def test_strangers_cannot_fill_the_log_or_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    check = FieldCheck()
+    for i in range(0, 50_000, 1000):
+        names = [f"f{i + j}" for j in range(1000)]
+        assert (
+            check.ignored(CompletionBody.model_validate({"prompt": "a", **dict.fromkeys(names, 1)})) == names
+        )
+    assert len(caplog.records) == MAX_LOGGED + 1
+    assert len(check._logged) == MAX_LOGGED
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+@given(st.text() | st.text(alphabet="\r\n,\x00é€\x7f \U0001f600a", max_size=200))
+def test_a_name_is_shown_in_few_visible_characters(name: str) -> None:
+    shown = visible(name)
+    assert len(shown) <= MAX_NAME_CHARS
+    assert shown.isascii()
+    assert not set(shown) & set("\r\n, \t\"`'\x00\x7f")
+    assert shown.isprintable()
+
+
+@given(st.lists(st.text(), max_size=40, unique=True))
+def test_a_header_names_so_many(names: list[str]) -> None:
+    shown = header_value(names).split(", ")
+    assert shown[:MAX_NAMED] == [visible(name) for name in names[:MAX_NAMED]] or not names
+    assert len(shown) <= MAX_NAMED + 1
+    assert (shown[-1] == "..." and len(shown) == MAX_NAMED + 1) == (len(names) > MAX_NAMED)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_name_injects_a_header(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Through the real server's own writer of headers."""
+    names = ["a\r\nSet-Cookie: x=1", "b\nforged line", "ü", "日本", "c" * 5000, ""]
+    async with loopback() as server:
+        await server.until_ready()
+        body = {"prompt": "a", "stream": stream, **dict.fromkeys(names, 1)}
+        response = await server.client.post(COMPLETIONS, json=body)
+    assert response.status_code == 200
+    assert "set-cookie" not in response.headers
+    assert response.headers[HEADER].startswith("a%0D%0ASet-Cookie%3A%20x%3D1, b%0Aforged%20line, %C3%BC, ")
+    logged = [r.getMessage() for r in caplog.records if "which is ignored" in r.getMessage()]
+    assert len(logged) == len(names)
+    assert all("\n" not in line for line in logged)
+
+
+async def test_pages_of_another_origin_may_read_the_header() -> None:
+    harness = Harness(cors_origins=["https://app.example"])
+    headers = {"Origin": "https://app.example"}
+    response = await harness.client.post(COMPLETIONS, json={"prompt": "a", "mine": 1}, headers=headers)
+    assert HEADER in response.headers["access-control-expose-headers"]

@@ -1,0 +1,137 @@
+"""The tables of fields that are not served, held against what other servers' releases know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+
+from shortfin_apps.llm.api.body_fields import HEADER
+from shortfin_apps.llm.api.schema import (
+    BODIES,
+    AbortBody,
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerateBody,
+    SamplingBody,
+    StreamOptions,
+    TokenizeBody,
+)
+from tests.api import field_lists as lists
+from tests.api.harness import Harness
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+ASKED = "something"  # no table's value that asks for nothing
+
+
+def openai_fields(module: Any) -> list[str]:
+    """Of a request, from the typed dictionaries of the installed package."""
+    names = ("CompletionCreateParamsBase", "CompletionCreateParamsNonStreaming")
+    streaming = "CompletionCreateParamsStreaming"
+    return sorted({key for name in (*names, streaming) for key in getattr(module, name).__annotations__})
+
+
+KNOWN: list[tuple[str, type[Body], list[str]]] = [
+    ("openai", CompletionBody, openai_fields(completion_params)),
+    ("openai", ChatBody, openai_fields(chat_params)),
+    ("openai", StreamOptions, ["include_usage", "include_obfuscation"]),
+    ("vllm", CompletionBody, lists.VLLM_COMPLETION + lists.VLLM_FORMER),
+    ("vllm", ChatBody, lists.VLLM_CHAT + lists.VLLM_FORMER),
+    ("vllm", StreamOptions, lists.VLLM_STREAM_OPTIONS),
+    ("vllm", TokenizeBody, lists.VLLM_TOKENIZE),
+    ("vllm", DetokenizeBody, lists.VLLM_DETOKENIZE),
+    ("sglang", CompletionBody, lists.SGLANG_COMPLETION),
+    ("sglang", ChatBody, lists.SGLANG_CHAT),
+    ("sglang", StreamOptions, lists.SGLANG_STREAM_OPTIONS),
+    ("sglang", TokenizeBody, lists.SGLANG_TOKENIZE),
+    ("sglang", DetokenizeBody, lists.SGLANG_DETOKENIZE),
+    ("sglang", GenerateBody, lists.SGLANG_GENERATE),
+    ("sglang", SamplingBody, lists.SGLANG_SAMPLING),
+    ("sglang", AbortBody, lists.SGLANG_ABORT),
+    ("llama.cpp", CompletionBody, lists.LLAMA_CPP + lists.LLAMA_CPP_COMPLETION),
+    ("llama.cpp", ChatBody, lists.LLAMA_CPP + lists.LLAMA_CPP_CHAT),
+    ("llama.cpp", TokenizeBody, lists.LLAMA_CPP_TOKENIZE),
+    ("llama.cpp", DetokenizeBody, lists.LLAMA_CPP_DETOKENIZE),
+    ("shortfin", GenerateBody, lists.SHORTFIN_GENERATE),
+    ("shortfin", SamplingBody, lists.SHORTFIN_SAMPLING),
+]
+
+
+@pytest.mark.parametrize(("server", "body", "names"), KNOWN, ids=[f"{s}-{b.__name__}" for s, b, _ in KNOWN])
+def test_every_field_of_the_servers_is_known(server: str, body: type[Body], names: list[str]) -> None:
+    unknown = set(names) - body.model_fields.keys() - body.REFUSED.keys() - body.INERT
+    assert not unknown, f"say in unserved_fields.py what becomes of {server}'s"
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_field_is_in_one_table(body: type[Body]) -> None:
+    assert not body.model_fields.keys() & body.REFUSED.keys()
+    assert not body.model_fields.keys() & body.INERT
+    assert not body.REFUSED.keys() & body.INERT
+
+
+# A request that is answered, and where in it the fields of a body go.
+PLACES: dict[type[Body], tuple[str, dict[str, Any], str]] = {
+    CompletionBody: (COMPLETIONS, {"prompt": "a"}, ""),
+    ChatBody: (CHAT, {"messages": MESSAGES}, ""),
+    StreamOptions: (COMPLETIONS, {"prompt": "a", "stream": True}, "stream_options."),
+    GenerateBody: ("/generate", {"text": "a"}, ""),
+    SamplingBody: ("/generate", {"text": "a"}, "sampling_params."),
+    AbortBody: ("/abort", {"rid": "r"}, ""),
+    TokenizeBody: ("/tokenize", {"prompt": "a"}, ""),
+    DetokenizeBody: ("/detokenize", {"tokens": [4]}, ""),
+}
+
+
+def request_with(body: type[Body], fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    path, request, prefix = PLACES[body]
+    return path, request | ({prefix.rstrip("."): fields} if prefix else fields)
+
+
+@pytest.mark.parametrize("body", PLACES)
+async def test_what_asks_for_something_is_refused_by_name(harness: Harness, body: type[Body]) -> None:
+    for name in body.REFUSED:
+        response = await harness.post(*request_with(body, {name: ASKED}))
+        assert response.status_code == 400, name
+        assert f"`{PLACES[body][2]}{name}`" in response.text
+    assert not harness.engine.calls
+
+
+@pytest.mark.parametrize("body", PLACES)
+async def test_what_asks_for_nothing_is_accepted(harness: Harness, body: type[Body]) -> None:
+    """Nobody needs to be told of it, either."""
+    most = max(len(values) for values in body.REFUSED.values())
+    for i in range(most):
+        fields = {name: values[i] for name, values in body.REFUSED.items() if i < len(values)}
+        response = await harness.post(*request_with(body, fields))
+        assert response.status_code == 200, response.text
+        assert HEADER not in response.headers
+    nulls = dict.fromkeys([*body.REFUSED, *body.INERT, "unknown"])
+    response = await harness.post(*request_with(body, nulls))
+    assert response.status_code == 200, response.text
+    assert HEADER not in response.headers
+
+
+@pytest.mark.parametrize("body", [body for body in PLACES if body.INERT])
+async def test_what_changes_no_answer_is_accepted_and_named(harness: Harness, body: type[Body]) -> None:
+    for name in body.INERT:
+        response = await harness.post(*request_with(body, {name: ASKED}))
+        assert response.status_code == 200, name
+        assert response.headers[HEADER] == PLACES[body][2] + name
+
+
+@pytest.mark.parametrize("name", SamplingBody.model_fields)
+async def test_sampling_beside_the_sampling_params_is_refused(harness: Harness, name: str) -> None:
+    response = await harness.post("/generate", {"text": "a", name: 1})
+    assert response.status_code == 400
+    assert f"`{name}` is not supported by this server; put it into `sampling_params`" in response.text
+
+
+async def test_another_name_is_told_where_there_is_one(harness: Harness) -> None:
+    response = await harness.post(COMPLETIONS, {"prompt": "a", "max_completion_tokens": 5})
+    assert "use `max_tokens`" in response.json()["error"]["message"]
