@@ -185,6 +185,14 @@ def test_a_missing_artefact_is_one_sentence_and_exit_2(
     assert captured.err.count("\n") == 1
 
 
+def test_ctrl_c_before_there_is_a_server_is_an_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(config: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "open_artifact", interrupted)
+    assert server.main(["model"]) == server.EXIT_INTERRUPTED
+
+
 async def test_a_request_to_a_server_that_stopped_is_refused() -> None:
     async with loopback() as server:
         await server.until_ready()

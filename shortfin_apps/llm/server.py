@@ -45,6 +45,7 @@ from shortfin_apps.llm.server_protocol import bounded
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BACKLOG = 2048
 LAST_WORDS_S = 5  # beyond the drain, for aborted answers to reach their clients
 LAST_STEP_S = 1  # for the step under way to end, after a second signal
@@ -101,12 +102,14 @@ class Server(uvicorn.Server):
         while not leaving.done() and not self.force_exit:
             await asyncio.wait({leaving}, timeout=POLL_S)
         if not leaving.done():
+            logger.warning("stopping at once: a second signal came before all requests had finished")
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
             self._close_port(sockets)
         if self._engine is not None:
             patience_s = LAST_STEP_S if self.force_exit else math.inf
             self._engine_closed = await self._engine.close(patience_s)
+        await self._cut_off()
         if not leaving.cancelled():
             leaving.result()  # raises what went wrong
 
@@ -130,6 +133,18 @@ class Server(uvicorn.Server):
             await asyncio.wait_for(drained, self._shutdown_timeout_s + LAST_WORDS_S)
         except TimeoutError:
             logger.warning("the engine did not let go of its requests; stopping without them")
+
+    async def _cut_off(self) -> None:
+        """Ends what is left when the engine is gone: clients that do not take their last words."""
+        tasks, connections = self.server_state.tasks, self.server_state.connections
+        if tasks:
+            await asyncio.wait(tasks, timeout=POLL_S)
+        if tasks:
+            logger.warning("%d requests are cut off without an answer", len(tasks))
+        for connection in list(connections):
+            connection.transport.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=POLL_S)
 
     def _close_port(self, sockets: Sequence[socket.socket] | None) -> None:
         for server in self.servers:
@@ -391,6 +406,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LlmError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_REFUSED
+    except KeyboardInterrupt:  # before there is a server that it could stop
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

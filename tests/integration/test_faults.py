@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -153,15 +154,19 @@ def test_what_still_runs_at_the_timeout_is_told_that_it_was_aborted(forgetful: S
     assert forgetful.process.wait(PATIENCE_S) == 0
 
 
+def until_not_ready(service: Service) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while httpx.get(f"{service.url}/ready", timeout=PATIENCE_S).status_code != 503:
+        assert time.monotonic() < give_up, "/ready does not tell that the server stops"
+
+
 def test_who_comes_while_a_stream_ends_is_told_503(tiny_artifact: Artifact) -> None:
     service = start(tiny_artifact, "--shutdown-timeout", "60")
     try:
         lines = long_stream(service, choices=16)
         next(lines)
         service.process.send_signal(signal.SIGTERM)
-        give_up = time.monotonic() + PATIENCE_S
-        while httpx.get(f"{service.url}/ready", timeout=PATIENCE_S).status_code != 503:
-            assert time.monotonic() < give_up, "/ready does not tell that the server stops"
+        until_not_ready(service)
         refused = httpx.post(f"{service.url}/generate", json={"text": "hello"}, timeout=PATIENCE_S)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert httpx.get(f"{service.url}/health", timeout=PATIENCE_S).status_code == 200
@@ -184,5 +189,35 @@ def test_a_signal_lets_a_stream_end_and_a_second_one_does_not(tiny_artifact: Art
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(PATIENCE_S) == 1
         lines.close()
+    finally:
+        stop(service)
+
+
+def long_answer(service: Service) -> httpx.Response:
+    params = {"max_completion_tokens": 900, "ignore_eos": True, "n": 16}
+    body = {"text": "hello", "sampling_params": params}
+    return httpx.post(f"{service.url}/generate", json=body, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_is_a_sentence_and_an_answer(tiny_artifact: Artifact, number: signal.Signals) -> None:
+    service = start(tiny_artifact, "--shutdown-timeout", "60")
+    try:
+        with ThreadPoolExecutor() as clients:
+            whole = clients.submit(long_answer, service)
+            lines = long_stream(service, choices=16)
+            next(lines)
+            service.process.send_signal(number)
+            until_not_ready(service)
+            service.process.send_signal(number)
+            rest = [line for line in lines if line]
+            assert whole.result(PATIENCE_S).status_code == 503
+        assert "UNAVAILABLE" in rest[-2]
+        assert service.process.wait(PATIENCE_S) == 1
+        assert service.process.stdout is not None
+        log = service.process.stdout.read()
+        assert "Traceback" not in log
+        assert "ERROR" not in log
+        assert "at once" in log
     finally:
         stop(service)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import Sequence
@@ -78,7 +79,10 @@ class RequestIdMiddleware:
 
 
 class LeavingMiddleware:
-    """Ends each connection with its answer while the server drains: the next request goes elsewhere."""
+    """Ends each connection with its answer while the server drains: the next request goes elsewhere.
+
+    What a server that stops no longer waits for is cancelled, which is no fault to log.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -90,4 +94,8 @@ class LeavingMiddleware:
                 MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
-        await self._app(scope, receive, send_and_close)
+        try:
+            await self._app(scope, receive, send_and_close)
+        except asyncio.CancelledError:
+            if not self._service.leaving:
+                raise
