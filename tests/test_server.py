@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import ssl
@@ -247,6 +248,22 @@ async def test_tls(certificate: tuple[Path, ssl.SSLContext], capsys: pytest.Capt
         with pytest.raises(httpx.TransportError):
             async with httpx.AsyncClient() as plain:
                 await plain.get(f"http://127.0.0.1:{server.port}/ready")
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["silence", "half a greeting"])
+async def test_a_tls_handshake_that_does_not_end_in_time_is_closed(
+    certificate: tuple[Path, ssl.SSLContext], said: bytes
+) -> None:
+    path, trusting = certificate
+    async with loopback(tls=trusting, ssl_certfile=path, read_timeout=0.2) as server:
+        await server.until_ready()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(said)
+        async with asyncio.timeout(TIMEOUT_S):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""  # returns only if the server hangs up
+        writer.close()
+        assert (await server.client.get("/health")).status_code == 200
 
 
 @pytest.mark.parametrize("content", [None, "", "no certificate"])

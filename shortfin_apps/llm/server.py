@@ -75,6 +75,7 @@ class Server(uvicorn.Server):
         super().__init__(http_config(config, service))
         self.failure: Exception | None = None  # why the model could not be loaded
         self._drain_delay_s = config.drain_delay
+        self._handshake_timeout_s = config.read_timeout
         self._shutdown_timeout_s = config.shutdown_timeout
         self._service = service
         self._load = load
@@ -92,8 +93,23 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._loading = asyncio.create_task(self._load_behind(sockets or []))
+        """As uvicorn's, which does not bound the time of a TLS handshake."""
+        assert sockets, "the port is bound before anything is loaded"
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        timeout_s = None if tls is None else self._handshake_timeout_s
+        self.servers = [
+            await loop.create_server(
+                self._protocol, sock=sock, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=timeout_s
+            )
+            for sock in sockets
+        ]
+        self.started = True
+        self._loading = asyncio.create_task(self._load_behind(sockets))
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._loading is not None:
