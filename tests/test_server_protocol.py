@@ -211,3 +211,29 @@ async def test_what_cannot_be_sent_ahead_costs_no_answer_that_is_under_way(ahead
         assert said.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"connection: close\r\n" in said
         assert said.count(b"HTTP/1.1") == 1
+
+
+VERSIONS = {
+    "HTTP/0.9, as it was written": (b"GET /health\r\n\r\n", b"400"),
+    "HTTP/0.9": (b"GET /health HTTP/0.9\r\n\r\n", b"400"),
+    "HTTP/2.0": (b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n", b"400"),
+    "HTTP/1.0": (b"GET /health HTTP/1.0\r\n\r\n", b"200"),
+    "HTTP/1.1": (b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"200"),
+}
+
+
+@pytest.mark.parametrize(("request_", "status"), VERSIONS.values(), ids=VERSIONS.keys())
+async def test_only_http_1_is_spoken(request_: bytes, status: bytes) -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        said = await exchange(server, iter([request_]))
+        assert said.startswith(b"HTTP/1.1 " + status)
+        assert said.count(b"HTTP/1.1 ") == 1
+        assert (HEALTHY in said) is (status == b"200")
+
+
+async def test_a_request_of_another_version_behind_one_is_not_answered() -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        said = await exchange(server, iter([GET_HEALTH + b"GET /health HTTP/0.9\r\n\r\n"]))
+        assert said.count(HEALTHY) == 1

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+VERSIONS = ("1.0", "1.1")
 MAX_HEAD_BYTES = 64 * 1024
 MAX_AHEAD_BYTES = 64 * 1024  # of requests sent while another is under way
 # A chunk of one byte takes six on the wire.
@@ -106,6 +108,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm()
 
     def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in VERSIONS:
+            raise httptools.HttpParserError("only HTTP/1.0 and HTTP/1.1 are spoken here")
         self._in_head = False
         super().on_headers_complete()
         if not self.pipeline:
