@@ -22,6 +22,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "docs/structures.md",
     "docs/batching.md",
+    "docs/logging.md",
     "docs/overload.md",
     "docs/security.md",
     "bench/README.md",

@@ -44,10 +44,11 @@ MAY_IMPORT = {
     "__main__": ("cli",),
     "server_config": ("errors",),
     "server_flags": ("server_config",),
+    "server_logging": ("api",),
     "server_protocol": (),
     "server": (
         *("api", "build.artifact", "components", "components.loading"),
-        *("config", "errors", "server_config", "server_flags", "server_protocol"),
+        *("config", "errors", "server_config", "server_flags", "server_logging", "server_protocol"),
     ),
 }
 # Of `components`, batching knows only what describes a request, never what runs it.

@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 import uvicorn
 
-from shortfin_apps.llm import server_config, server_flags
+from shortfin_apps.llm import server_config, server_flags, server_logging
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
@@ -77,6 +77,7 @@ class Server(uvicorn.Server):
         self._drain_delay_s = config.drain_delay
         self._handshake_timeout_s = config.read_timeout
         self._shutdown_timeout_s = config.shutdown_timeout
+        self._speaks_json = config.log_format == "json"  # then stdout is somebody's log as well
         self._service = service
         self._load = load
         self._loading: asyncio.Task[None] | None = None
@@ -177,7 +178,11 @@ class Server(uvicorn.Server):
             return
         self._engine = loaded.engine
         self._service.serve(loaded.model)
-        print(_banner(self._service.name, _url(sockets, self.config.is_ssl)), flush=True)
+        url = _url(sockets, self.config.is_ssl)
+        if self._speaks_json:
+            logger.info("serving %s at %s", self._service.name, url)
+        else:
+            print(_banner(self._service.name, url), flush=True)
 
 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
@@ -197,7 +202,7 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=config.log_level == "debug",
+        access_log=False,  # api/access_log.py says more, and no query
         server_header=False,
         limit_concurrency=config.limit_concurrency,
         timeout_keep_alive=config.timeout_keep_alive,
@@ -233,9 +238,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
     notes: list[str] = []
     config = server_flags.from_arguments(args, notes.append)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    server_logging.set_up(config.log_level, config.log_format)
     for note in notes:  # what was read before there was a log to tell it to
         logger.warning(note)
     if config.log_level == "info":

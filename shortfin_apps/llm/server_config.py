@@ -147,6 +147,9 @@ class ServerConfig(BaseSettings):
         (), description="origin whose pages may call from a browser, or *; may be repeated (default: none)"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much to log")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="lines of the log: text for people, or JSON for what collects them"
+    )
 
     runtime: Literal["auto", "shortfin", "iree"] = Field("auto", description="what runs the VMFB")
     device: str = Field("cpu", description="cpu (also local-task, hostcpu), or hip (also amdgpu)")

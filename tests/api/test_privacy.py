@@ -10,6 +10,7 @@ import pytest
 
 from shortfin_apps.llm.components.messages import Delta, GenerateCall
 from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.server_logging import formatter
 from tests.api.harness import TOKENIZER, Harness
 from tests.api.loopback import loopback
 from tests.api.scripted_engine import Script, failing, saying
@@ -45,9 +46,10 @@ SCRIPTS: dict[str, Script] = {
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:
-    """Everything that a log at `info` would hold, tracebacks included."""
-    handler = logging.Formatter()
-    return "\n".join(handler.format(r) for r in caplog.records if r.levelno >= logging.INFO)
+    """Everything that a log at `info` would hold, tracebacks and extra fields included."""
+    records = [record for record in caplog.records if record.levelno >= logging.INFO]
+    text, as_json = formatter("text"), formatter("json")
+    return "\n".join([*map(text.format, records), *map(as_json.format, records)])
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())

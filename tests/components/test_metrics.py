@@ -57,6 +57,14 @@ def test_rejections_are_counted_by_reason() -> None:
     assert value(metrics, "vllm:admission_rejections_total", reason="unavailable") == 0
 
 
+def test_the_process_is_measured_too() -> None:
+    samples = {sample.name for family in ServerMetrics("m").registry.collect() for sample in family.samples}
+    assert {
+        *("process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes"),
+        *("process_open_fds", "process_max_fds", "process_start_time_seconds"),
+    } <= samples
+
+
 async def test_the_engines_numbers_are_read_when_scraped() -> None:
     metrics = ServerMetrics("m")
     metrics.watch(ScriptedEngine(lambda call: iter(())))

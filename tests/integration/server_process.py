@@ -6,9 +6,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -21,6 +23,7 @@ PATIENCE_S = 60.0  # for what takes seconds
 class Service:
     url: str
     process: subprocess.Popen[str]
+    log: IO[str]  # a file: a pipe that nobody reads is soon full, and then the server stands
 
     def metric(self, name: str) -> float:
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
@@ -46,14 +49,14 @@ def llm(*arguments: str) -> list[str]:
 
 def start(artifact: Artifact, *flags: str) -> Service:
     command = [sys.executable, "-m", "shortfin_apps.llm.server", str(artifact.vmfb.parent), "--port", "0"]
-    process = subprocess.Popen(
-        [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `stop`
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(r" at (http://\S+)", line):
-            return Service(found[1], process)
-    raise AssertionError(f"the server ended with {process.wait()} before it was ready")
+            return Service(found[1], process, log)
+    log.seek(0)
+    raise AssertionError(f"the server ended with {process.wait()} before it was ready:\n{log.read()}")
 
 
 def stop(service: Service) -> int:
@@ -63,5 +66,6 @@ def stop(service: Service) -> int:
     finally:
         service.process.kill()
         assert service.process.stdout is not None
-        with service.process.stdout as log:
+        with service.process.stdout, service.log as log:
+            log.seek(0)
             print(log.read())  # pytest shows it where a test failed

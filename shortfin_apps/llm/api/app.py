@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.api import abort, admin, native, openai, ops
+from shortfin_apps.llm.api.access_log import AccessLogMiddleware, current_request_id
 from shortfin_apps.llm.api.auth import AuthMiddleware, KeyRing
 from shortfin_apps.llm.api.body_fields import HEADER
 from shortfin_apps.llm.api.body_limit import BodyLimitMiddleware
@@ -41,6 +42,7 @@ def create_app(
     app.add_middleware(AuthMiddleware, keys=keys or KeyRing())
     if cors_origins:  # before the keys: browsers ask what is allowed without sending one
         _add_cors(app, cors_origins)
+    app.add_middleware(AccessLogMiddleware, clock=service.metrics.clock)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(LeavingMiddleware, service=service)
     return app
@@ -57,7 +59,10 @@ def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
 
 
 class RequestIdMiddleware:
-    """Gives every request an id, the caller's `X-Request-Id` if it is sane, and returns it."""
+    """Gives every request an id, the caller's `X-Request-Id` if it is sane, and returns it.
+
+    A server serves each request in a task of its own, so the id is set for all that the task logs.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -69,6 +74,7 @@ class RequestIdMiddleware:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        current_request_id.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import ForbiddenError, UnauthorizedError, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ready"})  # load balancers have no key
@@ -77,7 +78,9 @@ class AuthMiddleware:
             error = UnauthorizedError("an API key is needed: send `Authorization: Bearer KEY`")
             await error_response(Request(scope), error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["caller"] = caller or ANYONE
+        scope["state"]["caller"] = caller or ANYONE
+        if caller is not None:
+            access_of(Request(scope)).tenant = caller.tenant or None
         await self._app(scope, receive, send)
 
 

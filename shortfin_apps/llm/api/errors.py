@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.json_body import JsonResponse
 from shortfin_apps.llm.api.schema import FIELD_NAMES
 from shortfin_apps.llm.errors import (
@@ -85,8 +86,10 @@ def error_body(error: Exception, *, native: bool) -> dict[str, Any]:
 
 
 def error_response(request: Request, error: Exception) -> Response:
+    answer = answer_to(error)
+    access_of(request).error = answer.code
     body = error_body(error, native=is_native(request))
-    return JsonResponse(body, status_code=answer_to(error).status, headers=_headers(error))
+    return JsonResponse(body, status_code=answer.status, headers=_headers(error))
 
 
 def is_native(request: Request) -> bool:
@@ -99,7 +102,10 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(request, error)
 
     async def on_unexpected(request: Request, error: Exception) -> Response:
-        return error_response(request, error)  # Starlette logs the traceback
+        # Starlette answers this one outside of all middleware, and logs the traceback.
+        response = error_response(request, error)
+        response.headers["X-Request-Id"] = request.state.request_id
+        return response
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

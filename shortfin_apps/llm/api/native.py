@@ -18,9 +18,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.access_log import AccessEntry, access_of
 from shortfin_apps.llm.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.api.auth import caller_of
-from shortfin_apps.llm.api.errors import error_body
+from shortfin_apps.llm.api.errors import answer_to, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
@@ -65,12 +66,14 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     model = service_of(request).model
     items = await read_items(body, request)
     requests = [text_request for item in items for text_request in text_requests(item, model)]
+    entry = access_of(request)
+    entry.requests = requests
     if body.stream:
         _refuse_streamed_beams(requests)
-        streams = await model.generator.submit(requests)
-        return EventStream(_events(streams, model.generator.tokenizer), streams)
+        entry.under_way = streams = await model.generator.submit(requests)
+        return EventStream(_events(streams, model.generator.tokenizer, entry), streams)
     with spelled({"num_beams": PREFIX + "num_beams", "stop_token_ids": PREFIX + "stop_token_ids"}):
-        under_way = await model.generator.submit_whole(requests)
+        entry.under_way = under_way = await model.generator.submit_whole(requests)
     wholes = await unless_disconnected(request, gather_answers(under_way))
     answers = [
         [await _whole(asked, model.generator.tokenizer, whole) for whole in several]
@@ -154,7 +157,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
         num_beams=num_beams,
         terms=item.terms,
     )
-    return [replace(first, params=with_seed(params, choice)) for choice in range(body.n or 1)]
+    return [replace(first, params=with_seed(params, choice), choice=choice) for choice in range(body.n or 1)]
 
 
 @dataclass(slots=True)
@@ -199,7 +202,9 @@ async def _whole(request: TextRequest, tokenizer: Tokenizer, answer: TextDelta) 
     return Answer(request, tokenizer).add(answer)
 
 
-async def _events(streams: Sequence[TextStream], tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+async def _events(
+    streams: Sequence[TextStream], tokenizer: Tokenizer, entry: AccessEntry
+) -> AsyncGenerator[bytes, None]:
     answers = [Answer(stream.request, tokenizer) for stream in streams]
     try:
         async for index, delta in merge(streams):
@@ -207,6 +212,7 @@ async def _events(streams: Sequence[TextStream], tokenizer: Tokenizer) -> AsyncG
     except Exception as error:
         if not isinstance(error, LlmError):
             logger.exception("a stream failed")
+        entry.error = answer_to(error).code
         yield event(error_body(error, native=True))
     yield DONE
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shortfin_apps.llm.api.access_log import AccessEntry, access_of
 from shortfin_apps.llm.api.answers import (
     ChatAnswer,
     CompletionAnswer,
@@ -21,7 +22,7 @@ from shortfin_apps.llm.api.answers import (
 )
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.conversation import conversation_text
-from shortfin_apps.llm.api.errors import error_body
+from shortfin_apps.llm.api.errors import answer_to, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Shape, usage
@@ -180,6 +181,7 @@ def _requests(
             skip_special_tokens=body.skip_special_tokens is not False,
             cache_salt=caller_of(request).cache_salt(body.cache_salt),
             terms=terms_of(body, request),
+            choice=choice,
         )
         for choice in range(body.n or 1)
     ]
@@ -206,7 +208,9 @@ async def _respond(
     request: Request, body: OpenAIBody, model: ServedModel, requests: Sequence[TextRequest], shape: Shape
 ) -> Response:
     service = service_of(request)
-    streams = await model.generator.submit(requests)
+    entry = access_of(request)
+    entry.requests = requests
+    entry.under_way = streams = await model.generator.submit(requests)
     head = {
         "id": shape.id_prefix + request_id_of(request),
         "created": int(service.clock()),
@@ -215,7 +219,7 @@ async def _respond(
     choices_per_prompt = body.n or 1
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = _events(streams, shape, head, choices_per_prompt if with_usage else None)
+        events = _events(streams, shape, head, choices_per_prompt if with_usage else None, entry)
         return EventStream(events, streams)
     answers = await unless_disconnected(request, gather(streams))
     choices = []
@@ -238,7 +242,11 @@ async def _respond(
 
 
 async def _events(
-    streams: Sequence[TextStream], shape: Shape, head: dict[str, Any], usage_choices: int | None
+    streams: Sequence[TextStream],
+    shape: Shape,
+    head: dict[str, Any],
+    usage_choices: int | None,
+    entry: AccessEntry,
 ) -> AsyncGenerator[bytes, None]:
     """Chunks, a last one with the usage if `usage_choices` (choices per prompt) is given, and the end."""
     head = {**head, "object": shape.chunk_object_name}
@@ -257,5 +265,6 @@ async def _events(
     except Exception as error:
         if not isinstance(error, LlmError):
             logger.exception("a stream failed")
+        entry.error = answer_to(error).code
         yield event(error_body(error, native=False))
     yield DONE

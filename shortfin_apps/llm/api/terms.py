@@ -6,6 +6,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 
+from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.components.messages import Terms
 
@@ -29,6 +30,7 @@ def terms_of(fields: TermsFields, request: Request) -> Terms:
     Raises InvalidRequestError naming the field.
     """
     claimed = request.headers.get(TENANT_HEADER) or fields.user or ""
+    access_of(request).claim(claimed)
     return Terms(
         priority=fields.priority or 0,
         tenant=caller_of(request).tenant or claimed,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +28,7 @@ class ServerMetrics:
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)  # process_...: memory, processor time, open files
         self.clock = clock
         self._model_name = model_name
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS)
@@ -73,40 +74,55 @@ class ServerMetrics:
 
 
 class RequestTimer:
-    """The times of one request; nothing is recorded for one that was never admitted."""
+    """The times of one request; nothing is recorded for one that was never admitted.
 
-    __slots__ = ("_arrival", "_first", "_last", "_max_tokens", "_metrics", "_num_tokens", "_prompt_tokens")
+    `first_s` is when its first token came, on the metrics' clock, and `queue_s` how long it had waited for
+    the step that made it; both are None before. `finish_reason` is None until it ends.
+    """
+
+    __slots__ = (
+        *("_arrival", "_last", "_max_tokens", "_metrics", "_prompt_tokens"),
+        *("cached_tokens", "finish_reason", "first_s", "num_tokens", "queue_s"),
+    )
 
     def __init__(self, metrics: ServerMetrics, prompt_tokens: int, max_tokens: int) -> None:
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
         self._max_tokens = max_tokens
-        self._arrival = self._first = self._last = metrics.clock()
-        self._num_tokens = 0
+        self._arrival = self._last = metrics.clock()
+        self.first_s: float | None = None
+        self.queue_s: float | None = None
+        self.num_tokens = self.cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
 
-    def tokens(self, count: int, queue_s: float) -> None:
-        """`count` tokens have just arrived together; the request had waited `queue_s` for its first step."""
+    def tokens(self, count: int, queue_s: float, cached_tokens: int = 0) -> None:
+        """`count` tokens have just arrived together; the request had waited `queue_s` for its first step.
+
+        `cached_tokens` of its prompt were found in the prefix cache.
+        """
         if count == 0:
             return
         now = self._metrics.clock()
-        if self._num_tokens == 0:
+        self.cached_tokens = max(self.cached_tokens, cached_tokens)
+        if self.first_s is None:
             self._metrics.ttft.observe(now - self._arrival)
             self._metrics.queue.observe(queue_s)
-            self._first = now
+            self.first_s, self.queue_s = now, queue_s
         else:
             self._metrics.itl.observe(now - self._last)
-        self._num_tokens += count
+        self.num_tokens += count
         self._last = now
 
     def finish(self, reason: FinishReason) -> None:
         metrics = self._metrics
+        self.finish_reason = reason
         metrics.finished[reason].inc()
         metrics.e2e.observe(metrics.clock() - self._arrival)
         metrics.prompt_length.observe(self._prompt_tokens)
-        metrics.output_length.observe(self._num_tokens)
+        metrics.output_length.observe(self.num_tokens)
         metrics.max_tokens.observe(self._max_tokens)
-        if self._num_tokens > 1:
-            metrics.tpot.observe((self._last - self._first) / (self._num_tokens - 1))
+        if self.first_s is not None and self.num_tokens > 1:
+            metrics.tpot.observe((self._last - self.first_s) / (self.num_tokens - 1))
 
 
 class _EngineCollector(Collector):

@@ -33,6 +33,7 @@ class Answering(Protocol):
     """A request under way, for who wants its answers whole: a TextStream has one, TextBeams several."""
 
     request: TextRequest
+    timer: RequestTimer
 
     async def answers(self) -> list[TextDelta]:
         """All of them, best first; the request is aborted if this is cancelled."""
@@ -51,6 +52,8 @@ class Answering(Protocol):
 class TextRequest:
     """One prompt to continue, checked by `TextGenerator.fit`; `params` is the engine's part of it.
 
+    `choice` numbers the requests that one prompt gets, from 0.
+
     With `num_beams` above 1 it is a beam search, which heeds neither stop strings nor what of `params`
     is about sampling, and has so many answers.
     """
@@ -64,6 +67,7 @@ class TextRequest:
     cache_salt: str | None = None
     num_beams: int = 1
     terms: Terms = DEFAULT_TERMS
+    choice: int = 0
 
     def call(self, engine_id: str) -> GenerateCall:
         """What the engine is asked for; `engine_id` is its name for the request."""
@@ -117,7 +121,7 @@ class TextStream:
         self._engine_id = engine_id
         self._detokenizer = request.detokenizer(tokenizer)
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
-        self._timer = timer
+        self.timer = timer
         self._num_tokens = 0
         self._finished = False
         self._on_end = on_end
@@ -138,7 +142,7 @@ class TextStream:
         if delta.error is not None and self._num_tokens == 0 and not delta.token_ids:
             raise self._fail(delta.error, FinishReason.ABORT)  # there is nothing to answer with
         text_delta = self._read(delta)
-        self._timer.tokens(len(text_delta.token_ids), delta.queue_s)
+        self.timer.tokens(len(text_delta.token_ids), delta.queue_s, delta.num_cached_tokens)
         if text_delta.finish_reason is not None:
             await self._finish(text_delta.finish_reason)
         return text_delta
@@ -194,7 +198,7 @@ class TextStream:
 
     def _end(self, reason: FinishReason) -> None:
         self._finished = True
-        self._timer.finish(reason)
+        self.timer.finish(reason)
         self._on_end(self)
 
     async def _finish(self, reason: FinishReason) -> None:
@@ -218,14 +222,15 @@ class TextBeams:
         self.request = request
         self._tokenizer = tokenizer
         self._search = search
-        self._timer = timer
+        self.timer = timer
         self._on_end = on_end
         self._finished = False
 
     async def answers(self) -> list[TextDelta]:
         try:
             while not self._search.done:
-                self._timer.tokens(1, await self._search.step())
+                queue_s = await self._search.step()
+                self.timer.tokens(1, queue_s, self._search.num_cached_tokens)
             answers = [self._read(hypothesis) for hypothesis in self._search.hypotheses]
         except Exception as error:
             aborted = isinstance(error, RequestAbortedError)
@@ -246,7 +251,7 @@ class TextBeams:
 
     async def _finish(self, reason: FinishReason) -> None:
         self._finished = True
-        self._timer.finish(reason)
+        self.timer.finish(reason)
         self._on_end(self)
         await self._search.aclose()
 
