@@ -48,7 +48,12 @@ def llm(*arguments: str) -> list[str]:
 
 
 def start(artifact: Artifact, *flags: str) -> Service:
-    command = [sys.executable, "-m", "shortfin_apps.llm.server", str(artifact.vmfb.parent), "--port", "0"]
+    return start_with(str(artifact.vmfb.parent), *flags)
+
+
+def start_with(*flags: str) -> Service:
+    """A server of what the flags name, on a free port."""
+    command = [sys.executable, "-m", "shortfin_apps.llm.server", "--port", "0"]
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `stop`
     process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None

@@ -1,0 +1,84 @@
+"""Upstream's toy Llama as its exporter wrote it, from tests/golden/toy_llama: see make_toy_llama.py there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.build.cache import BuildCache, content_key, user_cache
+from shortfin_apps.llm.build.compile import compile_text
+from shortfin_apps.llm.build.graph_target import resolve_target
+from tests.build.compiled_model import write_parameters
+
+FOLDER = Path(__file__).parents[1] / "golden" / "toy_llama"
+GOLDEN: dict[str, Any] = json.loads((FOLDER / "golden.json").read_text())
+PROGRAMS: tuple[str, ...] = tuple(GOLDEN["programs"])
+VOCABULARY: int = GOLDEN["weights"]["tensors"]["token_embd.weight"][1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, and what upstream's model says after it in torch."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+
+
+CASES = [Case(case["prompt_ids"], case["token_ids"]) for case in GOLDEN["cases"]]
+
+
+def write_toy_llama(program: str, folder: Path) -> Artifact:
+    """The files that upstream's server is started with, compiled for this CPU."""
+    parameters, config, tokenizer = (folder / name for name in ("toy.irpa", "config.json", "tokenizer.json"))
+    write_parameters(make_weights(), parameters)
+    config.write_text(json.dumps(GOLDEN["programs"][program]["config"]))
+    write_tokenizer(tokenizer)
+    return Artifact.from_files(
+        vmfb=_compile(program), parameters=(parameters,), model_config=config, tokenizer_json=tokenizer
+    )
+
+
+def make_weights() -> dict[str, npt.NDArray[Any]]:
+    """The values that torch's generator gives for the golden's seed, checked against its digest.
+
+    `torch.rand` takes the low 24 bits of each number of MT19937; upstream maps them to [-1, 1).
+    """
+    numbers = np.random.RandomState(GOLDEN["seed"])
+    weights = {}
+    for name, (dtype, *shape) in GOLDEN["weights"]["tensors"].items():
+        bits = numbers.randint(0, 2**32, size=shape, dtype=np.uint32) & 0xFFFFFF
+        weights[name] = (bits.astype(np.float32) * np.float32(2**-23) - np.float32(1)).astype(dtype)
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in weights.values()))
+    assert digest.hexdigest() == GOLDEN["weights"]["sha256"]
+    return weights
+
+
+def write_tokenizer(path: Path) -> None:
+    """As many words as the model has tokens: `w0`, `w1`, ..."""
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.save(str(path))
+
+
+def _compile(program: str) -> Path:
+    """Compiled as upstream documents it, for this CPU; kept in the build cache, as it takes seconds."""
+    text = lzma.decompress((FOLDER / f"{program}.mlir.xz").read_bytes())
+    digest = hashlib.sha256(text).hexdigest()
+    assert digest == GOLDEN["programs"][program]["sha256"]
+    target = resolve_target("cpu")
+    key = content_key("toy-llama", digest, target.flags, target.cpu, sorted(target.features))
+
+    def make(folder: Path) -> None:
+        compile_text(text.decode(), target.flags, folder / "model.vmfb")
+
+    return BuildCache(user_cache()).get_or_make("test", key, make).directory / "model.vmfb"
