@@ -1,0 +1,189 @@
+"""A token whose embedding is not a number, in a real model: it ends the requests that meet it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.build.sources.base import Array
+from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource
+from shortfin_apps.llm.build.weights import write_weights
+from shortfin_apps.llm.components.engine import Engine
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.errors import InvocationError
+from tests.conftest import TINY_OPTIONS
+
+BAD, INFINITE = 251, 252
+LENGTHS = (1, 17, 40, 70, 130)
+MAX_TOKENS = 12
+PAGES = 64  # few enough that whoever comes gets the pages of who went
+MOST_STEPS = 2_000
+
+Tokens = tuple[int, ...]
+
+
+class SpoiledSource(RandomTinySource):
+    """`random:tiny`, but for the embeddings of some tokens."""
+
+    def __init__(self, rows: Mapping[int, float]) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def tensor(self, name: str) -> Array:
+        values = super().tensor(name)
+        if name == "token_embd.weight":
+            for token, number in self._rows.items():
+                values[token] = number
+        return values
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: Tokens
+    logprobs: tuple[float, ...]
+    error: bool
+
+
+def spoil(artifact: Artifact, folder: Path, rows: Mapping[int, float]) -> Artifact:
+    path = folder / "model.irpa"
+    write_weights(SpoiledSource(rows), TINY_OPTIONS, resolve_target("cpu"), path, lambda count: None)
+    return replace(artifact, parameters=(path,))
+
+
+def serve(engine: Engine, requests: Sequence[tuple[int, Tokens]]) -> list[Answer]:
+    """Greedy; request i, of `requests`, joins before the step that stands beside its prompt."""
+    deltas: dict[str, list[Delta]] = {str(index): [] for index in range(len(requests))}
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, logprobs=1, ignore_eos=True)
+    for step in range(MOST_STEPS):
+        for index, (due, prompt) in enumerate(requests):
+            if due == step:
+                engine.add(GenerateCall(request_id=str(index), prompt_ids=prompt, params=params))
+        for delta in engine.step():
+            deltas[delta.request_id].append(delta)
+        if step >= max(due for due, _ in requests) and not engine.has_work:
+            return [answer_of(each) for each in deltas.values()]
+    raise AssertionError("the engine makes no progress")
+
+
+def answer_of(deltas: Sequence[Delta]) -> Answer:
+    last = deltas[-1]
+    if last.finish_reason is FinishReason.ERROR:
+        assert isinstance(last.error, InvocationError)
+    else:
+        assert last.finish_reason is FinishReason.LENGTH
+    return Answer(
+        tuple(token for delta in deltas for token in delta.token_ids),
+        tuple(entry.logprob for delta in deltas for entry in delta.logprobs),
+        last.finish_reason is FinishReason.ERROR,
+    )
+
+
+def open_and_serve(
+    artifact: Artifact, options: EngineOptions, *rounds: Sequence[tuple[int, Tokens]]
+) -> list[list[Answer]]:
+    device = open_device(options.device, options.runtime)
+    try:
+        engine = make_engine(
+            device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options
+        )
+        answers = [serve(engine, requests) for requests in rounds]
+        assert engine.stats().pages.leased == 0
+        assert engine.stats().preemptions == 0, "what is computed again may differ in its last bits"
+        return answers
+    finally:
+        device.close()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Tokens]:
+    random = np.random.default_rng(13)
+    return [tuple(random.integers(128, 250, n).tolist()) for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_artifact: Artifact, prompts: Sequence[Tokens]) -> list[Answer]:
+    options = EngineOptions(runtime="iree", prefix_cache="none")
+    rounds = [[(0, prompt)] for prompt in prompts]
+    return [answer for [answer] in open_and_serve(tiny_artifact, options, *rounds)]
+
+
+modes = pytest.mark.parametrize("mode", ["default", "extend-attention"])
+caches = pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+runtimes = pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+
+
+@modes
+@caches
+@runtimes
+def test_a_prompt_with_nan_fails_alone(
+    tiny_artifact: Artifact,
+    prompts: Sequence[Tokens],
+    alone: Sequence[Answer],
+    tmp_path: Path,
+    mode: str,
+    prefix_cache: PrefixCache,
+    runtime: Runtime,
+) -> None:
+    """At its first token, in the middle and at its last; in its first chunk and later ones. And twice: nobody
+    finds it in the cache, and whoever has its pages next gives the same answers."""
+    spoiled = spoil(tiny_artifact, tmp_path, {BAD: np.nan, INFINITE: np.inf})
+    longest = prompts[-1]
+    bad = [
+        (BAD, *longest[1:]),
+        (*longest[:66], INFINITE, *longest[67:]),
+        (*longest[:-1], BAD),
+        (BAD,),
+        (*prompts[1], BAD),
+    ]
+    good = [(2 * index, prompt) for index, prompt in enumerate(prompts)]
+    requests = [*good, *((3 * index, prompt) for index, prompt in enumerate(bad))]
+    options = EngineOptions(
+        runtime=runtime, batch_mode=mode, prefix_cache=prefix_cache, chunk_tokens=64, pages=PAGES
+    )
+    for answers in open_and_serve(spoiled, options, requests, requests):
+        assert answers[: len(good)] == alone
+        assert answers[len(good) :] == [Answer((), (), error=True)] * len(bad)
+
+
+@modes
+@caches
+@runtimes
+def test_nan_in_a_decode_ends_that_request(
+    tiny_artifact: Artifact,
+    prompts: Sequence[Tokens],
+    alone: Sequence[Answer],
+    tmp_path: Path,
+    mode: str,
+    prefix_cache: PrefixCache,
+    runtime: Runtime,
+) -> None:
+    """The spoiled token is one that a request itself generates, and no other."""
+    victim, place = next(
+        (index, place)
+        for index, answer in enumerate(alone)
+        for place, token in enumerate(answer.tokens[:-1])
+        if place > 1 and sum(other.tokens.count(token) for other in alone) == 1
+    )
+    spoiled = spoil(tiny_artifact, tmp_path, {alone[victim].tokens[place]: np.nan})
+    requests = [(0, prompt) for prompt in prompts]
+    options = EngineOptions(
+        runtime=runtime, batch_mode=mode, prefix_cache=prefix_cache, chunk_tokens=64, pages=PAGES
+    )
+    for answers in open_and_serve(spoiled, options, requests, requests):
+        for index, (answer, undisturbed) in enumerate(zip(answers, alone, strict=True)):
+            if index == victim:
+                kept = place + 1
+                expected = Answer(undisturbed.tokens[:kept], undisturbed.logprobs[:kept], error=True)
+                assert answer == expected
+            else:
+                assert answer == undisturbed
