@@ -270,6 +270,37 @@ async def test_an_abort_ends_the_search() -> None:
             await search_to_end(search)
 
 
+async def test_an_abort_ends_the_search_though_the_engine_has_just_answered_its_step() -> None:
+    """Then the engine knows none of its requests: the search itself must remember."""
+    async with serving(make_rig()) as engine:
+        search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
+        await search.step()
+        async with asyncio.timeout(PATIENCE_S):
+            while engine._buffers:
+                await asyncio.sleep(0)
+        search.abort()
+        with pytest.raises(RequestAbortedError):
+            await search_to_end(search)
+
+
+async def test_draining_waits_for_all_steps_of_a_search() -> None:
+    async with serving(make_rig()) as engine:
+        search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
+        searching = asyncio.create_task(search_to_end(search))
+        await engine.drain(PATIENCE_S)
+        assert search.done
+        assert_same(await searching, reference_search(logits, PROMPT, 2, 20))
+
+
+async def test_draining_aborts_a_search_when_its_time_is_up() -> None:
+    async with serving(make_rig()) as engine:
+        search = BeamSearch(engine, call("a", PROMPT, max_tokens=40), 2, NO_EOS)
+        searching = asyncio.create_task(search_to_end(search))
+        await engine.drain(0)
+        with pytest.raises(RequestAbortedError):
+            await searching
+
+
 async def test_the_steps_of_a_search_share_its_time() -> None:
     clock = Clock()
     rig = make_rig(clock=clock)

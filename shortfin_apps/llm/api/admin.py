@@ -37,7 +37,7 @@ async def flush_cache(request: Request) -> Response:
 @router.post("/abort_all", responses={200: {"model": answers.AbortedAnswer}})
 async def abort_all(request: Request) -> Response:
     """Ends every request, whoever sent it; says how many sequences there were."""
-    count = service_of(request).model.generator.engine.abort_all()
+    count = service_of(request).model.generator.abort_all()
     logger.warning("an admin aborted all %d sequences", count)
     return JsonResponse({"aborted": count})
 

@@ -88,6 +88,7 @@ class AsyncEngine:
         self._wake = threading.Event()
         self._stopping = False
         self._draining = False
+        self._drained = False  # its time is over: what resumes is aborted, too
         self._turn_began: float | None = None  # None while the thread sleeps
         self._stats = engine.stats()
         self._buffers: dict[str, DeltaBuffer] = {}  # of all that is admitted and not answered
@@ -152,9 +153,15 @@ class AsyncEngine:
     async def drain(self, timeout_s: float) -> None:
         self._draining = True
         try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._until_empty()
         except TimeoutError:
+            self._drained = True
             self.abort_all()
+            await self._until_empty()
+
+    async def _until_empty(self) -> None:
+        while self._buffers:  # what was answered last may have been one step of several
             await self._empty.wait()
 
     async def close(self, patience_s: float = math.inf) -> bool:
@@ -182,6 +189,8 @@ class AsyncEngine:
     def _check_available(self, resumes: bool) -> None:
         if not self._thread.is_alive() or self._stopping or (self._draining and not resumes):
             raise UnavailableError("the server is not taking requests: it is starting or shutting down")
+        if self._drained:
+            raise RequestAbortedError("the server is shutting down and cannot wait for this request's end")
         if self._stalled:
             raise self._not_answering()
 

@@ -27,6 +27,7 @@ from shortfin_apps.llm.components.messages import (
 from shortfin_apps.llm.components.sampling_params import MAX_LOGPROBS, SamplingParams
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, RequestAbortedError
 
+_ABORTED = "the beam search was aborted"
 MAX_BEAMS = 10  # so many, and as many tokens that end a sequence, fit MAX_LOGPROBS
 
 
@@ -93,6 +94,7 @@ class BeamSearch:
         self._live = [Hypothesis()]
         self._finished: list[Hypothesis] = []
         self._streams: dict[str, AsyncGenerator[Delta, None]] = {}
+        self._is_aborted = False
         self.num_cached_tokens = 0  # prompt tokens that the first step found in the prefix cache
         self._submit_first()
 
@@ -116,6 +118,8 @@ class BeamSearch:
             deltas = [_checked(await anext(stream, None)) for stream in self._streams.values()]
         finally:
             await self.aclose()
+        if self._is_aborted:
+            raise RequestAbortedError(_ABORTED)
         if self._num_tokens == 0:
             self.num_cached_tokens = deltas[0].num_cached_tokens
         self._select(deltas)
@@ -123,7 +127,8 @@ class BeamSearch:
         return max(delta.queue_s for delta in deltas)
 
     def abort(self) -> None:
-        """Makes the step under way raise RequestAbortedError."""
+        """Makes the step under way raise RequestAbortedError, though the engine may have answered it."""
+        self._is_aborted = True
         for request_id in self._streams:
             self._engine.abort(request_id)
 
@@ -240,7 +245,7 @@ def _checked(delta: Delta | None) -> Delta:
     if delta is None:
         raise InvocationError("the engine ended the stream without a reason")
     if delta.finish_reason is FinishReason.ABORT:
-        raise delta.error or RequestAbortedError("the beam search was aborted")
+        raise delta.error or RequestAbortedError(_ABORTED)
     if delta.finish_reason is FinishReason.ERROR:
         raise delta.error or InvocationError("the engine failed under this request")
     return delta

@@ -126,7 +126,8 @@ class EngineClient(Protocol):
 
         Python does not tell a generator that was never started of its end: `abort` its request, too.
 
-        Raises OverloadedError, UnavailableError or InvalidRequestError before anything is queued.
+        Raises OverloadedError, UnavailableError or InvalidRequestError before anything is queued, and
+        RequestAbortedError for what resumes when the time of draining is over.
         The last Delta carries `finish_reason`; with ERROR it carries `error` too.
         """
         ...

@@ -140,6 +140,13 @@ class TextGenerator:
             sequence.abort()
         return len(under_way)
 
+    def abort_all(self) -> int:
+        """Ends all sequences there are; returns how many."""
+        under_way = [sequence for sequences in self._under_way.values() for sequence in sequences]
+        for sequence in under_way:
+            sequence.abort()
+        return len(under_way)
+
     async def _admit(
         self, requests: Sequence[TextRequest], start: Callable[[TextRequest], AnsweringT]
     ) -> list[AnsweringT]:
