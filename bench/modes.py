@@ -18,7 +18,7 @@ from typing import Any
 from mode_servers import MODES, bench, counted_since, counters, mode_servers
 
 BASELINE, OTHER = MODES
-COLUMNS = ("workload", "output tok/s", "ratio", "ITL p99 ms", "ratio", "padding", "steps", "plans")
+COLUMNS = ("workload", "output tok/s", "ratio", "ITL p99 ms", "ratio", "padding", "steps", "plans", "rows")
 
 
 def measure(servers: Mapping[str, str], workload: str, repeat: int, folder: Path) -> dict[str, Any]:
@@ -44,6 +44,7 @@ def row(workload: str, result: Mapping[str, Any]) -> tuple[str, ...]:
         ", ".join(f"{padding_share(counts):.1%}" for counts in computed),
         ", ".join(f"{counts['shortfin_llm:steps_total']:.0f}" for counts in computed),
         ", ".join(f"{counts['shortfin_llm:plans_total']:.0f}" for counts in computed),
+        ", ".join(f"{counts['shortfin_llm:patched_rows_total']:.0f}" for counts in computed),
     )
 
 

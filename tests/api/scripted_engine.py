@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
-from shortfin_apps.llm.components.entry_counts import EntryCounts
+from shortfin_apps.llm.components.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.messages import (
     Delta,
@@ -92,7 +92,7 @@ class ScriptedEngine:
             num_running=2,
             pages=CacheUsage(total=10, free=5, cached=1, leased=4),
             steps=7,
-            plans=3,
+            plans=PlanCounts(plans=3, rows_joined=4, rows_grew=9, uploads=6),
             prompt_tokens=11,
             cached_tokens=5,
             generation_tokens=13,

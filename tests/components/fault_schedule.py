@@ -136,7 +136,7 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
     rig = make_rig(
         fake_config(
             stride=STRIDE,
-            pages=LEAST_PAGES + rng.choice([0, 0, 1, 2, 8]),
+            pages=LEAST_PAGES + rng.choice([0, 0, 0, 1, 8]),
             prefill=(1, rng.choice([2, 4])),
             top_k=rng.choice([None, 1, 4]),
         ),

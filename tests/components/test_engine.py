@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.batching.waiting_queue import PRIORITY_STEP_S
+from shortfin_apps.llm.components.entry_counts import PlanCounts
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.messages import FinishReason, Terms
 from shortfin_apps.llm.components.request import IllegalTransitionError, State
@@ -164,7 +165,7 @@ def test_a_steady_decode_batch_keeps_its_block_table() -> None:
     rig.run()
     stats = rig.engine.stats()
     assert stats.steps == 12  # one prefill, eleven decodes
-    assert stats.plans == 1  # the prefill's serves the decodes too
+    assert stats.plans == PlanCounts(plans=1, uploads=1)  # the prefill's serves the decodes too
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])

@@ -11,6 +11,7 @@ from shortfin_apps.llm.components.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
+from tests.components.simulation import AMX, Simulation
 
 
 class Recorder(FakeProgram):
@@ -92,3 +93,33 @@ def test_values_of_which_one_is_no_number_are_none(place: int) -> None:
     result = BatchResult(Batch(Phase.DECODE, tasks), values, np.zeros((2, 1, 4), np.int64), None)
     assert result.row(0, with_logits=False).best == 8
     assert np.isnan(result.row(1, with_logits=False).best)
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+def test_in_a_steady_decode_few_steps_change_a_block_table(mode: str) -> None:
+    """Pages hold 16 tokens, and everybody's table row grows at the same step."""
+    simulation = Simulation(AMX, mode)
+    for client in range(8):
+        simulation.add(str(client), 128 + client, 256)
+    simulation.run_until(lambda: all(simulation.times_s.values()))  # all have a token: they decode
+    before = simulation.engine.stats()
+    for _ in range(200):
+        simulation.step()
+    after = simulation.engine.stats()
+    assert after.steps - before.steps == 200
+    assert after.plans.plans == before.plans.plans
+    assert after.plans.uploads - before.plans.uploads <= 0.07 * 200
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+@pytest.mark.parametrize(
+    ("prompts", "output_tokens", "most"),
+    [([128] * 8, 128, 0.07), (list(range(16, 513, 16)), 64, 0.15)],
+    ids=["W2", "W3"],
+)
+def test_few_steps_plan(mode: str, prompts: list[int], output_tokens: int, most: float) -> None:
+    """Prefills beside decodes, requests that come and leave, and pages that fill up are no reason for one."""
+    simulation = Simulation(AMX, mode)
+    simulation.serve(prompts, output_tokens, clients=len(prompts))
+    stats = simulation.engine.stats()
+    assert stats.plans.plans <= most * stats.steps

@@ -159,7 +159,7 @@ class Engine:
             num_running=len(self._scheduler.running),
             pages=self._cache.usage(),
             steps=self._num_steps,
-            plans=self._runner.num_plans,
+            plans=self._runner.plan_counts,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generation_tokens=self._generation_tokens,

@@ -1,4 +1,6 @@
-"""What the invocations of an entry computed: counted by the engine's thread, read when scraped."""
+"""What invocations computed, by entry, and what it took to lay out their arguments: counted by the engine's
+thread, read when scraped.
+"""
 
 from __future__ import annotations
 
@@ -52,3 +54,13 @@ class EntryCounts:
             self.invocations,
             self.padded_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCounts:
+    """How often what was done to a block table, in the words of `block_tables.py`."""
+
+    plans: int = 0
+    rows_joined: int = 0  # without those of plans
+    rows_grew: int = 0
+    uploads: int = 0

@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.block_tables import BlockTables
 from shortfin_apps.llm.components.buckets import Buckets, Layout, Shape
-from shortfin_apps.llm.components.entry_counts import EntryCounts
+from shortfin_apps.llm.components.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.runtime.device import (
     Device,
@@ -82,28 +83,6 @@ class BatchResult:
         return row
 
 
-class BlockTable:
-    """A batch's block table on the device, kept while no member changes or gets a page."""
-
-    def __init__(self, shape: Shape, tasks: Sequence[LlmTaskInput], device: Device) -> None:
-        self._rows = shape.rows
-        self._blocks = shape.blocks
-        self._page_lists = [(task.page_ids, len(task.page_ids)) for task in tasks]
-        self.buffer = device.upload(_block_ids(shape, tasks))
-
-    def fits(self, shape: Shape, tasks: Sequence[LlmTaskInput]) -> bool:
-        """Whether it still is what these tasks need."""
-        same_shape = (shape.rows, shape.blocks, len(tasks)) == (
-            self._rows,
-            self._blocks,
-            len(self._page_lists),
-        )
-        return same_shape and all(
-            task.page_ids is pages and len(pages) == length
-            for task, (pages, length) in zip(tasks, self._page_lists, strict=True)
-        )
-
-
 class BatchRunner:
     """Runs batches on one program. Owns the page table (one slab per pipeline stage).
 
@@ -126,8 +105,7 @@ class BatchRunner:
         self._clock = clock
         self.buckets = Buckets(program.entries, config.stride, has_position=config.has_prefill_position)
         self.returns_logits = _returns_logits(program.entries[self.buckets.any_decode()], config)
-        self._block_table: BlockTable | None = None
-        self.num_plans = 0
+        self._block_tables = BlockTables(device.upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
         self.device_s = 0.0
 
@@ -136,6 +114,10 @@ class BatchRunner:
         """K of the entries' top-k; 0 when they return logits only."""
         return self._config.top_k or 0
 
+    @property
+    def plan_counts(self) -> PlanCounts:
+        return self._block_tables.counts
+
     def counts(self) -> dict[str, EntryCounts]:
         """What was computed so far, by entry; a copy, for other threads to read."""
         return {entry: counts.copy() for entry, counts in self._counts.items()}
@@ -143,7 +125,8 @@ class BatchRunner:
     def run(self, batch: Batch) -> BatchResult:
         """Invokes the nearest entry and waits for it. Raises InvocationError."""
         shape = self.buckets.of(batch)
-        arguments = [*self._upload(shape, batch.tasks), self._plan(shape, batch.tasks).buffer]
+        block_table = self._block_tables.on_device(batch.tasks, shape.rows, shape.blocks)
+        arguments = [*self._upload(shape, batch.tasks), block_table]
         begin = self._clock()
         results = self._program.submit(shape.entry, [*arguments, *self._page_table]).wait()
         result = self._result(batch, results)
@@ -165,7 +148,8 @@ class BatchRunner:
         return [self._first_run(shape) for shape in self.buckets.least()]
 
     def _first_run(self, shape: Shape) -> EntrySignature:
-        arguments = [*self._upload(shape, ()), self._device.upload(_block_ids(shape, ()))]
+        scratch = np.zeros((shape.rows, shape.blocks), np.int64)
+        arguments = [*self._upload(shape, ()), self._device.upload(scratch)]
         try:
             results = self._program.submit(shape.entry, [*arguments, *self._page_table]).wait()
         except InvocationError as error:
@@ -174,13 +158,6 @@ class BatchRunner:
                 f"`has_prefill_position` and `paged_kv_cache` there ({str(error).splitlines()[0]})"
             ) from error
         return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
-
-    def _plan(self, shape: Shape, tasks: Sequence[LlmTaskInput]) -> BlockTable:
-        table = self._block_table
-        if table is None or not table.fits(shape, tasks):
-            table = self._block_table = BlockTable(shape, tasks, self._device)
-            self.num_plans += 1
-        return table
 
     def _upload(self, shape: Shape, tasks: Sequence[LlmTaskInput]) -> list[DeviceBuffer]:
         starts = np.zeros(shape.rows, np.int64)
@@ -229,12 +206,3 @@ def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, 
         tokens[offset : offset + len(task.input_tokens)] = task.input_tokens
         offset += len(task.input_tokens)
     return tokens, offsets
-
-
-def _block_ids(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:
-    """`[rows, B]`; what a row does not own is the scratch page."""
-    block_ids = np.zeros((shape.rows, shape.blocks), np.int64)
-    for row, task in enumerate(tasks):
-        pages = task.page_ids[: shape.blocks]
-        block_ids[row, : len(pages)] = pages
-    return block_ids

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from shortfin_apps.llm.components.entry_counts import EntryCounts
+from shortfin_apps.llm.components.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
@@ -99,7 +99,7 @@ class EngineStats:
     num_running: int
     pages: CacheUsage
     steps: int
-    plans: int  # steps whose device arguments were built anew; the others only patched them
+    plans: PlanCounts  # what it took to lay out block tables
     prompt_tokens: int  # computed, without those found in the cache
     cached_tokens: int  # found in the cache, counted once at admission
     generation_tokens: int

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shortfin_apps.llm.components.entry_counts import BOUNDS, Distribution, EntryCounts
+from shortfin_apps.llm.components.entry_counts import BOUNDS, Distribution, EntryCounts, PlanCounts
 from shortfin_apps.llm.components.messages import EngineClient, EngineStats, FinishReason
 from shortfin_apps.llm.errors import OverloadedError, UnavailableError
 
@@ -137,6 +137,7 @@ class _EngineCollector(Collector):
         for name, help_text, count in _counters(stats):
             yield self._family(CounterMetricFamily(name, help_text), count)
         yield from self._entries(sorted(stats.entries.items()))
+        yield self._patches(stats.plans)
         by_source = CounterMetricFamily("vllm:prompt_tokens_by_source", "Prompt tokens, by origin")
         for source, count in (
             ("local_compute", stats.prompt_tokens),
@@ -162,6 +163,16 @@ class _EngineCollector(Collector):
             for mix, distribution in zip(mixes, distributions, strict=True):
                 mix.add_metric(values, _cumulative(distribution), distribution.total)
         yield from (invocations, tokens, *mixes)
+
+    def _patches(self, plans: PlanCounts) -> Metric:
+        family = CounterMetricFamily(
+            "shortfin_llm:patched_rows",
+            "Rows of block tables laid out one by one",
+            labels=[*self._labels, "why"],
+        )
+        for why, count in (("joined", plans.rows_joined), ("grew", plans.rows_grew)):
+            family.add_metric([*self._labels.values(), why], count)
+        return family
 
     def _family(self, family: Metric, value: float) -> Metric:
         suffix = "_total" if family.type == "counter" else ""
@@ -214,7 +225,8 @@ def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("vllm:generation_tokens", "Tokens generated", stats.generation_tokens),
         ("vllm:num_preemptions", "Requests set back to free pages", stats.preemptions),
         ("shortfin_llm:steps", "Engine steps", stats.steps),
-        ("shortfin_llm:plans", "Steps whose device arguments were built anew", stats.plans),
+        ("shortfin_llm:plans", "Steps that laid out a whole batch's block table", stats.plans.plans),
+        ("shortfin_llm:block_table_uploads", "Steps whose block table had changed", stats.plans.uploads),
         ("shortfin_llm:padded_tokens", "Rows computed for nobody", stats.padded_tokens),
         ("shortfin_llm:step_seconds", "Time inside steps", stats.step_s),
         ("shortfin_llm:device_seconds", "Of that, waiting for the device", stats.device_s),

@@ -63,6 +63,42 @@ def test_a_newcomer_leaves_a_page_for_each_running_request() -> None:
     assert newcomer.state is State.WAITING
 
 
+def running_pair(pages: int, max_tokens: int = 99) -> tuple[Scheduler, list[Request]]:
+    """Of 6 and 7 tokens on two pages each, as pages hold 4."""
+    target = scheduler(pages)
+    requests = [Request(call("a", [1] * 6, max_tokens)), Request(call("b", [1] * 7, max_tokens))]
+    for request in requests:
+        target.add(request)
+    target.plan()
+    assert [len(request.page_ids) for request in requests] == [2, 2]
+    return target, requests
+
+
+def test_when_one_grows_everybody_does_and_then_nobody_for_as_many_tokens_as_a_page_has() -> None:
+    target, requests = running_pair(32)
+    grown_at = []
+    for step in range(14):
+        before = [len(request.page_ids) for request in requests]
+        for request in requests:
+            request.tokens.append(1)
+        target.plan()
+        if (after := [len(request.page_ids) for request in requests]) != before:
+            assert all(b > a for a, b in zip(before, after, strict=True)), "one grew and the other did not"
+            grown_at.append(step)
+    assert grown_at == [1, 6, 13]
+
+
+def test_a_page_ahead_is_not_taken_where_too_few_are_left_or_none_is_needed() -> None:
+    target, requests = running_pair(7)  # 2 free
+    requests[1].tokens += [1, 1]
+    target.plan()
+    assert [len(request.page_ids) for request in requests] == [2, 3]
+    target, requests = running_pair(32, max_tokens=2)
+    requests[1].tokens += [1, 1]
+    target.plan()
+    assert [len(request.page_ids) for request in requests] == [2, 3]
+
+
 def test_finishing_a_waiting_request_takes_it_out_of_the_queue() -> None:
     target = scheduler(6, max_running=0)
     request = add(target, "a", 4)

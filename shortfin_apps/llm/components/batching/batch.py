@@ -23,7 +23,7 @@ class LlmTaskInput:
 
     `input_tokens` stand at absolute positions `start_position .. seq_len - 1`; `seq_len` is
     cumulative. `page_ids` is the request's whole block table, the lease's own list: it is read while
-    the step runs and never kept.
+    the step runs, and kept for its identity alone.
     """
 
     request: Request

@@ -1,9 +1,10 @@
 """Who runs: admission from the waiting queue to pages, and preemption when they run out.
 
 Pages are claimed as needed. The prompt's pages are reserved when a request starts, one more each time
-it grows into a new page; when none is left, the youngest running request goes back to the head of the
-queue. The oldest is never preempted for a younger one, and a request that could not run alone is
-refused before it gets here, so somebody always makes progress.
+it grows into a new page, and while there is room a page ahead for everybody; when none is left, the
+youngest running request goes back to the head of the queue. The oldest is never preempted for a younger
+one, and a request that could not run alone is refused before it gets here, so somebody always makes
+progress.
 
 The queue says whose turn it is (waiting_queue.py). A waiting request that does not fit is overtaken by
 later ones that do, but only so often: then everybody behind it waits until it has started. A long
@@ -101,14 +102,30 @@ class Scheduler:
         request.discard(self._cache)
 
     def _grow_running(self) -> None:
-        index = 0
+        index, has_grown = 0, False
         while index < len(self.running):
             request = self.running[index]
             assert request.lease is not None
+            num_pages = len(request.lease.page_ids)
             if self._cache.reserve(request.lease, len(request.tokens)):
+                has_grown |= len(request.lease.page_ids) > num_pages
                 index += 1
             else:
                 self._preempt_youngest()
+        if has_grown:
+            self._grow_ahead()
+
+    def _grow_ahead(self) -> None:
+        """A page ahead for everybody, where a page for each is left after that.
+
+        So block tables change at one step in a page's tokens, and not at another for each request.
+        """
+        if self._available() < 2 * len(self.running):
+            return
+        for request in self.running:
+            assert request.lease is not None
+            most = len(request.call.prompt_ids) + request.call.params.max_tokens
+            self._cache.reserve(request.lease, min(len(request.tokens) + self._cache.stride, most))
 
     def _preempt_youngest(self) -> None:
         assert len(self.running) > 1, "a request larger than the pool was let in"

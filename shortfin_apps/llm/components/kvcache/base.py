@@ -28,7 +28,11 @@ class CacheUsage(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's pages. Only the cache that made it may change it."""
+    """One request's pages. Only the cache that made it may change it.
+
+    `page_ids` is one list for the lease's life, added to at its end alone and emptied by `release`, so that
+    block tables made of it can be kept.
+    """
 
     page_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # tokens whose K/V was found in shared pages at `acquire`
