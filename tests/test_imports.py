@@ -32,6 +32,7 @@ MAY_IMPORT = {
     ),
     "api": ("components", "errors"),
     "build.artifact": ("build", "config", "errors", "host_cpu"),  # the directory that the server opens
+    "build.verification": ("build", "build.artifact", "errors"),  # while the server loads it
     "build": ("build.artifact", "cli", "config", "errors", "host_cpu"),
     "client": ("errors",),
     "terminal": ("cli", "client", "errors"),
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "server_logging": ("api",),
     "server_protocol": (),
     "server": (
-        *("api", "build.artifact", "components", "components.loading"),
+        *("api", "build.artifact", "build.verification", "components", "components.loading"),
         *("config", "errors", "server_config", "server_flags", "server_logging", "server_protocol"),
     ),
 }

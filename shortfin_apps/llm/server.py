@@ -33,6 +33,7 @@ from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
 from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.build.verification import verifying
 from shortfin_apps.llm.components.beam_search import check_num_beams
 from shortfin_apps.llm.components.messages import EngineClient
 from shortfin_apps.llm.components.metrics import ServerMetrics
@@ -265,7 +266,7 @@ def run(args: argparse.Namespace) -> int:
 def open_artifact(config: ServerConfig) -> Artifact:
     """The model directory, or the loose files of upstream's flags. Raises ArtifactError."""
     if config.artifact is not None:
-        return Artifact.open(config.artifact)
+        return Artifact.open(config.artifact, check_sizes=config.verify != "none")
     assert config.vmfb is not None, "ServerConfig saw to it"
     assert config.model_config_json is not None, "ServerConfig saw to it"
     assert config.tokenizer_json is not None, "ServerConfig saw to it"
@@ -293,6 +294,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics) -> Loaded:
     """Everything that takes time. Raises ArtifactError and ServerConfigError."""
+    with verifying(artifact, config.verify) as confirm:
+        return _load_model(artifact, config, metrics, confirm)
+
+
+def _load_model(
+    artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, confirm: Callable[[], None]
+) -> Loaded:
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     rows = artifact.vocab_size
     if rows is not None and tokenizer.vocab_size > rows:
@@ -305,7 +313,7 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
     except InvalidRequestError as error:
         raise ServerConfigError(f"--num-beams: {error}") from None
     generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
-    engine = load_engine(artifact, tokenizer, config)
+    engine = load_engine(artifact, tokenizer, config, confirm)
     generator = TextGenerator(
         tokenizer,
         engine,
@@ -325,8 +333,10 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
     return Loaded(model, engine)
 
 
-def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) -> RunningEngine:
-    """The engine over the artefact's VMFB on the configured device."""
+def load_engine(
+    artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig, confirm: Callable[[], None]
+) -> RunningEngine:
+    """The engine over the artefact's VMFB on the configured device; `confirm` has the last word on it."""
     from shortfin_apps.llm.components import loading  # imports the device libraries
 
     stride = artifact.config.stride
@@ -351,7 +361,7 @@ def load_engine(artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig) 
         stall_timeout_s=config.stall_timeout,
     )
     return loading.load_engine(
-        artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options
+        artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options, confirm
     )
 
 

@@ -102,6 +102,10 @@ class ServerConfig(BaseSettings):
     parameters: Annotated[tuple[Path, ...], NoDecode] = Field(
         (), description="parameter files (irpa, gguf, safetensors), instead of a model directory"
     )
+    verify: Literal["none", "size", "hash"] = Field(
+        "hash",
+        description="what of a model directory is compared with its manifest before the server is ready",
+    )
     served_model_name: str | None = Field(
         None, min_length=1, description="the model's name in the API (default: its source's)"
     )

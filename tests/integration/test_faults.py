@@ -29,6 +29,13 @@ def zero(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def flip(path: Path) -> None:
+    """A byte in the middle, as a bad disk would."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
 def make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -38,16 +45,23 @@ def ask_for_too_much(path: Path) -> None:
     path.write_text(path.read_text().replace('"device_block_count": ', '"device_block_count": 99999999'))
 
 
+def swap_two_letters(path: Path) -> None:
+    """The ids of two tokens: it loads, and says other words."""
+    path.write_text(path.read_text().replace('"a":97,', '"b":97,').replace('"b":98,', '"a":98,'))
+
+
 DAMAGE: list[tuple[str, Callable[[Path], None]]] = [
     ("model.vmfb", cut),
     ("model.vmfb", zero),
     ("model.irpa", cut),
     ("model.irpa", zero),
+    ("model.irpa", flip),
     ("config.json", cut),
     ("config.json", make_folder),
     ("config.json", ask_for_too_much),
     ("tokenizer.json", cut),
     ("tokenizer.json", zero),
+    ("tokenizer.json", swap_two_letters),
     ("tokenizer_config.json", cut),
     ("generation_config.json", make_folder),
     ("manifest.json", zero),

@@ -52,6 +52,7 @@ _BORDER = (
     "output.py",
     "progress.py",
     "tokenizer_gguf.py",
+    "verification.py",
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,13 +58,18 @@ def load_engine(
     parameters: Sequence[Path],
     eos_token_ids: frozenset[int],
     options: EngineOptions,
+    confirm: Callable[[], None] = lambda: None,
 ) -> AsyncEngine:
-    """Loads, checks and warms up; the engine is ready for `start`. Takes seconds. Raises ArtifactError."""
+    """Loads, checks and warms up; the engine is ready for `start`. Takes seconds. Raises ArtifactError.
+
+    `confirm` is called last; what it raises ends the loading.
+    """
     device = open_device(
         options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
     )
     try:
         engine = make_engine(device, config, vmfb, parameters, eos_token_ids, options)
+        confirm()
     except BaseException:
         device.close()
         raise
