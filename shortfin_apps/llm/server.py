@@ -276,6 +276,7 @@ def open_artifact(config: ServerConfig) -> Artifact:
         model_config=config.model_config_json,
         tokenizer_json=config.tokenizer_json,
         tokenizer_config_json=config.tokenizer_config_json,
+        check_sizes=config.verify != "none",
     )
 
 
@@ -358,6 +359,7 @@ def load_engine(
         max_long_prefills=config.max_long_prefills,
         long_prefill_tokens=config.long_prefill_tokens,
         tenant_weights=config.weight_of_tenant,
+        num_tokens=tokenizer.vocab_size,
         stall_timeout_s=config.stall_timeout,
     )
     return loading.load_engine(

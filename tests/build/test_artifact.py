@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,62 @@ def test_loose_files(folder: Path) -> None:
             model_config=folder / layout.CONFIG,
             tokenizer_json=folder / layout.TOKENIZER,
         )
+
+
+def loose(folder: Path, vmfb: Path | None = None) -> Artifact:
+    return Artifact.from_files(
+        vmfb=vmfb or folder / layout.VMFB,
+        parameters=(folder / layout.PARAMETERS,),
+        model_config=folder / layout.CONFIG,
+        tokenizer_json=folder / layout.TOKENIZER,
+    )
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_loose_files_obey_the_manifest_beside_the_vmfb(
+    folder: Path, tmp_path: Path, through_link: bool
+) -> None:
+    (tmp_path / "link.vmfb").symlink_to(folder / layout.VMFB)
+    vmfb = tmp_path / "link.vmfb" if through_link else folder / layout.VMFB
+    artifact = loose(folder, vmfb)
+    assert artifact.manifest == Manifest.load(folder / layout.MANIFEST)
+    assert (artifact.vocab_size, artifact.name) == (SPEC.vocab_size, vmfb.stem)
+    assert artifact.manifest is not None
+    target = replace(artifact.manifest.target, cpu="znver9", features=("avx512quantum",))
+    (folder / layout.MANIFEST).write_bytes(replace(artifact.manifest, target=target).to_json())
+    with pytest.raises(ArtifactError, match=r"\(znver9\) with avx512quantum, which this one lacks"):
+        loose(folder, vmfb)
+
+
+def test_a_loose_file_cut_short_is_found_unless_it_lies_elsewhere(folder: Path, tmp_path: Path) -> None:
+    (folder / layout.PARAMETERS).rename(tmp_path / layout.PARAMETERS)
+    (folder / layout.PARAMETERS).symlink_to(tmp_path / layout.PARAMETERS)
+    (tmp_path / layout.PARAMETERS).write_bytes(b"fine-tuned")
+    loose(folder)
+    (folder / layout.VMFB).write_bytes(b"short")
+    with pytest.raises(ArtifactError, match=r"model\.vmfb: not the size"):
+        loose(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "\xff", '{"name": "a web page", "icons": []}'])
+def test_a_manifest_of_something_else_is_none(
+    folder: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / layout.MANIFEST).write_text(content, encoding="latin-1")
+    with caplog.at_level(logging.INFO):
+        assert loose(folder).manifest is None
+    assert "its CPU and content are not checked" in caplog.text
+
+
+def test_a_manifest_of_another_program_is_none(folder: Path) -> None:
+    (folder / layout.VMFB).rename(folder / "other.vmfb")
+    assert loose(folder, folder / "other.vmfb").manifest is None
+
+
+def test_a_damaged_manifest_beside_loose_files_is_refused(folder: Path) -> None:
+    (folder / layout.MANIFEST).write_text('{"format_version": 1}')
+    with pytest.raises(ArtifactError, match=r"manifest\.json"):
+        loose(folder)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from pathlib import Path
@@ -91,3 +92,21 @@ def test_a_large_file_is_reported_in_steps(
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [
         *range(10, 101, 10)
     ]
+
+
+def test_loose_files_are_verified_where_the_manifest_covers_them(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / layout.TOKENIZER).rename(tmp_path / "other.json")
+    flip(folder / layout.PARAMETERS)
+    artifact = Artifact.from_files(
+        vmfb=folder / layout.VMFB,
+        parameters=(folder / layout.PARAMETERS,),
+        model_config=folder / layout.CONFIG,
+        tokenizer_json=tmp_path / "other.json",
+    )
+    with caplog.at_level(logging.INFO), contextlib.ExitStack() as stack:
+        confirm = stack.enter_context(verifying(artifact, "hash"))
+        with pytest.raises(ArtifactError, match=rf"{layout.PARAMETERS}: has another content"):
+            confirm()
+    assert "other.json: not verified" in caplog.text

@@ -111,6 +111,7 @@ FAULTS = {  # and the field that the message names
     "position": "has_prefill_position",
     "page": "paged_kv_cache",
     "slabs": "paged_kv_cache",
+    "stride": "block_seq_stride",
     "dtype": "paged_kv_cache",
     "top_k": "top_k",
     "wide top_k": "top_k",
@@ -124,12 +125,13 @@ def _wrong(config: ModelConfig) -> dict[str, ModelConfig]:
     return {
         "position": replace(config, has_prefill_position=not config.has_prefill_position),
         "page": replace(
-            config, paged_kv_cache=replace(cache, paged_kv_block_size_elements_per_device=(2 * STRIDE,))
+            config, paged_kv_cache=replace(cache, paged_kv_block_size_elements_per_device=(STRIDE,))
         ),
         "slabs": replace(
             config,
             paged_kv_cache=replace(cache, paged_kv_block_size_elements_per_device=(STRIDE, STRIDE)),
         ),
+        "stride": replace(config, paged_kv_cache=replace(cache, block_seq_stride=2 * STRIDE)),
         "dtype": replace(config, paged_kv_cache=replace(cache, kv_cache_dtype="float32")),
         "top_k": replace(config, top_k=1 if config.top_k is None else None),
         "wide top_k": replace(config, top_k=4),
@@ -150,6 +152,21 @@ def test_a_config_of_another_program_is_refused_at_start(
         with pytest.raises(ArtifactError, match=field) as caught:
             make(device, compiled(variant), _wrong(variant.config())[fault], EngineOptions())
         assert "\n" not in str(caught.value)
+    finally:
+        device.close()
+
+
+@pytest.mark.parametrize("name", ["logits", "logits, position"])
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
+    runtime: Runtime, compiled: Compiled, name: str
+) -> None:
+    """The width of the logits tells, in the first run if not before."""
+    variant = VARIANTS[name]
+    device = open_device("local-task", runtime)
+    try:
+        make(device, compiled(variant), variant.config(), EngineOptions(num_tokens=VOCABULARY))
+        with pytest.raises(ArtifactError, match=f"{VOCABULARY + 1} tokens but the model only {VOCABULARY}"):
+            make(device, compiled(variant), variant.config(), EngineOptions(num_tokens=VOCABULARY + 1))
     finally:
         device.close()
 

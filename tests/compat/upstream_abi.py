@@ -18,6 +18,7 @@ from pathlib import Path
 from shortfin_apps.llm.config import ModelConfig
 
 STRIDE = 4  # tokens in a page
+PAGE = 2 * STRIDE  # elements: tokens in the place of K, nothing in that of V
 VOCABULARY = 97
 CONTEXT = 48
 
@@ -28,8 +29,8 @@ func.func @{name}(%tokens_: !torch.vtensor<[{n},{s}],si64>, {scalars},
   %ids = torch_c.to_builtin_tensor %ids_ : !torch.vtensor<[{n},?],si64> -> tensor<{n}x?xi64>
   {starts}
   {lens}
-  %cache_ = torch.copy.to_vtensor %slab : !torch.vtensor<[?,{stride}],f16>
-  %cache = torch_c.to_builtin_tensor %cache_ : !torch.vtensor<[?,{stride}],f16> -> tensor<?x{stride}xf16>
+  %cache_ = torch.copy.to_vtensor %slab : !torch.vtensor<[?,{page}],f16>
+  %cache = torch_c.to_builtin_tensor %cache_ : !torch.vtensor<[?,{page}],f16> -> tensor<?x{page}xf16>
   %one = arith.constant 1 : index
   %stride = arith.constant {stride} : index
   %vocabulary = arith.constant {v} : i64
@@ -44,7 +45,7 @@ func.func @{name}(%tokens_: !torch.vtensor<[{n},{s}],si64>, {scalars},
                        affine_map<(page, slot, n, s) -> (page, slot)>],
       iterator_types = ["parallel", "parallel", "reduction", "reduction"]}}
       ins(%tokens, %starts : tensor<{n}x{s}xi64>, tensor<{n}xi64>)
-      outs(%cache : tensor<?x{stride}xf16>) {{
+      outs(%cache : tensor<?x{page}xf16>) {{
   ^bb0(%token: i64, %start: i64, %kept: f16):
     %page = linalg.index 0 : index
     %slot = linalg.index 1 : index
@@ -62,7 +63,7 @@ func.func @{name}(%tokens_: !torch.vtensor<[{n},{s}],si64>, {scalars},
     %stored = arith.sitofp %token : i64 to f16
     %next = arith.select %here, %stored, %kept : f16
     linalg.yield %next : f16
-  }} -> tensor<?x{stride}xf16>
+  }} -> tensor<?x{page}xf16>
 
   %sums_empty = tensor.empty({s_size}) : tensor<{n}x{s}xi64>
   %sums_zero = linalg.fill ins(%none : i64) outs(%sums_empty : tensor<{n}x{s}xi64>) -> tensor<{n}x{s}xi64>
@@ -80,7 +81,7 @@ func.func @{name}(%tokens_: !torch.vtensor<[{n},{s}],si64>, {scalars},
     %b_ = linalg.index 2 : index
     %i_ = linalg.index 3 : index
     %page = arith.index_cast %id : i64 to index
-    %value_ = tensor.extract %written[%page, %i_] : tensor<?x{stride}xf16>
+    %value_ = tensor.extract %written[%page, %i_] : tensor<?x{page}xf16>
     %value = arith.fptosi %value_ : f16 to i64
     %before = arith.muli %b_, %stride : index
     %q_ = arith.addi %before, %i_ : index
@@ -98,9 +99,9 @@ func.func @{name}(%tokens_: !torch.vtensor<[{n},{s}],si64>, {scalars},
     linalg.yield %total : i64
   }} -> tensor<{n}x{s}xi64>
   {result}
-  %new = torch_c.from_builtin_tensor %written : tensor<?x{stride}xf16> -> !torch.vtensor<[?,{stride}],f16>
+  %new = torch_c.from_builtin_tensor %written : tensor<?x{page}xf16> -> !torch.vtensor<[?,{page}],f16>
   torch.overwrite.tensor.contents %new overwrites %slab
-      : !torch.vtensor<[?,{stride}],f16>, !torch.tensor<[?,{stride}],f16>
+      : !torch.vtensor<[?,{page}],f16>, !torch.tensor<[?,{page}],f16>
   {return_}
 }}
 """
@@ -172,7 +173,7 @@ class Variant:
                     "block_seq_stride": STRIDE,
                     "device_block_count": pages,
                     "kv_cache_dtype": "float16",
-                    "paged_kv_block_size_elements_per_device": [STRIDE],
+                    "paged_kv_block_size_elements_per_device": [PAGE],
                 },
             }
         )
@@ -180,14 +181,21 @@ class Variant:
     def _entry(self, phase: str, n: int) -> str:
         decodes = phase == "decode"
         s = "1" if decodes else "?"
-        shape = {"n": n, "s": s, "v": VOCABULARY, "stride": STRIDE, "s_size": "" if decodes else "%length"}
+        shape = {
+            "n": n,
+            "s": s,
+            "v": VOCABULARY,
+            "stride": STRIDE,
+            "page": PAGE,
+            "s_size": "" if decodes else "%length",
+        }
         logits = f"!torch.vtensor<[{n},{s},{VOCABULARY}],f16>"
         pair = f"!torch.vtensor<[{n},{s},1],f16>, !torch.vtensor<[{n},{s},1],si64>"
         types, names = (logits, "%first") if self.top_k is None else (pair, "%first, %second")
         return _ENTRY.format(
             name=f"{phase}_bs{n}",
             scalars=", ".join(f"%{name}_: !torch.vtensor<[{n}],si64>" for name in self._scalars(decodes)),
-            slab_arguments=f"%slab: !torch.tensor<[?,{STRIDE}],f16>",
+            slab_arguments=f"%slab: !torch.tensor<[?,{PAGE}],f16>",
             starts=_vector("starts", n)
             if "starts" in self._scalars(decodes)
             else f"%starts = arith.constant dense<0> : tensor<{n}xi64>",

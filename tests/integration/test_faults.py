@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
 from shortfin_apps.llm import cli
 from shortfin_apps.llm.build.artifact import Artifact
@@ -87,6 +88,22 @@ def test_a_damaged_artefact_is_one_sentence(
     assert captured.err.startswith("error: ")
     assert len(captured.err.splitlines()) == 1, captured.err
     assert name in captured.err or "--pages" in captured.err
+
+
+def test_loose_files_with_a_larger_tokenizer_are_one_sentence(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No manifest tells; the width of the logits does."""
+    folder = Path(shutil.copytree(tiny_artifact.vmfb.parent, tmp_path / "loose"))
+    (folder / "manifest.json").unlink()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["one too many"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    flags = ["--tokenizer_json", "tokenizer.json", "--model_config", "config.json", "--vmfb", "model.vmfb"]
+    flags += ["--parameters", "model.irpa"]
+    paths = [word if word.startswith("--") else str(folder / word) for word in flags]
+    assert cli.main(["serve", *paths, "--port", "0", "--log-level", "error"]) == 2
+    assert "the tokenizer has 273 tokens but the model only 272" in capsys.readouterr().err
 
 
 SMALL = ("--prefill-batch-sizes", "1", "--decode-batch-sizes", "1", "--chunk-sizes", "none")

@@ -9,6 +9,7 @@ DIR/manifest.json           how it came about (`Manifest`)
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.host_cpu import missing_features
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -98,7 +101,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """Everything a server needs; all paths exist. `manifest` is None for loose files."""
+    """Everything a server needs; all paths exist. `manifest` is the VMFB's, None for one without."""
 
     vmfb: Path
     parameters: tuple[Path, ...]
@@ -106,6 +109,7 @@ class Artifact:
     tokenizer: Path
     tokenizer_config: Path | None
     manifest: Manifest | None
+    is_loose: bool = False
 
     @classmethod
     def open(cls, directory: Path, *, for_this_host: bool = True, check_sizes: bool = True) -> Artifact:
@@ -143,9 +147,11 @@ class Artifact:
         model_config: Path,
         tokenizer_json: Path,
         tokenizer_config_json: Path | None = None,
+        check_sizes: bool = True,
     ) -> Artifact:
         """Loose files, as upstream's flags name them.
 
+        A manifest beside the VMFB says for which CPU it is, and what the files beside it should be.
         `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists.
         Raises ArtifactError.
         """
@@ -155,6 +161,12 @@ class Artifact:
             _require(path)
         if tokenizer_config_json is not None:
             _require(tokenizer_config_json)
+        manifest = _manifest_beside(vmfb.resolve())
+        if manifest is not None:
+            for path in (vmfb, *parameters) if check_sizes else ():
+                if is_covered(path, vmfb, manifest):
+                    _check_size(path.resolve(), manifest)
+            _check_host(vmfb, manifest.target)
         beside = tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         return cls(
             vmfb=vmfb,
@@ -162,18 +174,41 @@ class Artifact:
             config=ModelConfig.load(model_config),
             tokenizer=tokenizer_json,
             tokenizer_config=tokenizer_config_json or (beside if beside.is_file() else None),
-            manifest=None,
+            manifest=manifest,
+            is_loose=True,
         )
 
     @property
     def name(self) -> str:
         """The model's name as its source has it; for loose files, the VMFB's."""
-        return self.manifest.spec.name if self.manifest else self.vmfb.stem
+        return self.vmfb.stem if self.manifest is None or self.is_loose else self.manifest.spec.name
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the model's embedding; None for loose files, which do not tell."""
+        """Rows of the model's embedding; None without a manifest."""
         return self.manifest.vocab_size if self.manifest else None
+
+
+def is_covered(path: Path, vmfb: Path, manifest: Manifest) -> bool:
+    """The manifest of `vmfb` says what `path` should be."""
+    path = path.resolve()
+    return path.parent == vmfb.resolve().parent and path.name in manifest.files
+
+
+def _manifest_beside(vmfb: Path) -> Manifest | None:
+    """None too for what another tool wrote under that name. Raises ArtifactError when it is damaged."""
+    path = vmfb.with_name(MANIFEST)
+    if _is_ours(path) and vmfb.name in (manifest := Manifest.load(path)).files:
+        return manifest
+    logger.info("%s: no %s of `build` is beside it, so its CPU and content are not checked", vmfb, MANIFEST)
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.is_file() and "format_version" in _FORMAT.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return False
 
 
 def _check_host(directory: Path, target: TargetRecord) -> None:

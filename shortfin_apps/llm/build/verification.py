@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from shortfin_apps.llm.build import artifact as layout
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.build.artifact import Artifact, Manifest, is_covered
 from shortfin_apps.llm.build.file_record import FileRecord, total_bytes, wrong_files
 from shortfin_apps.llm.errors import ArtifactError
 
@@ -38,7 +38,7 @@ def verifying(artifact: Artifact, verify: Verify) -> Iterator[Callable[[], None]
     if verify != "hash" or artifact.manifest is None:
         yield lambda: None
         return
-    folder, files = artifact.vmfb.parent, artifact.manifest.files
+    folder, files = artifact.vmfb.resolve().parent, _covered(artifact, artifact.manifest)
     _refuse(folder, wrong_files(folder, _some(files, FIRST)))
     for name, reason in wrong_files(folder, _some(files, EDITABLE)).items():
         logger.warning("%s %s: it was edited since it was built; what it says now applies", name, reason)
@@ -77,6 +77,18 @@ class _Progress:
         if self._done == self._total or before // self._step < self._done // self._step:
             percent = 100 * self._done // self._total
             logger.info("verified %d %% of the parameters' %.1f MB", percent, self._total / 1e6)
+
+
+def _covered(artifact: Artifact, manifest: Manifest) -> dict[str, FileRecord]:
+    """What the manifest says of the files that are used: of all of them unless they are loose."""
+    if not artifact.is_loose:
+        return manifest.files
+    used = (artifact.vmfb, *artifact.parameters, artifact.tokenizer)
+    for path in used:
+        if not is_covered(path, artifact.vmfb, manifest):
+            logger.info("%s: not verified, as it is not in the manifest beside the VMFB", path)
+    names = {path.resolve().name for path in used if is_covered(path, artifact.vmfb, manifest)}
+    return _some(manifest.files, tuple(names))
 
 
 def _some(files: dict[str, FileRecord], names: tuple[str, ...]) -> dict[str, FileRecord]:

@@ -13,9 +13,15 @@ from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, 
 from shortfin_apps.llm.components.engine import Engine, ModelLimits
 from shortfin_apps.llm.components.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
-from shortfin_apps.llm.components.runtime.check import check_program, check_results
+from shortfin_apps.llm.components.runtime.check import (
+    check_program,
+    check_results,
+    check_vocabulary,
+    logits_width,
+)
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.runtime.parameters import embedding_rows
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
@@ -28,8 +34,8 @@ class EngineOptions:
 
     `pages` overrides the page table's size, `max_running` is the most requests in progress at once
     (default: the mode's own), `max_queue` the most that wait beside them, `max_queue_tokens` the most
-    prompt tokens that wait; SchedulingOptions explains the next three. `stall_timeout_s` is how long a
-    step may take.
+    prompt tokens that wait; SchedulingOptions explains the next three. `num_tokens` is the tokenizer's
+    vocabulary, and `stall_timeout_s` how long a step may take.
     """
 
     device: str = "cpu"
@@ -49,6 +55,7 @@ class EngineOptions:
     max_long_prefills: int = DEFAULT_SCHEDULING.max_long_prefills
     long_prefill_tokens: int = DEFAULT_SCHEDULING.long_prefill_tokens
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    num_tokens: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
 
 
@@ -102,6 +109,9 @@ def make_engine(
     )
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config)
+    check_vocabulary(embedding_rows(parameters), options.num_tokens)
+    for entry in program.entries.values():
+        check_vocabulary(logits_width(entry, config), options.num_tokens)
     runner = make_runner(device, program, config, num_pages)
     mode = make_mode(options.batch_mode, config, batch_options, any_chunk=runner.buckets.takes_any_chunk)
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
@@ -112,6 +122,7 @@ def make_engine(
         )
     for entry in runner.warm_up():
         check_results(entry, config)
+        check_vocabulary(logits_width(entry, config), options.num_tokens)
     scheduling = SchedulingOptions(
         max_long_prefills=options.max_long_prefills,
         long_prefill_tokens=options.long_prefill_tokens,

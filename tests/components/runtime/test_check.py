@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.check import check_program, check_vocabulary, logits_width
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, TensorType
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -115,6 +117,36 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(ArtifactError, match=says):
         check_program(Listed(*entries), dataclasses.replace(CONFIG, **changes))
+
+
+@given(stride=st.sampled_from([1, 8, 15, 17, 32, 64]))
+def test_a_stride_that_the_pages_do_not_have_is_named(stride: int) -> None:
+    """The slabs' size is given, and is the signatures'; only the stride is another."""
+    cache = dataclasses.replace(
+        CONFIG.paged_kv_cache, block_seq_stride=stride, paged_kv_block_size_elements_per_device=(256,)
+    )
+    with pytest.raises(
+        ArtifactError, match=f"K and V of 16 tokens, .*`.*block_seq_stride` .* says {stride};"
+    ):
+        check_program(Listed(*WHOLE), dataclasses.replace(CONFIG, paged_kv_cache=cache))
+
+
+def test_the_width_of_the_logits_is_the_vocabulary() -> None:
+    three = dataclasses.replace(PREFILL_ENTRY, results=(VALUES, INDICES, LOGITS))
+    alone = dataclasses.replace(PREFILL_ENTRY, results=(LOGITS,))
+    assert logits_width(three, CONFIG) == 64
+    assert logits_width(alone, dataclasses.replace(CONFIG, top_k=None)) == 64
+    assert logits_width(PREFILL_ENTRY, CONFIG) is None
+    assert logits_width(EntrySignature("prefill_bs1", None, None), CONFIG) is None
+
+
+def test_a_tokenizer_may_be_smaller_than_the_embedding_but_not_larger() -> None:
+    check_vocabulary(64, 63)
+    check_vocabulary(64, 64)
+    check_vocabulary(None, 65)
+    check_vocabulary(64, None)
+    with pytest.raises(ArtifactError, match="has 65 tokens but the model only 64"):
+        check_vocabulary(64, 65)
 
 
 PACKED = tuple(TensorType(shape, I64) for shape in ((None,), (None,), (None,), (None,), (None, None)))

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import iree.runtime as iree
+import numpy as np
 import pytest
 
 from shortfin_apps.llm.build.weights_archive import ArchiveEntry, write_archive
-from shortfin_apps.llm.components.runtime.parameters import parameter_bytes, read_parameters
+from shortfin_apps.llm.components.runtime.parameters import embedding_rows, parameter_bytes, read_parameters
 from shortfin_apps.llm.errors import ArtifactError
 
 
@@ -39,3 +40,24 @@ def test_a_splat_stays_one(tmp_path: Path) -> None:
     index.create_archive_file(str(tmp_path / "splat.irpa"))
     entry = read_parameters([tmp_path / "splat.irpa"])[0]
     assert (entry.key, entry.is_splat, entry.splat_pattern, entry.length) == ("s", True, b"\x01\x02", 64)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rows"),
+    [
+        ('{"type": "Tensor", "dtype": "float16", "shape": [97, 8]}', 97),
+        ('{"type": "Tensor", "dtype": "float16", "shape": [776]}', None),
+        ('{"shape": 97}', None),
+        ("[]", None),
+        ("", None),
+        ("no JSON", None),
+    ],
+)
+def test_the_embeddings_shape_is_read_where_it_is_written(
+    tmp_path: Path, metadata: str, rows: int | None
+) -> None:
+    index = iree.ParameterIndex()
+    index.add_buffer("output_norm.weight", np.zeros(8, np.uint8), metadata='{"shape": [3, 4]}')
+    index.add_buffer("token_embd.weight", np.zeros(97 * 16, np.uint8), metadata=metadata)
+    index.create_archive_file(str(tmp_path / "shark.irpa"))
+    assert embedding_rows([tmp_path / "shark.irpa"]) == rows

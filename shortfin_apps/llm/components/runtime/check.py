@@ -41,6 +41,38 @@ def check_program(program: Program, config: ModelConfig) -> None:
             _fail_missing(name, program)
         _check_arguments(signature, arguments, config)
         check_results(signature, config)
+    _check_stride(config)
+
+
+def check_vocabulary(rows: int | None, num_tokens: int | None) -> None:
+    """Raises ArtifactError when a tokenizer of `num_tokens` makes ids that an embedding of `rows` lacks.
+
+    None is not known.
+    """
+    if rows is not None and num_tokens is not None and num_tokens > rows:
+        raise ArtifactError(
+            f"the tokenizer has {num_tokens} tokens but the model only {rows}; it belongs to another model: "
+            "give the tokenizer.json that the model was made with"
+        )
+
+
+def logits_width(signature: EntrySignature, config: ModelConfig) -> int | None:
+    """The model's vocabulary, where the entry's results tell: logits are the only result, or the third."""
+    results, place = signature.results, 0 if config.top_k is None else 2
+    return None if results is None or len(results) <= place else results[place].shape[-1]
+
+
+def _check_stride(config: ModelConfig) -> None:
+    """Holds `block_seq_stride` against a page's elements, which the entries' signatures were held against."""
+    cache = config.paged_kv_cache
+    per_token = 2 * config.transformer_block_count * cache.attention_head_count_kv * config.attn_head_dim
+    elements = sum(config.page_elements)
+    if elements != per_token * config.stride:
+        raise ArtifactError(
+            f"a page has {elements} elements, which are K and V of {elements / per_token:g} tokens, where "
+            f"`paged_kv_cache.block_seq_stride` in config.json says {config.stride}; correct that field or "
+            "the model's sizes there, or rebuild with `shortfin-llm build`"
+        )
 
 
 def _expected_entries(config: ModelConfig) -> Iterator[tuple[str, dict[str, TensorType]]]:

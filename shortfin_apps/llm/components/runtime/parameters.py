@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
 from shortfin_apps.llm.components.runtime.irpa import check_archive
 from shortfin_apps.llm.errors import ArtifactError
 
+EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # as GGUF and Hugging Face name it
 SCOPE = "model"  # of every parameter, as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 
 
@@ -73,6 +75,28 @@ def parameter_bytes(paths: Sequence[Path]) -> dict[str, int]:
     """The size of every parameter, by name. Raises ArtifactError."""
     index = open_parameters(paths)
     return {entry.key: entry.length for entry in (index[i] for i in range(len(index)))}
+
+
+def embedding_rows(paths: Sequence[Path]) -> int | None:
+    """The model's vocabulary, where the parameters tell. Raises ArtifactError.
+
+    amdsharktank's archives do: beside each tensor lies its shape, as JSON (iree.turbine.aot's
+    `ParameterArchiveBuilder.add_tensor`). Others are bytes alone.
+    """
+    index = open_parameters(paths)
+    for entry in (index[i] for i in range(len(index))):
+        if entry.key in EMBEDDINGS and (rows := _rows(bytes(entry.metadata))) is not None:
+            return rows
+    return None
+
+
+def _rows(metadata: bytes) -> int | None:
+    try:
+        shape = json.loads(metadata)["shape"]
+        rows = shape[0] if len(shape) == 2 else None
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return rows if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0 else None
 
 
 def _check_extents(path: Path, size: int, entries: Sequence[Any]) -> None:
