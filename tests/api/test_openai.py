@@ -11,7 +11,7 @@ import pytest_asyncio
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import BASE_URL, MAX_SEQ_LEN, MODEL, TOKENIZER, Harness, events_of
 from tests.api.scripted_engine import failing, forever, saying
-from tests.components.tiny_tokenizers import BOS, sentencepiece_tokenizer
+from tests.components.tiny_tokenizers import BOS, EOS, sentencepiece_tokenizer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -76,6 +76,64 @@ async def test_streamed_completions_through_openais_client(client: openai.AsyncO
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].text for chunk in chunks) == "hithe end"
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+ECHOES: list[tuple[Any, list[str], int]] = [
+    (f"{BOS} hi{EOS}", [f"{BOS} hi{EOS}"], 5),
+    (TOKENIZER.encode(f"{BOS} hi{EOS}"), [f"{BOS} hi{EOS}"], 5),
+    ([f"{BOS}a", "b\r\n "], [f"{BOS}a", "b\r\n "], 6),
+    ([TOKENIZER.encode(f"a{BOS}"), [1]], [f"a{BOS}", TOKENIZER.decode([1])], 3),
+]
+
+
+@pytest.mark.parametrize(("prompt", "echoed", "num_tokens"), ECHOES)
+async def test_echo_gives_the_prompt_as_it_was_sent(
+    harness: Harness, prompt: Any, echoed: list[str], num_tokens: int
+) -> None:
+    body = {"prompt": prompt, "echo": True, "n": 2, "max_tokens": 1}
+    answer = (await harness.post(COMPLETIONS, body)).json()
+    assert [c["text"] for c in answer["choices"]] == [f"{text}the" for text in echoed for _ in range(2)]
+    assert answer["usage"]["prompt_tokens"] == num_tokens
+
+
+async def test_echo_keeps_the_space_before_a_sentencepiece_prompts_continuation(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    harness = Harness(forever(tokenizer, "world"), tokenizer=tokenizer)
+    for prompt in ("hello", tokenizer.encode("hello")[1:]):
+        body = {"prompt": prompt, "echo": True, "max_tokens": 2}
+        [choice] = (await harness.post(COMPLETIONS, body)).json()["choices"]
+        assert choice["text"] == "hello world"
+
+
+EMPTY: list[tuple[Any, list[str], int]] = [
+    ("", [""], 0),
+    ([], [""], 0),
+    ([[]], [""], 0),
+    (["", "a"], ["", "a"], 1),
+]
+FULL = [([1] * MAX_SEQ_LEN, [TOKENIZER.decode([1]) * MAX_SEQ_LEN], MAX_SEQ_LEN)]
+
+
+@pytest.mark.parametrize(("prompt", "echoed", "num_tokens"), [*ECHOES, *EMPTY, *FULL])
+async def test_echo_without_tokens_is_the_prompt_alone(
+    harness: Harness, prompt: Any, echoed: list[str], num_tokens: int
+) -> None:
+    body = {"prompt": prompt, "echo": True, "max_tokens": 0, "n": 2}
+    response = await harness.post(COMPLETIONS, body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    choices = [
+        {"index": i, "text": text, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+        for i, text in enumerate(text for text in echoed for _ in range(2))
+    ]
+    assert answer["choices"] == choices
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (num_tokens, 0)
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events_of(await harness.post(COMPLETIONS, streamed))
+    assert [chunk["choices"] for chunk in chunks] == [[choice] for choice in choices]
+    assert last["usage"] == usage
+    assert not harness.engine.calls
 
 
 @pytest.mark.parametrize(
@@ -194,6 +252,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["a", "7" * 900_000]}, "prompt"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": MAX_SEQ_LEN}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "", "echo": True, "max_tokens": 1}, "prompt"),
+    (COMPLETIONS, {"prompt": [99999], "echo": True, "max_tokens": 0}, "prompt"),
+    (COMPLETIONS, {"prompt": [1] * (MAX_SEQ_LEN + 1), "echo": True, "max_tokens": 0}, "prompt"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0, "top_p": 2}, "top_p"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0, "logprobs": 1}, "echo"),
     (COMPLETIONS, {"prompt": "a", "suffix": "x"}, "suffix"),
     (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, "echo"),

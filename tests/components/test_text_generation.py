@@ -312,6 +312,16 @@ def test_what_cannot_fit_is_refused(prompt: list[int], max_tokens: int | None, p
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("prompt", [[-1], [10**9], [1] * 65])
+def test_a_prompt_that_is_only_echoed_is_checked_too(prompt: list[int]) -> None:
+    generator, _ = setup(saying(TOKENIZER, "a"))
+    with pytest.raises(InvalidRequestError) as caught:
+        generator.check_ids(prompt, "prompt")
+    assert caught.value.param == "prompt"
+    generator.check_ids([], "prompt")
+    generator.check_ids([1] * MAX_SEQ_LEN, "prompt")
+
+
 async def test_long_texts_are_tokenised_the_same() -> None:
     generator, _ = setup(saying(TOKENIZER, "a"))
     text = "the €" * LONG_TEXT

@@ -31,14 +31,17 @@ from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
-from shortfin_apps.llm.components.text_generation import with_seed
-from shortfin_apps.llm.components.text_stream import TextRequest, TextStream, gather, merge
+from shortfin_apps.llm.components.messages import FinishReason
+from shortfin_apps.llm.components.text_generation import TextGenerator, with_seed
+from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, gather, merge
+from shortfin_apps.llm.components.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 
 logger = logging.getLogger(__name__)
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
+NOTHING = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)
 
 
 @router.post("/completions", responses=whole_or_streamed(CompletionAnswer))
@@ -51,7 +54,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             "`echo` with `logprobs`: log-probabilities of the prompt are not supported", "echo"
         )
     service.limits.check_logprobs(body.logprobs, "logprobs")
-    prompts = await _prompt_ids(body, service)
+    batch = _batch(body, service)
+    prompts = await _prompt_ids(batch, body, model.generator)
     requests = [
         request_
         for prompt_ids in prompts
@@ -65,8 +69,10 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             logprobs=body.logprobs,
         )
     ]
-    shape = CompletionShape(model.generator.tokenizer, requests, echo=bool(body.echo))
-    return await _respond(request, body, model, requests, shape)
+    echoes = _echoes(batch, body.n or 1, model.generator.tokenizer) if body.echo else None
+    shape = CompletionShape(model.generator.tokenizer, requests, echoes)
+    known = [NOTHING] * len(requests) if _asks_for_nothing(body) else None
+    return await _respond(request, body, model, requests, shape, known)
 
 
 @router.post("/chat/completions", responses=whole_or_streamed(ChatAnswer))
@@ -125,13 +131,19 @@ def _model_card(service: Service) -> dict[str, Any]:
     }
 
 
-async def _prompt_ids(body: CompletionBody, service: Service) -> list[tuple[int, ...]]:
-    """The batch of prompts as token ids; a single prompt is a batch of one."""
-    prompt, special = body.prompt, body.add_special_tokens is not False
-    generator = service.model.generator
+def _batch(body: CompletionBody, service: Service) -> list[Any]:
+    """The prompts, each a text or token ids; a single one is a batch of one."""
+    prompt = body.prompt
     batch: list[Any] = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
     service.limits.check_prompts(batch, "prompt")
-    generator.check_count(len(batch) * (body.n or 1), "n")
+    service.model.generator.check_count(len(batch) * (body.n or 1), "n")
+    return batch
+
+
+async def _prompt_ids(
+    batch: Sequence[Any], body: CompletionBody, generator: TextGenerator
+) -> list[tuple[int, ...]]:
+    special = body.add_special_tokens is not False
     prompts = []
     for each in batch:
         if isinstance(each, str):
@@ -140,6 +152,17 @@ async def _prompt_ids(body: CompletionBody, service: Service) -> list[tuple[int,
             prompts.append(tuple(each))
         await asyncio.sleep(0)  # a batch of many must not keep others from being heard
     return prompts
+
+
+def _echoes(batch: Sequence[Any], n: int, tokenizer: Tokenizer) -> list[str]:
+    """The prompt of each choice: a text as it was sent, of ids the whole of theirs."""
+    texts = [p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in batch]
+    return [text for text in texts for _ in range(n)]
+
+
+def _asks_for_nothing(body: OpenAIBody) -> bool:
+    """`echo` alone: OpenAI's API answers the prompt, and computes nothing."""
+    return isinstance(body, CompletionBody) and bool(body.echo) and body.max_tokens == 0
 
 
 def _is_ids(prompt: Sequence[object]) -> bool:
@@ -166,7 +189,7 @@ def _requests(
             body,
             model.openai_defaults,
             vocab_size=generator.tokenizer.vocab_size,
-            max_tokens=generator.fit(prompt_ids, max_value, default=default_max_tokens, param=prompt_field),
+            max_tokens=_fitted(body, generator, prompt_ids, max_value, default_max_tokens, prompt_field),
             min_tokens=body.min_tokens,
             seed=body.seed,
             logprobs=logprobs,
@@ -187,6 +210,23 @@ def _requests(
     ]
 
 
+def _fitted(
+    body: OpenAIBody,
+    generator: TextGenerator,
+    prompt_ids: tuple[int, ...],
+    max_tokens: int | None,
+    default: int | None,
+    prompt_field: str,
+) -> int:
+    """As `TextGenerator.fit`; 1 for a prompt that is only echoed, which is checked and never submitted."""
+    if not _asks_for_nothing(body):
+        return generator.fit(prompt_ids, max_tokens, default=default, param=prompt_field)
+    generator.check_ids(prompt_ids, prompt_field)
+    if body.min_tokens:
+        raise InvalidRequestError("`min_tokens` must lie in [0, max_tokens]", "min_tokens")
+    return 1
+
+
 def _chat_max_tokens(body: ChatBody) -> tuple[str, int | None]:
     """`max_completion_tokens`, or its older name `max_tokens`."""
     if body.max_completion_tokens is None:
@@ -205,12 +245,18 @@ def _chat_logprobs(body: ChatBody) -> int | None:
 
 
 async def _respond(
-    request: Request, body: OpenAIBody, model: ServedModel, requests: Sequence[TextRequest], shape: Shape
+    request: Request,
+    body: OpenAIBody,
+    model: ServedModel,
+    requests: Sequence[TextRequest],
+    shape: Shape,
+    known: Sequence[TextDelta] | None = None,
 ) -> Response:
+    """Answers the requests, whole or streamed; nothing is submitted when the answers are `known`."""
     service = service_of(request)
     entry = access_of(request)
     entry.requests = requests
-    entry.under_way = streams = await model.generator.submit(requests)
+    entry.under_way = streams = await model.generator.submit(requests) if known is None else []
     head = {
         "id": shape.id_prefix + request_id_of(request),
         "created": int(service.clock()),
@@ -219,9 +265,10 @@ async def _respond(
     choices_per_prompt = body.n or 1
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = _events(streams, shape, head, choices_per_prompt if with_usage else None, entry)
+        deltas = merge(streams) if known is None else _each_of(known)
+        events = _events(deltas, shape, head, choices_per_prompt if with_usage else None, entry)
         return EventStream(events, streams)
-    answers = await unless_disconnected(request, gather(streams))
+    answers = await unless_disconnected(request, gather(streams)) if known is None else known
     choices = []
     for index, answer in enumerate(answers):
         choices.append(shape.choice(index, answer))
@@ -241,8 +288,13 @@ async def _respond(
     )
 
 
+async def _each_of(answers: Sequence[TextDelta]) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    for index, answer in enumerate(answers):
+        yield index, answer
+
+
 async def _events(
-    streams: Sequence[TextStream],
+    deltas: AsyncGenerator[tuple[int, TextDelta], None],
     shape: Shape,
     head: dict[str, Any],
     usage_choices: int | None,
@@ -252,15 +304,16 @@ async def _events(
     head = {**head, "object": shape.chunk_object_name}
     if usage_choices is not None:
         head["usage"] = None
-    generated, cached = [0] * len(streams), [0] * len(streams)
+    requests = entry.requests
+    generated, cached = [0] * len(requests), [0] * len(requests)
     try:
-        async for index, delta in merge(streams):
+        async for index, delta in deltas:
             generated[index] += len(delta.token_ids)
             cached[index] = max(cached[index], delta.num_cached_tokens)
             for choice in shape.chunks(index, delta):
                 yield event({**head, "choices": [choice]})
         if usage_choices is not None:
-            totals = usage([s.request for s in streams], generated, cached, usage_choices)
+            totals = usage(requests, generated, cached, usage_choices)
             yield event({**head, "choices": [], "usage": totals})
     except Exception as error:
         if not isinstance(error, LlmError):

@@ -31,10 +31,12 @@ class CompletionShape:
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer, requests: Sequence[TextRequest], *, echo: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, requests: Sequence[TextRequest], echoes: Sequence[str] | None = None
+    ) -> None:
+        """`echoes` are the texts that come before the choices' own."""
         self._tokenizer = tokenizer
-        # Text that is still to come before a choice's own.
-        self._echoes = [tokenizer.decode(r.prompt_ids) if echo else "" for r in requests]
+        self._echoes = list(echoes or [""] * len(requests))  # "" once it has come
         # Where the next token of a choice lies in its text: a token is not its text alone, as a
         # character may take several and special ones show none.
         self._detokenizers = [r.detokenizer(tokenizer) for r in requests]

@@ -95,9 +95,7 @@ class TextGenerator:
                 " and must have room for one more",
                 param,
             )
-        if (stranger := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
-            size = self.tokenizer.vocab_size
-            raise InvalidRequestError(f"`{param}`: token id {stranger} is not in [0, {size})", param)
+        self.check_ids(prompt_ids, param)
         if max_tokens is None:
             return room if default is None else min(default, room)
         if max_tokens > room:
@@ -107,6 +105,17 @@ class TextGenerator:
                 "max_tokens",
             )
         return max_tokens
+
+    def check_ids(self, prompt_ids: Sequence[int], param: str) -> None:
+        """Raises InvalidRequestError for more tokens than the context has, and for an unknown one."""
+        if len(prompt_ids) > self.max_seq_len:
+            raise InvalidRequestError(
+                f"`{param}` has {len(prompt_ids)} tokens, but the model's context is {self.max_seq_len}",
+                param,
+            )
+        if (stranger := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
+            size = self.tokenizer.vocab_size
+            raise InvalidRequestError(f"`{param}`: token id {stranger} is not in [0, {size})", param)
 
     def check_count(self, num_sequences: int, param: str | None = None) -> None:
         """Raises InvalidRequestError for more sequences than are ever admitted together."""
