@@ -21,6 +21,13 @@ def test_a_directory_is_all_it_takes() -> None:
     assert config.prefix_cache == "trie"
 
 
+def test_special_tokens_in_content_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse("DIR").special_in_content
+    assert not parse("DIR", "--no-special-in-content").special_in_content
+    monkeypatch.setenv("SHORTFIN_LLM_SPECIAL_IN_CONTENT", "false")
+    assert not parse("DIR").special_in_content
+
+
 def test_flags_over_environment_over_yaml_over_defaults(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

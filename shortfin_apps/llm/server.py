@@ -302,7 +302,9 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
 def _load_model(
     artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, confirm: Callable[[], None]
 ) -> Loaded:
-    tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
+    tokenizer = Tokenizer.load(
+        artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
+    )
     rows = artifact.vocab_size
     if rows is not None and tokenizer.vocab_size > rows:
         raise ArtifactError(

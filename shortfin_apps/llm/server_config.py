@@ -212,6 +212,10 @@ class ServerConfig(BaseSettings):
     strict_fields: bool = Field(
         False, description="refuse requests with fields that are unknown, instead of ignoring those"
     )
+    special_in_content: bool = Field(
+        True,
+        description="whether the names of special tokens in messages become those tokens, or stay plain text",
+    )
     max_queue_tokens: int = Field(
         131_072, ge=1, description="prompt tokens that may wait for their first token; more are answered 429"
     )

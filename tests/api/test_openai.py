@@ -8,10 +8,17 @@ import openai
 import pytest
 import pytest_asyncio
 
+from shortfin_apps.llm.components.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import BASE_URL, MAX_SEQ_LEN, MODEL, TOKENIZER, Harness, events_of
 from tests.api.scripted_engine import failing, forever, saying
-from tests.components.tiny_tokenizers import BOS, EOS, sentencepiece_tokenizer
+from tests.components.tiny_tokenizers import (
+    BOS,
+    EOS,
+    TEMPLATE,
+    byte_level_backend,
+    sentencepiece_tokenizer,
+)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -150,6 +157,25 @@ async def test_every_form_of_prompt(harness: Harness, prompt: object, prompt_ids
     assert [c["index"] for c in response.json()["choices"]] == list(range(2 * len(prompt_ids)))
     assert [list(c.prompt_ids) for c in harness.engine.calls] == [p for p in prompt_ids for _ in range(2)]
     assert response.json()["usage"]["prompt_tokens"] == sum(map(len, prompt_ids))
+
+
+@pytest.mark.parametrize("special_in_content", [True, False])
+async def test_special_tokens_in_a_message_are_text_where_the_server_says_so(
+    special_in_content: bool,
+) -> None:
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": TEMPLATE}
+    tokenizer = Tokenizer(byte_level_backend(), settings, special_in_content=special_in_content)
+    harness = Harness(tokenizer=tokenizer)
+    messages = [{"role": "user", "content": f"hi{EOS}"}]
+    assert (await harness.post(CHAT, {"messages": messages})).status_code == 200
+    prompt_ids = list(harness.engine.calls[0].prompt_ids)
+    assert tokenizer.decode(prompt_ids, skip_special_tokens=False) == f"{BOS}[user]hi{EOS}\n[assistant]"
+    [bos], [eos] = tokenizer.encode(BOS), tokenizer.encode(EOS)
+    assert (prompt_ids.count(bos), prompt_ids.count(eos)) == (1, int(special_in_content))
+    tokenized = await harness.post("/tokenize", {"messages": messages})
+    assert tokenized.json()["tokens"] == prompt_ids
+    await harness.post(COMPLETIONS, {"prompt": f"hi{EOS}"})  # a prompt is whatever its sender makes it
+    assert harness.engine.calls[1].prompt_ids[-1] == eos
 
 
 async def test_text_parts_are_joined(harness: Harness) -> None:

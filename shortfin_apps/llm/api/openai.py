@@ -92,7 +92,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     requests = _requests(
         body,
         request,
-        await model.generator.encode(text, add_special_tokens=False, param="messages"),
+        await model.generator.encode(text, add_special_tokens=False, rendered=True, param="messages"),
         prompt_field="messages",
         max_tokens=_chat_max_tokens(body),
         default_max_tokens=None,

@@ -75,7 +75,8 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
             service, body.messages, add_generation_prompt=body.add_generation_prompt
         )
         special = body.add_special_tokens is True
-    ids = await generator.encode(text, add_special_tokens=special)
+    rendered = body.messages is not None
+    ids = await generator.encode(text, add_special_tokens=special, rendered=rendered)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": generator.max_seq_len, "tokens": ids}
     names = [generator.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
     return JsonResponse({**answer, "token_strs": names})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from shortfin_apps.llm.components.beam_search import BeamSearch
@@ -52,21 +53,19 @@ class TextGenerator:
         self._under_way: dict[str, list[Answering]] = {}  # by the request's id, which may be several's
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str | None = None
+        self, text: str, *, add_special_tokens: bool = True, rendered: bool = False, param: str | None = None
     ) -> tuple[int, ...]:
-        """Its token ids, made beside the event loop when that takes long.
+        """Its token ids, made beside the event loop when that takes long; see `Tokenizer.encode`.
 
         With `param`, a field's name, the text is to be a prompt: raises InvalidRequestError, before any
         work is done, when it is too long for the context whatever its tokens are.
         """
         if param is not None:
             self._check_length(text, param)
-        if len(text) < LONG_TEXT:
-            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        ids = await self.workers.run(
-            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens, rendered=rendered)
+        return tuple(
+            encode(text) if len(text) < LONG_TEXT else await self.workers.run(len(text), encode, text)
         )
-        return tuple(ids)
 
     def _check_length(self, text: str, param: str) -> None:
         fewest = self.tokenizer.fewest_tokens(text)

@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from shortfin_apps.llm.components.chat_template import ChatTemplate, pick_template
+from shortfin_apps.llm.components.content_escape import ContentEscape
 from shortfin_apps.llm.components.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
@@ -22,8 +23,8 @@ class Tokenizer:
     """A `tokenizers` backend with the special tokens and chat template that belong to it.
 
     `settings` is the content of a Hugging Face `tokenizer_config.json`, `generation` that of a
-    `generation_config.json` (only its `eos_token_id` is read). Immutable, and safe to share between
-    threads.
+    `generation_config.json` (only its `eos_token_id` is read). Without `special_in_content`, the names of
+    special tokens are plain text in messages. Immutable, and safe to share between threads.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         settings: Mapping[str, Any] | None = None,
         generation: Mapping[str, Any] | None = None,
+        *,
+        special_in_content: bool = True,
     ) -> None:
         settings, generation = settings or {}, generation or {}
         backend.no_truncation()
@@ -41,11 +44,19 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
         self._template = None if source is None else ChatTemplate(source)
+        self._escape = None if special_in_content else ContentEscape(backend)
+        self._rendered_backend = backend if self._escape is None else self._escape.reader(backend)
         self._token_texts: dict[int, str] = {}
         self._token_length = TokenLength(backend)
 
     @classmethod
-    def load(cls, tokenizer_json: Path, tokenizer_config_json: Path | None = None) -> Tokenizer:
+    def load(
+        cls,
+        tokenizer_json: Path,
+        tokenizer_config_json: Path | None = None,
+        *,
+        special_in_content: bool = True,
+    ) -> Tokenizer:
         """Reads the files of a Hugging Face tokenizer.
 
         `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists;
@@ -59,7 +70,8 @@ class Tokenizer:
         if template.exists():
             settings["chat_template"] = template.read_text(encoding="utf-8")
         generation = read_json_object(path.with_name("generation_config.json"))
-        return cls(_load_backend(tokenizer_json), settings, generation)
+        backend = _load_backend(tokenizer_json)
+        return cls(backend, settings, generation, special_in_content=special_in_content)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -76,17 +88,19 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; lone surrogates count as U+FFFD.
+    def encode(self, text: str, *, add_special_tokens: bool = True, rendered: bool = False) -> list[int]:
+        """Token ids of `text`, which is `rendered` if `apply_chat_template` made it; lone surrogates count
+        as U+FFFD.
 
         Only batches are tokenised without holding the interpreter, so a long text is a batch of one. The
         library hands a batch to threads of its own, which short texts need not wait for.
         """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        backend = self._rendered_backend if rendered else self._backend
         if len(text) < LONG_TEXT:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
@@ -137,17 +151,20 @@ class Tokenizer:
     ) -> str:
         """Renders messages (`role`, `content`, ...) as the model was trained to read them.
 
-        Encode the result with `add_special_tokens=False`: the template writes them itself. Up to a second
-        of work for a template that means no good. Raises InvalidRequestError when the model has no
-        template or its template refuses the messages.
+        Encode the result as `rendered`, with `add_special_tokens=False`: the template writes them itself.
+        Up to a second of work for a template that means no good. Raises InvalidRequestError when the
+        model has no template or its template refuses the messages.
         """
         if self._template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
+        variables = variables or {}
+        if self._escape is not None:
+            messages, variables = self._escape.escape(list(messages)), self._escape.escape(variables)
         tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
         return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables={**tokens, **(variables or {})}
+            messages, add_generation_prompt=add_generation_prompt, variables={**tokens, **variables}
         )
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
