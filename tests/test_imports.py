@@ -60,6 +60,8 @@ ONLY_IN = {
     "shortfin": ("components.runtime", "build"),
     "iree": ("components.runtime", "build"),
     "fastapi": ("api", "server"),
+    "fastapi_offline": ("api",),
+    "prompt_toolkit": ("terminal",),
     "starlette": ("api", "server"),
     "uvicorn": ("server", "server_protocol"),
 }

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -26,6 +28,7 @@ from shortfin_apps.llm.server_config import ServerConfigError
 from tests.api.harness import MODEL, TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
 from tests.api.scripted_engine import forever
+from tests.components.tiny_tokenizers import byte_level_tokenizer
 
 
 async def test_the_port_answers_while_the_model_loads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +51,20 @@ async def test_the_port_answers_while_the_model_loads(capsys: pytest.CaptureFixt
         assert answer.status_code == 200
         assert f"Serving {MODEL} at http://127.0.0.1:{server.port} " in capsys.readouterr().out
     assert server.engine.closed
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+async def test_the_banner_suggests_what_the_model_can_do(
+    has_template: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run as it is shown, the command is answered."""
+    tokenizer = byte_level_tokenizer(**({} if has_template else {"chat_template": None}))
+    async with loopback(tokenizer=tokenizer) as server:
+        await server.until_ready()
+        banner = capsys.readouterr().out
+        path, body = re.search(r"curl http://[^/]+(/\S+) .*-d '(.*)'", banner, re.DOTALL).groups()  # type: ignore[union-attr]
+        assert path == ("/v1/chat/completions" if has_template else "/v1/completions")
+        assert (await server.client.post(path, json=json.loads(body))).status_code == 200
 
 
 async def test_a_model_that_does_not_load_ends_the_server() -> None:

@@ -183,7 +183,8 @@ class Server(uvicorn.Server):
         if self._speaks_json:
             logger.info("serving %s at %s", self._service.name, url)
         else:
-            print(_banner(self._service.name, url), flush=True)
+            has_chat = loaded.model.generator.tokenizer.has_chat_template
+            print(_banner(self._service.name, url, has_chat), flush=True)
 
 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
@@ -422,12 +423,15 @@ def _url(sockets: Sequence[socket.socket], is_tls: bool) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _banner(name: str, url: str) -> str:
+def _banner(name: str, url: str, has_chat: bool) -> str:
+    """Suggests a request that this model can answer: without a chat template, none for a chat."""
+    route, body = "completions", '{"prompt": "The capital of France is", "temperature": 0}'
+    if has_chat:
+        question = '{"role": "user", "content": "What is the capital of France?"}'
+        route, body = "chat/completions", '{"messages": [' + question + '], "temperature": 0}'
     return (
         f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        """    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}],"""
-        """ "temperature": 0}'"""
+        f"  curl {url}/v1/{route} -H 'Content-Type: application/json' \\\n    -d '{body}'"
     )
 
 

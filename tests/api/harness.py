@@ -40,6 +40,7 @@ class Harness:
         cors_origins: Sequence[str] = (),
         tokenizer: Tokenizer = TOKENIZER,
         strict_fields: bool = False,
+        root_path: str = "",
     ) -> None:
         self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
         metrics = ServerMetrics(MODEL)
@@ -54,7 +55,9 @@ class Harness:
         self.tokenizer = tokenizer
         if loaded:
             self.load(metrics)
-        self.app: FastAPI = create_app(self.service, keys=keys, cors_origins=cors_origins)
+        self.app: FastAPI = create_app(
+            self.service, root_path=root_path, keys=keys, cors_origins=cors_origins
+        )
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url=BASE_URL)
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import httpx
 
 from shortfin_apps.llm import server_config
+from shortfin_apps.llm.components.tokenizer import Tokenizer
 from shortfin_apps.llm.server import Loaded, Server, bind, limits_of
-from tests.api.harness import Harness
+from tests.api.harness import TOKENIZER, Harness
 from tests.api.scripted_engine import Script, ScriptedEngine
 
 TIMEOUT_S = 10.0  # for what takes milliseconds
@@ -51,6 +52,7 @@ async def loopback(
     load: Callable[[Loaded], Loaded] = lambda loaded: loaded,
     *,
     tls: ssl.SSLContext | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
     **flags: object,
 ) -> AsyncIterator[Loopback]:
     """A server whose loader, in its thread, calls `load` with what it is to return.
@@ -58,7 +60,9 @@ async def loopback(
     `flags` are settings of the server; `tls`, if they turn TLS on, is what the client trusts.
     """
     config = server_config.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
-    harness = Harness(script, limits=limits_of(config), strict_fields=config.strict_fields)
+    harness = Harness(
+        script, limits=limits_of(config), strict_fields=config.strict_fields, tokenizer=tokenizer
+    )
     loaded = Loaded(harness.service.model, harness.engine)
     harness.service._model = None
     sock = bind("127.0.0.1", 0)

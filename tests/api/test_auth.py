@@ -19,7 +19,8 @@ def bearer(key: str) -> dict[str, str]:
 def routes() -> list[tuple[str, str]]:
     app = Harness(keys=KEYS).app
     paths = [(path, method) for path, item in app.openapi()["paths"].items() for method in item]
-    return [*paths, ("/docs", "get"), ("/redoc", "get"), ("/openapi.json", "get"), ("/nowhere", "get")]
+    pages = ("/docs", "/docs/oauth2-redirect", "/redoc", "/static-offline-docs/favicon.png", "/openapi.json")
+    return [*paths, *((page, "get") for page in pages), ("/nowhere", "get")]
 
 
 def test_every_route_is_looked_at() -> None:

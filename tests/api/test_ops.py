@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import re
+
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api.harness import MAX_SEQ_LEN, MODEL, TOKENIZER, Harness
+from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.auth import KeyRing
+from tests.api.harness import BASE_URL, MAX_SEQ_LEN, MODEL, TOKENIZER, Harness
 from tests.components.tiny_tokenizers import BOS
 
 
@@ -93,3 +98,34 @@ async def test_another_models_tokens_are_not_ours(
 async def test_the_openapi_document_is_there(harness: Harness) -> None:
     paths = (await harness.client.get("/openapi.json")).json()["paths"]
     assert {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"} <= paths.keys()
+
+
+@pytest.mark.parametrize("root_path", ["", "/llm"])
+@pytest.mark.parametrize("page", ["/docs", "/redoc"])
+async def test_the_pages_of_documents_need_no_other_server(root_path: str, page: str) -> None:
+    """Behind a proxy that strips a prefix, too."""
+    app = create_app(Harness(loaded=False).service, root_path=root_path)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+        text = (await client.get(page)).text
+        assert '"validatorUrl": null' in text or page == "/redoc"  # else it asks a service about our address
+        links = re.findall(r"""(?:src|href|url|spec-url)(?:=|: )["']([^"']+)""", text)
+        assert len(links) >= 3
+        for link in links:
+            assert link.startswith(root_path + "/"), f"{page} loads {link}"
+            asset = await client.get(link.removeprefix(root_path))
+            assert asset.status_code == 200, link
+            assert asset.content
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+async def test_a_proxy_may_strip_its_prefix_or_leave_it(prefix: str) -> None:
+    harness = Harness(keys=KeyRing(["key"]), root_path="/llm")
+    assert (await harness.client.get(f"{prefix}/health")).status_code == 200
+    assert (await harness.client.get(f"{prefix}/metrics")).status_code == 401
+    headers = {"Authorization": "Bearer key"}
+    assert (await harness.client.get(f"{prefix}/metrics", headers=headers)).status_code == 200
+    document = (await harness.client.get(f"{prefix}/openapi.json", headers=headers)).json()
+    assert document["servers"] == [{"url": "/llm"}]
+    answer = await harness.client.post(f"{prefix}/generate", json={"text": ""}, headers=headers)
+    assert isinstance(answer.json()["error"], str), "/generate has upstream's errors"

@@ -1,22 +1,29 @@
 from __future__ import annotations
 
-import builtins
 import io
 import json
 import os
+import pty
+import select
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from shortfin_apps.llm.cli import main
 from tests.scripted_server import DONE, Answer, ScriptedServer, event, says, streams, usage_event
 
 CHAT = "/v1/chat/completions"
 Type = Callable[..., None]
+CTRL_C, CTRL_D = "\x03", "\x04"
+PATIENCE_S = 30.0  # for what takes a second
 
 
 def delta(text: str, finish_reason: str | None = None) -> bytes:
@@ -43,25 +50,22 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Type:
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Type:
-    """Lines from a terminal; KeyboardInterrupt stands for Ctrl-C, the end for Ctrl-D."""
+def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
+    """Keys at a terminal: turns that end with Enter, CTRL_C by itself, and in the end Ctrl-D."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
 
-    def type_(*lines: str | type[KeyboardInterrupt]) -> None:
-        waiting = iter(lines)
+        def type_(*turns: str) -> None:
+            keys.send_text("".join(turn if turn == CTRL_C else f"{turn}\r" for turn in turns) + CTRL_D)
 
-        def read(prompt: str) -> str:
-            assert prompt == "> "
-            line = next(waiting, EOFError)
-            if isinstance(line, str):
-                return line
-            raise line
+        yield type_
 
-        terminal = io.StringIO()
-        monkeypatch.setattr(terminal, "isatty", lambda: True)
-        monkeypatch.setattr(sys, "stdin", terminal)
-        monkeypatch.setattr(builtins, "input", read)
 
-    return type_
+def pasted(text: str) -> str:
+    """As terminals send what is pasted into them."""
+    return f"\x1b[200~{text}\x1b[201~"
 
 
 def chat(server: ScriptedServer, *argv: str) -> int:
@@ -70,6 +74,48 @@ def chat(server: ScriptedServer, *argv: str) -> int:
 
 def contents(server: ScriptedServer) -> list[list[str]]:
     return [[message["content"] for message in body["messages"]] for body in server.bodies(CHAT)]
+
+
+def read_until(terminal: int, wanted: bytes) -> bytes:
+    """What a program writes to its terminal, up to and with the `wanted`."""
+    seen = b""
+    while wanted not in seen:
+        ready, _, _ = select.select([terminal], [], [], PATIENCE_S)
+        assert ready, f"no {wanted!r} in {PATIENCE_S} s, but {seen!r}"
+        try:
+            seen += os.read(terminal, 4096)
+        except OSError:  # the other end is closed
+            raise AssertionError(f"it ended without {wanted!r}: {seen!r}") from None
+    return seen
+
+
+@pytest.fixture
+def terminal(server: ScriptedServer) -> Iterator[int]:
+    """The hand of a person at a terminal in which `chat` runs."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    command = [sys.executable, "-m", "shortfin_apps.llm", "chat", "--url", server.url]
+    process = subprocess.Popen(
+        command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True
+    )
+    os.close(its)
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+        os.close(ours)
+
+
+def test_a_text_pasted_into_a_terminal_is_one_turn(server: ScriptedServer, terminal: int) -> None:
+    read_until(terminal, b"\x1b[?2004h")  # it asks for pasted text to be marked
+    os.write(terminal, pasted("def f():\r  return 1\r\r/reset").encode() + b"\r")
+    read_until(terminal, b"Hi!")
+    read_until(terminal, b"\x1b[?2004h")
+    os.write(terminal, b"And now?\r")
+    read_until(terminal, b"Hi!")
+    turn = "def f():\n  return 1\n\n/reset"
+    assert contents(server) == [[turn], [turn, "Hi!", "And now?"]]
 
 
 def test_a_pipe_is_answered_line_by_line(
@@ -118,6 +164,18 @@ def test_commands_change_the_conversation(server: ScriptedServer, typed: Type) -
     assert contents(server) == [["one"], ["two"], ["Be brief.", "three"], ["four"]]
 
 
+def test_a_pasted_text_is_no_command_but_for_a_system_message(server: ScriptedServer, typed: Type) -> None:
+    typed(pasted("/usr/bin\n/usr/lib"), pasted("/system Be brief.\nBe kind."), "Hello")
+    assert chat(server) == 0
+    assert contents(server) == [["/usr/bin\n/usr/lib"], ["Be brief.\nBe kind.", "Hello"]]
+
+
+def test_what_is_typed_around_a_pasted_text_belongs_to_it(server: ScriptedServer, typed: Type) -> None:
+    typed("Explain: " + pasted("a\r\nb\n") + "please")
+    assert chat(server) == 0
+    assert contents(server) == [["Explain: a\nb\nplease"]]
+
+
 def test_a_conversation_is_saved(
     server: ScriptedServer, typed: Type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +214,7 @@ def test_a_terminal_outlives_an_error(
 def test_ctrl_c_at_the_prompt_stays(
     server: ScriptedServer, typed: Type, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed(KeyboardInterrupt, "Hello")
+    typed(CTRL_C, "Hello")
     assert chat(server) == 0
     assert "(Ctrl-D or /exit leaves)" in capsys.readouterr().out
     assert contents(server) == [["Hello"]]

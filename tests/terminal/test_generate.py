@@ -93,8 +93,7 @@ def test_no_text_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_without_a_server_the_error_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "x", "--url", "http://127.0.0.1:1"]) == 2
     assert capsys.readouterr().err == (
-        "error: no server answers at http://127.0.0.1:1; start one with `make serve` or "
-        "`shortfin-llm serve DIR`\n"
+        "error: no server answers at http://127.0.0.1:1; start one with `shortfin-llm serve DIR`\n"
     )
 
 

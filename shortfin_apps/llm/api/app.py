@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +33,9 @@ def create_app(
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """An application over `service`, which may still be loading its model."""
-    app = FastAPI(title="shortfin-llm", version=__version__, root_path=root_path)
+    # Its /docs and /redoc load what they need from here: FastAPI's own would ask servers on the internet.
+    offline = {"validatorUrl": None}
+    app = FastAPIOffline(title="shortfin-llm", version=__version__, swagger_ui_parameters=offline)
     app.state.service = service
     for router in (native.router, abort.router, openai.router, ops.router, admin.router):
         app.include_router(router)
@@ -45,6 +48,8 @@ def create_app(
     app.add_middleware(AccessLogMiddleware, clock=service.metrics.clock)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(LeavingMiddleware, service=service)
+    if root_path:
+        app.add_middleware(RootPathMiddleware, root_path=root_path)
     return app
 
 
@@ -56,6 +61,22 @@ def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         expose_headers=["Retry-After", HEADER, "X-Request-Id"],
     )
+
+
+class RootPathMiddleware:
+    """Tells the application of the prefix that a proxy stripped, or did not: ASGI's `path` holds it."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if not path.startswith(self._root_path + "/"):
+                path = self._root_path + path
+            scope.update(path=path, root_path=self._root_path)
+        await self._app(scope, receive, send)
 
 
 class RequestIdMiddleware:

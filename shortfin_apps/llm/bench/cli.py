@@ -36,7 +36,7 @@ EPILOG = (
     + """
 
 examples:
-  shortfin-llm bench                                          # all presets, the server of `make serve`
+  shortfin-llm bench                                          # all presets, the server on port 8000
   shortfin-llm bench --preset W2,W3 --repeat 3 --json out.json
   shortfin-llm bench --url ours=http://127.0.0.1:8000 --url vllm=http://127.0.0.1:8001 --repeat 3
   shortfin-llm bench --preset W2 --compare out.json           # against an earlier run

@@ -265,8 +265,7 @@ class LlmClient:
             raise ServerError("the server answered a streaming request without a stream") from error
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ConnectionFailedError(
-                f"no server answers at {self.base_url}; start one with `make serve` or "
-                "`shortfin-llm serve DIR`"
+                f"no server answers at {self.base_url}; start one with `shortfin-llm serve DIR`"
             ) from error
         except httpx.TimeoutException as error:
             raise ConnectionFailedError(

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 
 from shortfin_apps.llm.cli import Subparsers
@@ -20,10 +20,12 @@ from shortfin_apps.llm.terminal.options import (
     sampling_from,
 )
 from shortfin_apps.llm.terminal.printing import StreamedAnswer
+from shortfin_apps.llm.terminal.prompt import Prompt
 
 DESCRIPTION = """\
 Talks to a served model, streaming its answers and remembering the conversation. Ctrl-C stops an answer,
-Ctrl-D leaves. With stdin from a pipe, each line is one turn and only the answers go to stdout."""
+Ctrl-D leaves. A text pasted into a terminal is one turn, whatever lines it has. With stdin from a pipe, each
+line is one turn and only the answers go to stdout."""
 COMMAND_HELP = """\
   /reset            forget the conversation so far
   /system [TEXT]    set the system message and forget the conversation; without TEXT, drop it
@@ -85,6 +87,7 @@ class Chat:
         self._client = client
         self._sampling = sampling
         self._interactive = interactive
+        self._prompt = Prompt() if interactive else None
         self._stats = stats
         self._left = False
         self.conversation = Conversation(system)
@@ -94,7 +97,7 @@ class Chat:
         if self._interactive:
             self._greet()
         while not self._left and (line := self._read_line()) is not None:
-            if line.startswith("/"):
+            if _is_command(line):
                 self._command(line)
             elif line:
                 self._turn(line)
@@ -102,15 +105,13 @@ class Chat:
     def _greet(self) -> None:
         # Asked before the first question is typed, so that a missing server is told at once.
         models = self._runner.run(self._client.models())
-        with suppress(ImportError):
-            import readline  # noqa: F401  (input() then has editing and history)
         print(f"{', '.join(models)} at {self._client.base_url}; /help lists commands, Ctrl-D leaves")
 
     def _read_line(self) -> str | None:
         """The next turn without surrounding blanks; None at the end of the input."""
         while True:
             try:
-                return input("> " if self._interactive else "").strip()
+                return (input() if self._prompt is None else self._prompt.read()).strip()
             except EOFError:
                 if self._interactive:
                     print()
@@ -175,3 +176,8 @@ class Chat:
     def _say(self, text: str) -> None:
         # stdout belongs to the answers alone when somebody else reads it.
         print(text, file=sys.stdout if self._interactive else sys.stderr)
+
+
+def _is_command(turn: str) -> bool:
+    """Whether a turn is for us. A pasted text may begin with `/`; only a system message has several lines."""
+    return turn.startswith("/") and ("\n" not in turn or turn.startswith("/system "))
