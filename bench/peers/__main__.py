@@ -27,6 +27,7 @@ from bench.peers.comparison import comparison_table
 from bench.peers.kinds import KINDS
 from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.ours import Ours
+from bench.peers.requirements import Needs, check
 from bench.peers.vllm_cpu import VllmCpu
 from shortfin_apps.llm.bench.console import positive, progress_bar, table_console, write_json
 from shortfin_apps.llm.bench.workload import Workload, chosen_presets
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         workloads = chosen_presets(args.preset)
         contenders = {weights: chosen_contenders(args, weights) for weights in chosen_kinds(args)}
+        check(args.cache, needs_of(contenders))
         for weights, servers in contenders.items():
             for server in servers:
                 server.set_up(KINDS[weights])
@@ -122,6 +124,12 @@ def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]
     if not names:
         raise SetUpError(f"vLLM's CPU build is measured with bf16 weights only, not {weights}; leave it out")
     return [makers[name]() for name in names]
+
+
+def needs_of(contenders: Mapping[str, Sequence[Contender]]) -> list[Needs]:
+    """Of each server once, as its kinds of weights share one set-up."""
+    by_label = {s.label: s.needs(KINDS[weights]) for weights, servers in contenders.items() for s in servers}
+    return list(by_label.values())
 
 
 def measure_all(

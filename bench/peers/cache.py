@@ -23,12 +23,18 @@ class Cache:
 
     def once(self, name: str, what: str, step: Callable[[], None]) -> None:
         """Takes `step` unless it was taken before with the same `what`, its inputs in words."""
-        stamp = self.root / "stamps" / name
-        if stamp.exists() and stamp.read_text(encoding="utf-8") == what:
-            return
-        self.say(f"{name}: {what}")
-        step()
-        stamp.write_text(what, encoding="utf-8")
+        if not self.is_done(name, what):
+            self.say(f"{name}: {what}")
+            step()
+            self._stamp(name).write_text(what, encoding="utf-8")
+
+    def is_done(self, name: str, what: str) -> bool:
+        """Whether `once` would have nothing to do."""
+        stamp = self._stamp(name)
+        return stamp.exists() and stamp.read_text(encoding="utf-8") == what
+
+    def _stamp(self, name: str) -> Path:
+        return self.root / "stamps" / name
 
     def run(
         self, log: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None

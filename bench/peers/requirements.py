@@ -1,0 +1,155 @@
+"""What setting up needs of this machine, looked for before the first long step.
+
+Each function that looks for something returns sentences: what is missing, and what to install.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.peers.cache import SetUpError
+
+LOOK_LIMIT_S = 60  # for what takes a second
+LDCONFIG = Path("/sbin/ldconfig")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Of one server: what is `missing`, in sentences, and the room that what is still to be made takes."""
+
+    missing: tuple[str, ...] = ()
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How CMake finds its compiler, and a program that only works with the headers and libraries there."""
+
+    variable: str
+    compilers: tuple[str, ...]
+    option: str
+    program: str
+    package: str
+
+
+C = Language("CC", ("cc", "gcc", "clang"), "c", "#include <math.h>\nint main(void) { return 0; }\n", "gcc")
+CXX = Language(
+    "CXX",
+    ("c++", "g++", "clang++"),
+    "c++",
+    "#include <thread>\nint main() { std::thread([] {}).join(); }\n",
+    "g++",
+)
+
+
+def check(root: Path, needs: Iterable[Needs]) -> None:
+    """Raises SetUpError with everything that is missing; `root` is the cache."""
+    several = list(needs)
+    missing = [sentence for each in several for sentence in each.missing]
+    missing += disk(root, sum(each.disk_bytes for each in several))
+    if missing:
+        raise SetUpError(
+            "\n  ".join(["nothing was set up yet, as this is missing:", *dict.fromkeys(missing)])
+        )
+
+
+def disk(root: Path, needed_bytes: int) -> list[str]:
+    free_bytes = shutil.disk_usage(root).free
+    if free_bytes >= needed_bytes:
+        return []
+    needed, free = f"{needed_bytes / 1e9:.1f} GB", f"{free_bytes / 1e9:.1f} GB"
+    return [f"room: {root} needs {needed}, but {free} are free; make room, or give another --cache"]
+
+
+def program(name: str, package: str) -> list[str]:
+    if shutil.which(name) is not None:
+        return []
+    return [f"the program {name}; on Debian: apt-get install {package}"]
+
+
+def compiler(language: Language) -> list[str]:
+    """Compiles and links something: a compiler without its libraries would fail late, too."""
+    found = os.environ.get(language.variable) or next(filter(shutil.which, language.compilers), None)
+    advice = f"on Debian: apt-get install {language.package}"
+    name = language.option.upper()
+    if found is None:
+        return [f"a {name} compiler; {advice}"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *shlex.split(found),
+            "-x",
+            language.option,
+            "-",
+            "-pthread",
+            "-o",
+            str(Path(folder, "out")),
+        ]
+        answer = _run(command, language.program)
+    if answer.returncode == 0:
+        return []
+    return [f"a {name} compiler that works: {found} says {_first_line(answer)!r}; {advice}"]
+
+
+def shared_library(name: str, package: str) -> list[str]:
+    if find_library(name) is not None:
+        return []
+    return [f"the library {name}; on Debian: apt-get install {package}"]
+
+
+def find_library(name: str) -> str | None:
+    """Its path, as the dynamic linker knows it."""
+    for line in _run([str(LDCONFIG), "-p"]).stdout.splitlines():
+        if line.strip().startswith(name):
+            return line.rpartition("=> ")[2]
+    return None
+
+
+def interpreter(python: str) -> list[str]:
+    """One that makes virtual environments; for such, Debian has a package of its own."""
+    answer = _run([python, "-c", "import ensurepip, venv"])
+    if answer.returncode == 0:
+        return []
+    why = _first_line(answer)
+    return [f"an interpreter that makes virtual environments: {python} says {why!r}; on Debian: apt-get "
+            "install python3-venv"]  # fmt: skip
+
+
+def python_headers(python: str) -> list[str]:
+    code = (
+        "import pathlib, sysconfig; print(pathlib.Path(sysconfig.get_path('include'), 'Python.h').exists())"
+    )
+    if _run([python, "-c", code]).stdout.strip() == "True":
+        return []
+    return [f"Python.h of {python}; on Debian: apt-get install python3-dev"]
+
+
+def wheel(python: str, name: str, version: str) -> list[str]:
+    """Whether pip, as it is configured, finds that release for that interpreter; nothing is fetched."""
+    answer = _run([sys.executable, "-m", "pip", "--python", python, "index", "versions", name])
+    versions = answer.stdout.replace(",", " ").replace("(", " ").replace(")", " ").split()
+    if version in versions:
+        return []
+    return [f"{name} {version}, which pip does not find for {python}; configure an index or a folder of "
+            "wheels that has it, or give another --vllm-python"]  # fmt: skip
+
+
+def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """A program that cannot be started, or does not end, has failed too."""
+    try:
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=LOOK_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _first_line(answer: subprocess.CompletedProcess[str]) -> str:
+    return next(iter(answer.stderr.strip().splitlines()), f"exit {answer.returncode}")
