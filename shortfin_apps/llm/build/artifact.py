@@ -118,10 +118,7 @@ class Artifact:
         Raises ArtifactError when something is missing, damaged, newer than this program, or (unless
         `for_this_host` is False: a look, not a load) compiled for a CPU that can do more than this one.
         """
-        if not directory.is_dir():
-            raise ArtifactError(f"{directory}: no such directory; `shortfin-llm build` makes one")
-        if not (directory / MANIFEST).exists():
-            raise ArtifactError(f"{directory}: not an artefact, {MANIFEST} is missing")
+        _check_is_artifact(directory)
         manifest = Manifest.load(directory / MANIFEST)
         for name in FILES:
             _require(directory / name)
@@ -209,6 +206,16 @@ def _is_ours(path: Path) -> bool:
         return path.is_file() and "format_version" in _FORMAT.validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return False
+
+
+def _check_is_artifact(directory: Path) -> None:
+    from shortfin_apps.llm.build.artifact_advice import advice  # which knows the layout from here
+
+    try:
+        if not (directory / MANIFEST).exists():
+            raise ArtifactError(advice(directory))
+    except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+        raise ArtifactError(f"{str(directory)!r}: cannot be read ({error})") from error
 
 
 def _check_host(directory: Path, target: TargetRecord) -> None:
