@@ -75,10 +75,12 @@ def test_builds_and_says_where(
 ) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def fake(source: str, folder: Path, options: BuildOptions, *, use_cache: bool) -> None:
-        calls.append((source, folder, options, use_cache))
+    def fake(
+        source: str, folder: Path, options: BuildOptions, *, use_cache: bool, accepted: list[str]
+    ) -> None:
+        calls.append((source, folder, options, use_cache, accepted))
 
     monkeypatch.setattr(builder, "build", fake)
-    assert cli.run(parse("random:tiny", "--no-cache", *arguments)) == 0
-    assert calls == [("random:tiny", Path(out), BuildOptions(), False)]
+    assert cli.run(parse("random:tiny", "--no-cache", "--accept-field", "x", *arguments)) == 0
+    assert calls == [("random:tiny", Path(out), BuildOptions(), False, ["x"])]
     assert capsys.readouterr().out == f"{out}\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -75,24 +76,26 @@ def build(
     progress: BuildProgress | None = None,
     *,
     use_cache: bool = True,
+    accepted: Collection[str] = (),
 ) -> Artifact:
     """Builds `source` into the folder `out` and opens it; quick when that is there already.
 
-    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host.
+    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host. `accepted`
+    are fields of the model's description, unknown here, that are passed over.
     Raises BuildError.
     """
     progress = progress or default_progress()
     try:
         out = resolve_output(out)
-        plan = _plan(source, options, progress)
+        plan = _plan(source, options, progress, accepted)
         with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
             return _build(plan, out, progress, use_cache)
     except OSError as error:
         raise _file_error(error, out) from error
 
 
-def _plan(source: str, options: BuildOptions, progress: BuildProgress) -> _Plan:
-    model = open_source(source, user_cache() / "downloads", progress)
+def _plan(source: str, options: BuildOptions, progress: BuildProgress, accepted: Collection[str]) -> _Plan:
+    model = open_source(source, user_cache() / "downloads", progress, accepted)
     config = model_config(model.spec, options)
     return _Plan(source, model, options, config, resolve_target(options.device))
 

@@ -47,6 +47,14 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_target(parser)
     _add_shapes(parser)
     parser.add_argument("--no-cache", action="store_true", help="make everything anew and keep no copy")
+    parser.add_argument(
+        "--accept-field",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="field of the model's config.json or GGUF metadata, unknown here, that does not change what it "
+        "computes; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from shortfin_apps.llm.build.builder import build  # loads the compiler's bindings
 
     out = args.output or Path("artifacts") / source_name(args.source)
-    build(args.source, out, options_of(args), use_cache=not args.no_cache)
+    options = options_of(args)
+    build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
     print(out)
     return 0
 

@@ -101,11 +101,21 @@ def test_a_sliding_window_caps_the_context(tmp_path: Path) -> None:
         ({"attention.head_count_kv": 3}, "do not divide"),
         ({"feed_forward_length": 96}, "has shape"),
         ({"block_count": 2**31}, "too few"),
+        ({"logit_scale": 0.5}, r"`llama\.logit_scale` is 0.5, which is not supported"),
+        ({"rope.scaling.factor": 4.0}, r"`llama\.rope\.scaling\.factor` is 4.0"),
+        ({"attention.scale": 0.25}, r"`llama\.attention\.scale` is 0.25"),
+        ({"hyper_gates": 3}, r"`llama\.hyper_gates` is 3, and whether .*`--accept-field llama\.hyper_gates`"),
     ],
 )
 def test_refuses_what_is_no_llama(tmp_path: Path, keys: dict[str, int | str], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         GgufSource(write_gguf(tmp_path / "odd.gguf", keys=keys))
+
+
+def test_keys_that_change_nothing_pass_and_unknown_ones_may_be_accepted(tmp_path: Path) -> None:
+    keys: dict[str, int | float | str] = {"vocab_size": 1, "logit_scale": 0.0, "rope.scaling.factor": 1.0}
+    path = write_gguf(tmp_path / "odd.gguf", keys={**keys, "hyper_gates": 3})
+    GgufSource(path, accepted=["llama.hyper_gates"])
 
 
 def test_refuses_another_architecture_by_name(tmp_path: Path) -> None:

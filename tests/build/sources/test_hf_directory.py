@@ -103,6 +103,41 @@ def test_refuses_what_is_no_llama(tmp_path: Path, config: dict[str, object], mes
         HfDirectorySource(write_hf(tmp_path, config=config))
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5, which is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"`rope_parameters\.partial_rotary_factor`"),
+        ({"embedding_multiplier": 12.0}, "`embedding_multiplier` is 12.0"),
+        ({"final_logit_softcapping": 30.0}, "`final_logit_softcapping` is 30.0"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "`layer_types` of `sliding_attention`"),
+        ({"hyper_gates": 3}, "`hyper_gates` is 3, and whether .*`--accept-field hyper_gates`"),
+    ],
+)
+def test_refuses_fields_that_it_does_not_compute_with(
+    tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BuildError, match=message):
+        HfDirectorySource(write_hf(tmp_path, config=config))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"partial_rotary_factor": 1.0},
+        {"layer_types": ["full_attention", "full_attention"]},
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512},
+        {"embedding_multiplier": 1, "rope_interleaved": False, "num_experts": 0},
+    ],
+)
+def test_values_that_change_nothing_pass(tmp_path: Path, config: dict[str, object]) -> None:
+    HfDirectorySource(write_hf(tmp_path, config=config))
+
+
+def test_an_unknown_field_may_be_accepted(tmp_path: Path) -> None:
+    HfDirectorySource(write_hf(tmp_path, config={"hyper_gates": 3}), accepted=["hyper_gates"])
+
+
 def test_refuses_weights_that_are_not_there_or_lie_outside(tmp_path: Path) -> None:
     write_hf(tmp_path)
     (tmp_path / "model.safetensors").unlink()

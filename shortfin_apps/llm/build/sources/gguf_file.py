@@ -7,7 +7,7 @@ rotary embedding, which is undone here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from shortfin_apps.llm.build.sources.base import (
     unsupported,
 )
 from shortfin_apps.llm.build.sources.gguf_blocks import read_blocks
+from shortfin_apps.llm.build.sources.known_fields import GGUF_FILE, GGUF_LLAMA, GGUF_TOKENIZER
 from shortfin_apps.llm.build.spec import LlamaSpec, RopeScaling
 from shortfin_apps.llm.build.tokenizer_gguf import GgufVocabulary, rebuild_tokenizer
 from shortfin_apps.llm.errors import BuildError
@@ -82,11 +83,15 @@ class _CheckedReader(GGUFReader):
 class GgufSource(ModelSource):
     """Opens a GGUF file. Raises BuildError when it is damaged or not of the Llama family.
 
-    `sampling` are defaults that `generation_config.json` is to carry.
+    `sampling` are defaults that `generation_config.json` is to carry; `accepted` are unknown keys that are
+    passed over.
     """
 
-    def __init__(self, path: Path, sampling: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, path: Path, sampling: Mapping[str, float] | None = None, accepted: Collection[str] = ()
+    ) -> None:
         self._where = str(path)
+        self._accepted = accepted
         self._sampling = sampling or {}
         self.sha256 = sha256_of([path])
         reader = _read(path)
@@ -118,9 +123,7 @@ class GgufSource(ModelSource):
         return None
 
     def tokenizer_files(self) -> TokenizerFiles:
-        prefix = "tokenizer."
-        keys = {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
-        vocabulary = parse(self._where, GgufVocabulary, keys)
+        vocabulary = parse(self._where, GgufVocabulary, self._keys("tokenizer."))
         files = rebuild_tokenizer(self._where, vocabulary)
         return replace(files, generation={**files.generation, **self._sampling})
 
@@ -128,10 +131,9 @@ class GgufSource(ModelSource):
         architecture = self._metadata.get("general.architecture")
         if architecture != "llama":
             raise unsupported(self._where, f"architecture `{architecture}`")
-        prefix = "llama."
-        keys = {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
-        found = parse(self._where, _Hyperparameters, keys)
+        found = parse(self._where, _Hyperparameters, self._keys("llama."))
         self._check_family(found)
+        self._check_keys()
         if "token_embd.weight" not in self._tensors:
             raise BuildError(f"{self._where}: tensor `token_embd.weight` is missing")
         spec = LlamaSpec(
@@ -152,6 +154,17 @@ class GgufSource(ModelSource):
         )
         check_spec(self._where, spec)
         return spec
+
+    def _keys(self, prefix: str) -> dict[str, Any]:
+        """The metadata under `prefix`, without it."""
+        return {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
+
+    def _check_keys(self) -> None:
+        """Raises BuildError for a key that would change the computation."""
+        read_elsewhere = {k: v for k, v in self._metadata.items() if k in GGUF_FILE.neutral}
+        GGUF_FILE.check(self._where, read_elsewhere)
+        for prefix, known in (("llama.", GGUF_LLAMA), ("tokenizer.", GGUF_TOKENIZER)):
+            known.check(self._where, self._keys(prefix), self._accepted, prefix)
 
     def _check_family(self, found: _Hyperparameters) -> None:
         if found.expert_count > 0:

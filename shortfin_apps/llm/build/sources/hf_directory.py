@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from shortfin_apps.llm.build.sources.base import (
     sha256_of,
     unsupported,
 )
+from shortfin_apps.llm.build.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.build.spec import LlamaSpec, RopeScaling
 from shortfin_apps.llm.errors import BuildError
 
@@ -99,6 +100,7 @@ class _Config(BaseModel):
     rope_parameters: _Rope | None = None
     tie_word_embeddings: bool = False
     sliding_window: PositiveInt | None = None
+    layer_types: list[str] | None = None
     hidden_act: str = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -113,10 +115,11 @@ class _Config(BaseModel):
 class HfDirectorySource(ModelSource):
     """Opens such a directory. Raises BuildError when it is incomplete or not of the Llama family.
 
-    `name` replaces the directory's own as the model's.
+    `name` replaces the directory's own as the model's; `accepted` are unknown fields of `config.json` that
+    are passed over.
     """
 
-    def __init__(self, directory: Path, name: str | None = None) -> None:
+    def __init__(self, directory: Path, name: str | None = None, accepted: Collection[str] = ()) -> None:
         self._directory = directory
         self._where = str(directory)
         raw = read_json(directory / "config.json")
@@ -124,6 +127,7 @@ class HfDirectorySource(ModelSource):
         if model_type not in ARCHITECTURES:
             raise unsupported(self._where, f"architecture `{model_type}`")
         self._config = parse(f"{self._where}/config.json", _Config, raw)
+        _check_fields(f"{self._where}/config.json", raw, accepted)
         self.spec = self._read_spec(name or directory.resolve().name)
         shards = self._shards()
         self._files = {path: _open(path) for path in shards}
@@ -182,6 +186,9 @@ class HfDirectorySource(ModelSource):
             )
         if config.hidden_act != "silu":
             raise unsupported(self._where, f"activation `{config.hidden_act}`")
+        windows = {"full_attention", *(["sliding_attention"] if config.sliding_window else [])}
+        if odd := set(config.layer_types or ()) - windows:
+            raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
         if config.attention_bias or config.mlp_bias:
             raise unsupported(self._where, "a bias in the projections")
 
@@ -251,6 +258,14 @@ class HfDirectorySource(ModelSource):
         ids = eos if isinstance(eos, list) else [eos]
         config: dict[str, Any] = {"eos_token_id": [i for i in ids if isinstance(i, int)]}
         return config | {key: raw[key] for key in _GENERATION_KEYS if raw.get(key) is not None}
+
+
+def _check_fields(where: str, raw: dict[str, Any], accepted: Collection[str]) -> None:
+    """Raises BuildError for a field that would change the computation; `raw` fits `_Config`."""
+    HF_CONFIG.check(where, raw, accepted)
+    for name in ("rope_scaling", "rope_parameters"):
+        if raw.get(name) is not None:
+            HF_ROPE.check(where, raw[name], accepted, f"{name}.")
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""What becomes of each field that describes a model: none that changes the computation is passed over.
+
+A field is used by the reader, or is known not to be part of the computation, or must have one of the values
+that leave the computation as it is. A field that is in no table is treated as the last, with the values that
+say nothing (null, false, empty) as the only ones: it may be read by code that we do not know. Whoever knows
+it to be harmless names it with `build --accept-field`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from shortfin_apps.llm.errors import BuildError
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFields:
+    """The tables for one object of fields. Of what is refused, `neutral` has the values that are not.
+
+    `harmless_prefixes` stand for any field that begins so.
+    """
+
+    used: frozenset[str]
+    harmless: frozenset[str] = frozenset()
+    harmless_prefixes: tuple[str, ...] = ()
+    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+    def check(
+        self, where: str, given: Mapping[str, object], accepted: Collection[str] = (), prefix: str = ""
+    ) -> None:
+        """Raises BuildError for the first field of `given` that would change what is computed.
+
+        `accepted` are unknown fields that the user vouches for; `prefix` belongs to every name.
+        """
+        for name, value in given.items():
+            if name in self.used or name in self.harmless or name.startswith(self.harmless_prefixes):
+                continue
+            if _says_nothing(value) or _is_one_of(value, self.neutral.get(name, ())):
+                continue
+            if name in self.neutral:
+                raise BuildError(f"{where}: `{prefix}{name}` is {_short(value)}, which is not supported")
+            if prefix + name not in accepted:
+                raise BuildError(
+                    f"{where}: `{prefix}{name}` is {_short(value)}, and whether that changes the computation "
+                    f"is not known here; if it does not, build with `--accept-field {prefix}{name}`"
+                )
+
+
+def _says_nothing(value: object) -> bool:
+    """Zero does say something: of a factor, for example."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
+    if isinstance(value, float):  # GGUF keeps f32
+        return any(isinstance(n, float | int) and math.isclose(value, n, rel_tol=1e-6) for n in neutral)
+    return value in neutral
+
+
+def _short(value: object) -> str:
+    text = str(value).partition("\n")[0]
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+_OFF = (0, -1)
+_ONE = (1,)
+
+# Multipliers and switches of models that are Llamas but for them (Granite, MiniCPM, Cohere, OLMo, Gemma).
+_VARIANTS: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), _ONE),
+    **dict.fromkeys(("scale_emb", "embedding_scale", "residual_scale", "rope_ratio", "mup_scale"), _ONE),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "rotary_percent"), _ONE),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logit_soft_cap"), _OFF),
+    **dict.fromkeys(("clip_qkv", "max_alibi_bias", "attention_chunk_size"), _OFF),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), _OFF),
+    **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "scale_depth", "rotary_dim"), ()),
+    **dict.fromkeys(("qk_layernorm", "qk_norm", "use_qk_norm", "qkv_bias", "use_bias", "bias"), ()),
+    **dict.fromkeys(("parallel_attn", "use_parallel_residual", "alibi", "rope_interleaved"), ()),
+    **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "auto_map", "pruned_heads"), ()),
+    **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), ()),
+    "hidden_activation": ("silu",),
+}
+
+# `PretrainedConfig` and `LlamaConfig` of transformers, and what trainers and converters leave in the file.
+HF_CONFIG = KnownFields(
+    used=_names(
+        "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta rope_scaling "
+        "rope_parameters tie_word_embeddings sliding_window layer_types hidden_act "
+        "attention_bias mlp_bias quantization_config eos_token_id"
+    ),
+    harmless=_names(
+        # names, and where it came from
+        "architectures name_or_path transformers_version tokenizer_class prefix finetuning_task id2label "
+        "label2id num_labels task_specific_params problem_type is_llama_config transformers.js_config "
+        # how it is stored, trained and run
+        "torch_dtype dtype use_cache return_dict output_hidden_states output_attentions torchscript "
+        "use_bfloat16 is_decoder tie_encoder_decoder chunk_size_feed_forward initializer_range "
+        "initializer_factor attention_dropout hidden_dropout attn_pdrop resid_pdrop embd_pdrop dropout "
+        "pretraining_tp gradient_checkpointing attn_implementation use_flash_attn max_sequence_length "
+        "max_seq_len model_max_length seq_length original_max_position_embeddings multiple_of "
+        "ffn_dim_multiplier max_window_layers use_sliding_window unsloth_version unsloth_fixed "
+        # token ids, and how to sample unless told otherwise
+        "bos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id max_length min_length "
+        "do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
+        "typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+        "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
+        "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+        "begin_suppress_tokens"
+    ),
+    harmless_prefixes=("_",),
+    neutral=_VARIANTS,
+)
+
+# `rope_scaling` and `rope_parameters`: YaRN's and LongRoPE's are refused by their type already.
+HF_ROPE = KnownFields(
+    used=_names(
+        "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings"
+    ),
+    neutral={"partial_rotary_factor": _ONE, "attention_factor": _ONE, "mscale": _ONE, "mscale_all_dim": _OFF},
+)
+
+# `llama.*` of a GGUF file (docs/gguf.md, and `llama_model_loader` of llama.cpp), without the prefix.
+GGUF_LLAMA = KnownFields(
+    used=_names(
+        "block_count context_length embedding_length feed_forward_length attention.head_count "
+        "attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length "
+        "attention.value_length attention.sliding_window rope.dimension_count rope.freq_base "
+        "rope.scaling.type expert_count"
+    ),
+    harmless=_names(
+        "vocab_size tensor_data_layout rope.scaling.original_context_length rope.scaling.finetuned"
+    ),
+    harmless_prefixes=("rope.scaling.yarn_",),  # nothing without that type, which is refused
+    neutral={
+        **dict.fromkeys(
+            ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
+        ),
+        # A factor without a type is a linear scaling.
+        **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"), (0, 1)),
+        **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),
+        **dict.fromkeys(("attention.max_alibi_bias", "attention.clamp_kqv", "pooling_type"), (0,)),
+        **dict.fromkeys(("expert_used_count", "expert_shared_count", "leading_dense_block_count"), (0,)),
+        **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
+        "attention.causal": (True,),
+        "use_parallel_residual": (),
+    },
+)
+
+# Of the other keys llama.cpp reads these alone; what quantisers add under names of their own is harmless.
+GGUF_FILE = KnownFields(
+    used=frozenset({"general.architecture"}),
+    neutral={
+        "general.type": ("model",),
+        "split.count": (1,),
+        **dict.fromkeys(("adapter.type", "adapter.lora.alpha"), ()),
+    },
+)
+
+# `tokenizer.*`, without the prefix. Whitespace and character maps are for llama.cpp's `t5` alone.
+GGUF_TOKENIZER = KnownFields(
+    used=_names(
+        "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges ggml.bos_token_id "
+        "ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id ggml.unknown_token_id "
+        "ggml.padding_token_id ggml.add_bos_token ggml.add_eos_token ggml.add_space_prefix "
+        "chat_template"
+    ),
+    harmless=_names(
+        "ggml.token_type_count ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
+        "ggml.prefix_token_id ggml.suffix_token_id ggml.middle_token_id ggml.remove_extra_whitespaces "
+        "ggml.precompiled_charsmap huggingface.json rwkv.world chat_templates"
+    ),
+    harmless_prefixes=("ggml.fim_", "chat_template."),
+    neutral={"ggml.add_sep_token": ()},
+)
