@@ -81,4 +81,6 @@ class Limits:
 
 def _containers(outer: dict[str, Any] | list[Any]) -> list[dict[str, Any] | list[Any]]:
     inner = outer.values() if isinstance(outer, dict) else outer
-    return [value for value in inner if isinstance(value, dict | list)]
+    if set(map(type, inner)).isdisjoint((dict, list)):  # at once: a million token ids have none
+        return []
+    return [value for value in inner if isinstance(value, (dict, list))]

@@ -78,7 +78,9 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     rendered = body.messages is not None
     ids = await generator.encode(text, add_special_tokens=special, rendered=rendered)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": generator.max_seq_len, "tokens": ids}
-    names = [generator.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
+    names = None
+    if body.return_token_strs:
+        names = await generator.workers.run(len(ids), generator.tokenizer.names, ids)
     return JsonResponse({**answer, "token_strs": names})
 
 

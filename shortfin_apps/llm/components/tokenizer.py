@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,10 @@ class Tokenizer:
         """A token that may stand before any other: decoders treat the first of a text in ways of its own."""
         return self.encode("a", add_special_tokens=False)[-1:]
 
+    def names(self, ids: Sequence[int]) -> list[str | None]:
+        """`id_to_token` of each."""
+        return [self.id_to_token(token_id) for token_id in ids]
+
     def id_to_token(self, token_id: int) -> str | None:
         """The token's name in the vocabulary, None when there is no such token."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
@@ -206,6 +210,8 @@ def _token_text(token: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def first_out_of_range(ids: Iterable[int], vocab_size: int) -> int | None:
+def first_out_of_range(ids: Sequence[int], vocab_size: int) -> int | None:
     """The first of `ids` that is no index into a vocabulary of that size."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # much faster than the search
+        return None
     return next((i for i in ids if not 0 <= i < vocab_size), None)
