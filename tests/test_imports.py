@@ -41,14 +41,15 @@ MAY_IMPORT = {
         *("bench", "build", "build.artifact", "cli", "components", "components.batching"),
         *("components.loading", "components.runtime", "components.runtime.device", "config", "errors"),
     ),
-    "cli": ("errors",),
+    "address_space": ("errors",),
+    "cli": ("address_space", "errors"),
     "__main__": ("cli",),
     "server_config": ("errors",),
     "server_flags": ("server_config",),
     "server_logging": ("api",),
     "server_protocol": (),
     "server": (
-        *("api", "build.artifact", "build.verification", "components", "components.loading"),
+        *("address_space", "api", "build.artifact", "build.verification", "components", "components.loading"),
         *("config", "errors", "server_config", "server_flags", "server_logging", "server_protocol"),
     ),
 }

@@ -76,6 +76,27 @@ async def test_a_model_that_does_not_load_ends_the_server() -> None:
     assert str(server.server.failure) == "model.vmfb: damaged"
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError("Error creating driver: INTERNAL; thread creation failed with 11"),
+        RuntimeError("RESOURCE_EXHAUSTED; libc allocator failed the request;\nwhile invoking"),
+    ],
+    ids=str,
+)
+async def test_a_model_that_finds_no_memory_is_one_sentence(failure: Exception) -> None:
+    def load(loaded: Loaded) -> Loaded:
+        raise failure
+
+    async with loopback(load=load) as running:
+        await running.ended()
+    with pytest.raises(ServerConfigError, match="want of memory") as told:
+        server._exit_status(running.server)
+    assert "\n" not in str(told.value)
+
+
 async def stream_to_end(server: Loopback) -> str:
     body = {"text": "a", "stream": True}
     async with server.client.stream("POST", "/generate", json=body) as response:

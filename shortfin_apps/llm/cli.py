@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from shortfin_apps.llm import __version__
+from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
 from shortfin_apps.llm.errors import LlmError
 
 EXIT_ERROR = 2
@@ -65,14 +66,17 @@ class Command(Protocol):
 class Entry:
     module: str
     help: str
+    address_space: int = 0  # bytes, without which its libraries cannot be imported
 
     def load(self) -> Command:
+        """Raises AddressSpaceError instead of what a library says that gets no memory."""
+        check_total(self.address_space)
         return cast(Command, importlib.import_module(self.module))
 
 
 COMMANDS = {
     "build": Entry("shortfin_apps.llm.build.cli", "compile a model for a device"),
-    "serve": Entry("shortfin_apps.llm.server", "serve a compiled model over HTTP"),
+    "serve": Entry("shortfin_apps.llm.server", "serve a compiled model over HTTP", MIN_SERVER_BYTES),
     "generate": Entry("shortfin_apps.llm.terminal.generate", "continue a text, streaming"),
     "chat": Entry("shortfin_apps.llm.terminal.chat", "talk to a served model"),
     "bench": Entry("shortfin_apps.llm.bench.cli", "measure any OpenAI-compatible server"),

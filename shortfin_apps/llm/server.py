@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 import uvicorn
 
-from shortfin_apps.llm import server_config, server_flags, server_logging
+from shortfin_apps.llm import address_space, server_config, server_flags, server_logging
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
@@ -51,6 +51,8 @@ BACKLOG = 2048
 LAST_WORDS_S = 5  # beyond the drain, for aborted answers to reach their clients
 LAST_STEP_S = 1  # for the step under way to end, after a second signal
 POLL_S = 0.1
+# What Python's threads, IREE's and its allocators say in their errors.
+WANT_OF_MEMORY = ("can't start new thread", "thread creation failed", "RESOURCE_EXHAUSTED")
 
 T = TypeVar("T")
 
@@ -246,6 +248,7 @@ def run(args: argparse.Namespace) -> int:
     if config.log_level == "info":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would announce what we announce
     artifact = open_artifact(config)
+    _check_room(artifact, config)
     name = config.served_model_name or artifact.name
     service = Service(
         name=name,
@@ -279,6 +282,13 @@ def open_artifact(config: ServerConfig) -> Artifact:
         tokenizer_config_json=config.tokenizer_config_json,
         check_sizes=config.verify != "none",
     )
+
+
+def _check_room(artifact: Artifact, config: ServerConfig) -> None:
+    """Raises AddressSpaceError when the model cannot be loaded under this process's limit."""
+    file_bytes = sum(path.stat().st_size for path in (artifact.vmfb, *artifact.parameters))
+    num_workers = config.threads or len(os.sched_getaffinity(0))
+    address_space.check_more(address_space.model_bytes(file_bytes, num_workers))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -399,8 +409,21 @@ def _exit_status(server: Server) -> int:
         return EXIT_FAILED if server.force_exit else EXIT_OK
     if isinstance(server.failure, LlmError):
         raise server.failure
+    if _is_want_of_memory(server.failure):
+        raise ServerConfigError(
+            f"the model could not be loaded for want of memory or threads ({_first_line(server.failure)});"
+            " free some, raise the limits (`ulimit -v`, `ulimit -u`), or give it fewer --pages or --threads"
+        ) from server.failure
     logger.error("the model could not be loaded", exc_info=server.failure)
     return EXIT_FAILED
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in WANT_OF_MEMORY)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _abandon_thread(status: int) -> None:
