@@ -43,13 +43,14 @@ def test_a_long_prompt_beside_streams(tiny_artifact: Artifact) -> None:
 
 
 def test_more_than_the_server_can_give(tiny_artifact: Artifact, tmp_path: Path) -> None:
-    flags = ("--ramp=0.2", "--seconds=0.5", "--max-running=2", "--max-queue=2", "--loads=4", "--no-plot")
+    """Sixteen times, as half a second on a busy machine measures a capacity that is several times too low."""
+    flags = ("--ramp=0.2", "--seconds=0.5", "--max-running=2", "--max-queue=2", "--loads=16", "--no-plot")
     printed = script("overload.py", tiny_artifact, *flags, f"--output={tmp_path / 'overload'}")
     [trial] = json.loads((tmp_path / "overload.json").read_text())["trials"]
     assert trial["capacity"]["output_tokens_per_s"] > 0
     assert trial["load"]["refused"] > 0
     assert (trial["capacity"]["failed"], trial["load"]["failed"]) == (0, 0)
-    assert printed.splitlines()[-1].startswith("| 4x | ")
+    assert printed.splitlines()[-1].startswith("| 16x | ")
 
 
 def test_a_short_soak(tiny_artifact: Artifact) -> None:
