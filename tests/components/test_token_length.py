@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -8,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-from shortfin_apps.llm.components.token_length import TokenLength
+from shortfin_apps.llm.components.token_length import ALPHABET, TokenLength
 from tests.components.tiny_tokenizers import byte_level_backend, sentencepiece_backend
 
 ALPHA = "\u03b1\u0313\u0300\u0345"  # NFC makes one character of these four
-PIECES = ["a", "the", " the", " ", "\u00a0\n", ALPHA, "\u1f82", "€", "😀", "<|x|>", "<|begin|>"]
+PIECES = ["a", "the", " the", " ", "\u00a0\n", ALPHA, "\u1f82", "€", "😀", "<|x|>", "<|begin|>", "\x04\x06"]
 
 
 def normalized(*steps: Any) -> tokenizers.Tokenizer:
@@ -36,6 +37,15 @@ def stripping() -> tokenizers.Tokenizer:
     return backend
 
 
+def without(*names: str) -> tokenizers.Tokenizer:
+    """The byte-level model, whose vocabulary lacks these bytes: it drops them from texts."""
+    backend = byte_level_backend()
+    state = json.loads(backend.to_str())
+    for name in names:
+        del state["model"]["vocab"][name]
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
 BOUNDED = {
     "byte-level": (byte_level_backend(), 9),
     "sentencepiece": (sentencepiece_backend(), 6),
@@ -48,10 +58,12 @@ BOUNDED = {
     "byte-level normalizer": (normalized(normalizers.ByteLevel()), 9),
     "split": (pre_tokenized(pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.Digits()), 9),
     "stripping": (stripping(), 9),
+    "no control characters": (without(chr(0x104), chr(0x106), "\u00f1", "\u00f2"), 9),
 }
 UNBOUNDED = {
     "no bytes": tokenizers.Tokenizer(models.BPE()),
     "words": tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
+    "no continuation": without("\u00bf"),
     "deleting": normalized(normalizers.Replace("a", "")),
     "pattern": normalized(normalizers.Replace(Regex("a+"), "a")),
     "strip": normalized(normalizers.Strip()),
@@ -86,6 +98,26 @@ def test_no_text_has_fewer_tokens(backend: tokenizers.Tokenizer, pieces: list[st
     text = "".join(pieces)
     num_tokens = len(backend.encode(text, add_special_tokens=False).ids)
     assert TokenLength(backend).fewest_tokens(text) <= num_tokens
+
+
+def test_the_alphabet_is_the_librarys() -> None:
+    assert sorted(ALPHABET) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    for byte in range(128):
+        [(name, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(chr(byte))
+        assert name == ALPHABET[byte]
+
+
+def test_characters_that_the_model_drops_do_not_count() -> None:
+    backend = without(chr(0x104))
+    text = "\x04" * 1000 + "x"
+    assert len(backend.encode(text).ids) == 1
+    assert TokenLength(backend).fewest_tokens(text) == 1
+
+
+def test_replacements_that_are_dropped_do_not_count() -> None:
+    backend = without(chr(0x104))
+    backend.normalizer = normalizers.Replace("a", "\x04")
+    assert TokenLength(backend).max_chars is None
 
 
 def test_space_beside_tokens_that_strip_it_does_not_count() -> None:

@@ -9,11 +9,12 @@ known.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import models
 
 NEVER_SHORTER = ("Prepend", "NFD", "NFKD", "ByteLevel", "Lowercase")
 COMPOSING = ("NFC", "NFKC")
@@ -30,34 +31,26 @@ class TokenLength:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        added = backend.get_added_tokens_decoder().values()
-        # Such a token swallows any number of spaces beside it.
-        self._ignores_space = any(token.lstrip or token.rstrip for token in added)
-        self.max_chars = _max_chars(backend, vocabulary)
+        normalisers = list(_steps(backend.normalizer, "normalizers"))
+        splitters = list(_steps(backend.pre_tokenizer, "pretokenizers"))
+        byte_level = any(step["type"] == "ByteLevel" for step in (*normalisers, *splitters))
+        known = all(map(_keeps_all, splitters)) and _knows_all(backend.model, vocabulary, byte_level)
+        self._uncounted = _strippable(backend)
+        if byte_level:
+            self._uncounted |= {
+                char for char in map(chr, range(128)) if ALPHABET[ord(char)] not in vocabulary
+            }
+        shrinking = [_shrinking(step, self._uncounted) for step in normalisers]
+        self.max_chars = None
+        if known and None not in shrinking:
+            self.max_chars = math.prod(filter(None, shrinking)) * max(map(len, vocabulary))
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of its tokens."""
         if self.max_chars is None:
             return 0
-        num_chars = len(text)
-        if self._ignores_space:
-            num_chars -= sum(map(text.count, WHITESPACE))
+        num_chars = len(text) - sum(map(text.count, self._uncounted))
         return -(-num_chars // self.max_chars)
-
-
-def _max_chars(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> int | None:
-    normalisers = list(_steps(backend.normalizer, "normalizers"))
-    splitters = list(_steps(backend.pre_tokenizer, "pretokenizers"))
-    shrinking = 1
-    for step in normalisers:
-        factor = _shrinking(step)
-        if factor is None:
-            return None
-        shrinking *= factor
-    byte_level = any(step["type"] == "ByteLevel" for step in (*normalisers, *splitters))
-    if not all(map(_keeps_all, splitters)) or not _knows_every_byte(backend.model, vocabulary, byte_level):
-        return None
-    return shrinking * max(map(len, vocabulary))
 
 
 def _steps(outer: Any, inner_name: str) -> Iterable[Step]:
@@ -73,14 +66,21 @@ def _steps(outer: Any, inner_name: str) -> Iterable[Step]:
             yield step
 
 
-def _shrinking(step: Step) -> int | None:
+def _strippable(backend: tokenizers.Tokenizer) -> frozenset[str]:
+    """What some added token swallows any number of, where it stands beside it."""
+    added = backend.get_added_tokens_decoder().values()
+    return frozenset(WHITESPACE) if any(token.lstrip or token.rstrip for token in added) else frozenset()
+
+
+def _shrinking(step: Step, uncounted: frozenset[str]) -> int | None:
     """How many characters a normaliser makes one of, at most; None if any number, or nobody knows."""
     if step["type"] in NEVER_SHORTER:
         return 1
     if step["type"] in COMPOSING:
         return MAX_COMPOSED
-    if step["type"] == "Replace" and "String" in step["pattern"] and step["content"]:
-        return -(-len(step["pattern"]["String"]) // len(step["content"])) or 1
+    if step["type"] == "Replace" and "String" in step["pattern"]:
+        kept = [char for char in step["content"] if char not in uncounted]
+        return -(-len(step["pattern"]["String"]) // len(kept)) or 1 if kept else None
     return None
 
 
@@ -88,10 +88,24 @@ def _keeps_all(step: Step) -> bool:
     return step["type"] in KEEPING or (step["type"] in SPLITTING and step["behavior"] != "Removed")
 
 
-def _knows_every_byte(model: Any, vocabulary: Mapping[str, int], byte_level: bool) -> bool:
-    """Then no character is unknown to the model, which may drop those, or merge a run of them."""
+def _knows_all(model: Any, vocabulary: Mapping[str, int], byte_level: bool) -> bool:
+    """Whether no character is unknown to the model but some of ASCII: it may drop those, or merge a run.
+
+    Byte-level vocabularies often lack control characters, and bytes that begin characters nobody uses; but
+    each character beyond ASCII has a byte among those that continue one.
+    """
     if not isinstance(model, models.BPE):
         return False
     if byte_level:
-        return all(char in vocabulary for char in pre_tokenizers.ByteLevel.alphabet())
+        return all(ALPHABET[byte] in vocabulary for byte in range(0x80, 0xC0))
     return model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+
+
+def _alphabet() -> list[str]:
+    """The character that stands for each byte in byte-level vocabularies, as GPT-2 has it."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = iter(range(0x100, 0x200))
+    return [chr(byte if byte in plain else next(shifted)) for byte in range(256)]
+
+
+ALPHABET = _alphabet()
