@@ -45,6 +45,7 @@ def test_a_switch_is_turned_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORTFIN_LLM_STRICT_FIELDS", "true")
     assert parse("DIR").strict_fields
     assert not parse("DIR", "--no-strict-fields").strict_fields
+    assert not parse("DIR", "--no_strict_fields").strict_fields
 
 
 def test_every_setting_has_a_flag_with_help() -> None:

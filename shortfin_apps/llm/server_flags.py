@@ -61,6 +61,13 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: 
     if plain != dashed:
         hidden = {**options, "help": argparse.SUPPRESS}
         parser.add_argument(plain, dest=dest, default=argparse.SUPPRESS, **hidden)
+        if options.get("action") is argparse.BooleanOptionalAction:  # which makes `--no-` of any spelling
+            off: dict[str, Any] = {
+                "action": "store_false",
+                "default": argparse.SUPPRESS,
+                "help": argparse.SUPPRESS,
+            }
+            parser.add_argument(f"--no_{name}", dest=dest, **off)
 
 
 def _arity(name: str, annotation: object) -> dict[str, Any]:
