@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -146,6 +147,32 @@ async def test_the_port_answers_while_the_server_drains() -> None:
         server.engine.stuck = False
         server.engine.gate.set()
         assert (await answer).endswith("data: [DONE]\n\n")
+        await server.ended()
+
+
+async def test_a_request_that_is_on_its_way_when_the_port_closes_is_told_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as late:
+            late.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            answers = late.makefile("rb")
+            while await asyncio.to_thread(answers.readline) != b"\r\n":
+                pass
+            assert await asyncio.to_thread(answers.read, 20) == b'{"status":"healthy"}'
+            drain = server.engine.drain
+
+            async def drain_and_ask(timeout_s: float) -> None:
+                await drain(timeout_s)
+                late.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+                late.sendall(b'Content-Length: 13\r\n\r\n{"text": "a"}')
+
+            monkeypatch.setattr(server.engine, "drain", drain_and_ask)
+            os.kill(os.getpid(), signal.SIGTERM)
+            said = await asyncio.to_thread(answers.read)
+            assert said.startswith(b"HTTP/1.1 503 ")
+            assert b"connection: close" in said.lower()
         await server.ended()
 
 

@@ -142,6 +142,8 @@ class Server(uvicorn.Server):
         clock = asyncio.get_running_loop().time
         give_up_s = clock() + self._shutdown_timeout_s + LAST_WORDS_S
         await self._drain()
+        self._close_port(sockets)
+        await asyncio.sleep(POLL_S)  # what has been sent on a kept connection is answered before it is closed
         self.config.timeout_graceful_shutdown = max(LAST_WORDS_S, math.ceil(give_up_s - clock()))
         await super().shutdown(sockets)
 
