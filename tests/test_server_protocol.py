@@ -237,3 +237,48 @@ async def test_a_request_of_another_version_behind_one_is_not_answered() -> None
         await server.until_ready()
         said = await exchange(server, iter([GET_HEALTH + b"GET /health HTTP/0.9\r\n\r\n"]))
         assert said.count(HEALTHY) == 1
+
+
+UPGRADES = {
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+    "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+}
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES.values(), ids=UPGRADES.keys())
+async def test_an_upgrade_that_is_asked_for_is_ignored_and_costs_no_body(
+    upgrade: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Java's HttpClient asks for h2c with its first request, whatever that is."""
+    async with loopback() as server:
+        await server.until_ready()
+        chunked = post_generate(b"", upgrade).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        chunks = [b'7\r\n{"text"\r\n', b'6\r\n: "a"}\r\n0\r\n\r\n']
+        async with connection(server) as (reader, writer):
+            for pieces in (
+                [post_generate(extra=upgrade)],
+                [chunked, *chunks],
+                [post_generate(extra=upgrade)],
+            ):
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await server.client.get("/health")  # on another connection: the server has read ours
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+                await reader.readuntil(b"the end")
+                await reader.readuntil(b"}]}]}")
+            writer.write(GET_HEALTH.replace(b"Host: a\r\n", b"Host: a\r\n" + upgrade) + GET_HEALTH)
+            await reader.readuntil(HEALTHY)
+            await reader.readuntil(HEALTHY)
+    assert "upgrade" not in caplog.text.lower()
+
+
+@pytest.mark.parametrize("target", [b"a:80", b"/health"])
+async def test_a_tunnel_is_refused(target: bytes) -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        for behind in (b"", GET_HEALTH, b"?" * 100):
+            connect = b"CONNECT " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n"
+            said = await exchange(server, iter([connect + behind]))
+            assert said.split()[1] in (b"400", b"405")
+            assert said.count(b"HTTP/1.1") == 1

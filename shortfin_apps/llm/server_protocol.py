@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+INVALID = "Invalid HTTP request received."
 VERSIONS = ("1.0", "1.1")
 MAX_HEAD_BYTES = 64 * 1024
 MAX_AHEAD_BYTES = 64 * 1024  # of requests sent while another is under way
@@ -41,6 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_ahead = 0  # bytes of requests that wait for the answer under way
         self._answering: RequestResponseCycle | None = None  # `cycle` is the last that arrived
         self._is_deaf = False
+        self._asks_upgrade = False  # in the head that has just arrived
 
     @property
     def _is_idle(self) -> bool:
@@ -84,7 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._num_bytes += len(data)
         self._num_ahead += len(data) if self._is_busy else 0
-        super().data_received(data)  # stops uvicorn's clock of the pause, whatever the bytes are
+        self._unset_keepalive_if_required()  # uvicorn's clock of the pause
+        self._parse(data)
         if self.transport.is_closing():
             return
         if self._deadline is None and self._is_idle:
@@ -93,6 +96,38 @@ class BoundedProtocol(HttpToolsProtocol):
             self._read_ahead()
         else:
             self._check_size()
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn's, which loses the body of a request that asks for an upgrade."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._asks_upgrade:  # CONNECT: what follows is not HTTP
+                    self._go_deaf()
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._asks_upgrade = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            except httptools.HttpParserError:
+                self.logger.warning(INVALID)
+                self.send_400_response(INVALID)
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head of the request that arrives, as of one that asks for none (RFC 9110, 7.8)."""
+        lines = [
+            b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        ]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(option for option in options if option.lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", b""])
 
     def send_400_response(self, msg: str) -> None:
         if self._is_busy:
@@ -110,12 +145,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.get_http_version() not in VERSIONS:
             raise httptools.HttpParserError("only HTTP/1.0 and HTTP/1.1 are spoken here")
-        self._in_head = False
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._asks_upgrade = True  # the parser takes it to end here, so it is parsed again
+            return
         super().on_headers_complete()
+        self._in_head = False
         if not self.pipeline:
             self._answering = self.cycle
 
     def on_message_complete(self) -> None:
+        if self._asks_upgrade:
+            return
         self._disarm()
         super().on_message_complete()
 
