@@ -23,7 +23,7 @@ from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import InvocationError
 from tests.conftest import TINY_OPTIONS
 
-BAD, INFINITE = 251, 252
+PADDING, BAD, INFINITE = 0, 251, 252
 LENGTHS = (1, 17, 40, 70, 130)
 MAX_TOKENS = 12
 PAGES = 64  # few enough that whoever comes gets the pages of who went
@@ -135,8 +135,8 @@ def test_a_prompt_with_nan_fails_alone(
     runtime: Runtime,
 ) -> None:
     """At its first token, in the middle and at its last; in its first chunk and later ones. And twice: nobody
-    finds it in the cache, and whoever has its pages next gives the same answers."""
-    spoiled = spoil(tiny_artifact, tmp_path, {BAD: np.nan, INFINITE: np.inf})
+    finds it in the cache, and whoever has its pages next gives the same answers. Padding is NaN, too."""
+    spoiled = spoil(tiny_artifact, tmp_path, {PADDING: np.nan, BAD: np.nan, INFINITE: np.inf})
     longest = prompts[-1]
     bad = [
         (BAD, *longest[1:]),
