@@ -69,6 +69,8 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
         (["DIR", "--tenant-weights", "alice"], "'alice' must be"),
         (["DIR", "--tenant-weights", "alice=0"], "'alice=0' must be"),
         (["DIR", "--tenant-weights", "=1"], "'=1' must be"),
+        (["DIR", "--tenant-weights", "alice=100000000000000000"], "from 0.001 to 1000"),
+        (["DIR", "--tenant-weights", "alice=0.0009"], "from 0.001 to 1000"),
     ],
 )
 def test_what_is_wrong_is_named(argv: list[str], message: str) -> None:

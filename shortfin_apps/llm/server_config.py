@@ -286,8 +286,10 @@ class ServerConfig(BaseSettings):
     def _weights_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for entry in value:
             name, _, weight = entry.rpartition("=")
-            if not name or not re.fullmatch(r"\d+(\.\d+)?", weight) or float(weight) <= 0:
-                raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number above 0")
+            is_number = re.fullmatch(r"\d+(\.\d+)?", weight) is not None
+            # Beyond, a tenant's service is lost in the rounding of another's.
+            if not name or not is_number or not 0.001 <= float(weight) <= 1000:
+                raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number from 0.001 to 1000")
         return value
 
     @property
