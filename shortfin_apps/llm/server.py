@@ -247,6 +247,13 @@ def run(args: argparse.Namespace) -> int:
     server_logging.set_up(config.log_level, config.log_format)
     for note in notes:  # what was read before there was a log to tell it to
         logger.warning(note)
+    try:
+        return _serve(config)
+    finally:
+        server_logging.flush()  # before the reason for a failure is said
+
+
+def _serve(config: ServerConfig) -> int:
     if config.log_level == "info":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would announce what we announce
     artifact = open_artifact(config)
