@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -33,8 +33,10 @@ def write_gguf(
     keys: Mapping[str, int | float | str] | None = None,
     tensors: Mapping[str, Array] | None = None,
     without: str | None = None,
+    quantised: GGMLQuantizationType | None = None,
 ) -> Path:
-    """`keys` (`llama.` keys, without the prefix) and `tensors` add to what is written or replace it."""
+    """`keys` (`llama.` keys, without the prefix) and `tensors` add to what is written or replace it;
+    matrices are `quantised`."""
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
         "block_count": SPEC.num_hidden_layers,
@@ -54,7 +56,7 @@ def write_gguf(
     _add_vocabulary(writer, TINY.tokenizer_files())
     for name, array in {**tiny_tensors(), **(tensors or {})}.items():
         if name != without:
-            writer.add_tensor(name, _interleaved(name, array))
+            _add_tensor(writer, name, _interleaved(name, array), quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -106,6 +108,13 @@ def _write_safetensors(directory: Path, shards: int, dtype: Any) -> None:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _add_tensor(writer: GGUFWriter, name: str, array: Array, quantised: GGMLQuantizationType | None) -> None:
+    if quantised is None or array.ndim == 1:
+        writer.add_tensor(name, array)
+    else:
+        writer.add_tensor(name, quants.quantize(array, quantised), raw_dtype=quantised)
 
 
 def _add_vocabulary(writer: GGUFWriter, files: TokenizerFiles) -> None:

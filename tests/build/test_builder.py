@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from shortfin_apps.llm.build import artifact as layout
 from shortfin_apps.llm.build import builder
@@ -19,7 +20,7 @@ from shortfin_apps.llm.build.builder import build
 from shortfin_apps.llm.build.compile import CompileResult
 from shortfin_apps.llm.build.graph_target import resolve_target
 from shortfin_apps.llm.build.progress import PlainProgress, QuietProgress
-from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.errors import ArtifactError, BuildError
 from tests.build.model_files import write_gguf, write_hf
 
@@ -183,6 +184,47 @@ def test_the_same_model_from_gguf_and_safetensors_has_the_same_parameters(
     ]
     contents = [artifact.parameters[0].read_bytes() for artifact in built]
     assert contents[0] == contents[1] == contents[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "says"),
+    [
+        ("Q4_1", "bf16", r"are Q4_1, and `--weights q4` keeps them as they are, in "),
+        ("Q8_0", "q4", r"are Q8_0, and `--weights q8_0` keeps them as they are, in "),
+        ("Q5_1", "f16", r"are Q5_1, and `--weights q8_0` makes "),
+    ],
+)
+def test_a_quantised_source_is_told_what_becomes_of_it(
+    compiler: FakeCompiler,
+    tmp_path: Path,
+    kind: str,
+    weights: WeightType,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = str(write_gguf(tmp_path / "tiny.gguf", quantised=GGMLQuantizationType[kind]))
+    options = replace(OPTIONS, weights=weights)
+    artifact = build(source, tmp_path / "a", options, PlainProgress())
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if says in line)
+    size = artifact.parameters[0].stat().st_size / 1e6
+    assert line.startswith(f"weights: {weights}, ")
+    assert float(line.split()[2]) == pytest.approx(size, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"), [(None, "bf16"), (None, "q4"), ("Q4_0", "q4"), ("Q8_0", "q8_0")]
+)
+def test_weights_as_they_are_in_the_source_need_no_words(
+    compiler: FakeCompiler,
+    tmp_path: Path,
+    kind: str | None,
+    weights: WeightType,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quantised = None if kind is None else GGMLQuantizationType[kind]
+    source = str(write_gguf(tmp_path / "tiny.gguf", quantised=quantised))
+    build(source, tmp_path / "a", replace(OPTIONS, weights=weights), PlainProgress())
+    assert "the source's" not in capsys.readouterr().err
 
 
 def test_builds_for_a_cpu_that_this_host_is_not(compiler: FakeCompiler, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from shortfin_apps.llm.build.output import exchange, exclusive, resolve_output, 
 from shortfin_apps.llm.build.progress import BuildProgress, default_progress
 from shortfin_apps.llm.build.sources.base import ModelSource, TokenizerFiles
 from shortfin_apps.llm.build.sources.catalogue import open_source
-from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.build.spec import BuildOptions, WeightType
 from shortfin_apps.llm.build.weights import stored_bytes, write_weights
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError, BuildError
@@ -97,7 +97,27 @@ def build(
 def _plan(source: str, options: BuildOptions, progress: BuildProgress, accepted: Collection[str]) -> _Plan:
     model = open_source(source, user_cache() / "downloads", progress, accepted)
     config = model_config(model.spec, options)
-    return _Plan(source, model, options, config, resolve_target(options.device))
+    plan = _Plan(source, model, options, config, resolve_target(options.device))
+    _tell_weights(plan, progress)
+    return plan
+
+
+def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
+    """Says so when the weights are stored otherwise than in the source, which may be far smaller."""
+    quantisation, chosen = plan.model.quantisation, plan.options.weights
+    if quantisation is None or quantisation.weights == chosen:
+        return
+    line = f"weights: {chosen}, {_megabytes(plan, chosen)}; most of the source's are {quantisation.name}"
+    if plan.target.is_cpu:
+        keeps = "keeps them as they are, in" if quantisation.kept else "makes"
+        other = _megabytes(plan, quantisation.weights)
+        line += f", and `--weights {quantisation.weights}` {keeps} {other}"
+    progress.note(line)
+
+
+def _megabytes(plan: _Plan, weights: WeightType) -> str:
+    size = stored_bytes(plan.model.spec, replace(plan.options, weights=weights), plan.target)
+    return f"{size / 1e6:,.1f} MB"
 
 
 def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> Artifact:

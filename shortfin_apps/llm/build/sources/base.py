@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
 from shortfin_apps.llm.build.quantise import Bits, Blocks
-from shortfin_apps.llm.build.spec import LlamaSpec
+from shortfin_apps.llm.build.spec import LlamaSpec, WeightType
 from shortfin_apps.llm.errors import BuildError
 
 Array = npt.NDArray[Any]
@@ -36,11 +36,26 @@ class TokenizerFiles:
     generation: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """`name` is the source's own; `weights` is what `build` makes of it at its best, and `kept` whether that
+    is the same numbers."""
+
+    name: str
+    weights: WeightType
+    kept: bool
+
+
 class ModelSource(ABC):
     """A model to build from. `sha256` is the hash of everything that was read from it."""
 
     spec: LlamaSpec
     sha256: str
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        """How most of its weights are quantised; None for floats."""
+        return None
 
     @abstractmethod
     def tensor(self, name: str) -> Array:

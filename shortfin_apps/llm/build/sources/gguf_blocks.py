@@ -3,12 +3,20 @@ block_q4_0 and block_q4_1: f16 terms, then the quants of 32 weights)."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, ReaderTensor
 
 from shortfin_apps.llm.build.quantise import BLOCK, Blocks
+from shortfin_apps.llm.build.sources.base import Quantisation
 
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_KEPT = ("Q8_0", "Q4_0", "Q4_1")  # `read_blocks`
+_FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
 _F16 = np.dtype("<f2")
 
 
@@ -27,6 +35,17 @@ def read_blocks(tensor: ReaderTensor) -> Blocks | None:
             terms, quants = _split(tensor, columns, 2)
             return Blocks(_nibbles(quants).reshape(-1, columns), terms[..., 0], terms[..., 1])
     return None
+
+
+def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
+    """By the type that most of the weights have; None where that is a float."""
+    weights: Counter[str] = Counter()
+    for tensor in tensors:
+        weights[tensor.tensor_type.name] += int(tensor.n_elements)
+    name = max(weights, key=lambda kind: weights[kind], default=_FLOATS[0])
+    if name in _FLOATS:
+        return None
+    return Quantisation(name, "q4" if _FEW_BITS.fullmatch(name) else "q8_0", name in _KEPT)
 
 
 def _split(

@@ -21,6 +21,7 @@ from shortfin_apps.llm.build.quantise import Bits, Blocks
 from shortfin_apps.llm.build.sources.base import (
     Array,
     ModelSource,
+    Quantisation,
     TokenizerFiles,
     as_float,
     check_spec,
@@ -29,7 +30,7 @@ from shortfin_apps.llm.build.sources.base import (
     sha256_of,
     unsupported,
 )
-from shortfin_apps.llm.build.sources.gguf_blocks import read_blocks
+from shortfin_apps.llm.build.sources.gguf_blocks import quantisation_of, read_blocks
 from shortfin_apps.llm.build.sources.known_fields import GGUF_FILE, GGUF_LLAMA, GGUF_TOKENIZER
 from shortfin_apps.llm.build.spec import LlamaSpec, RopeScaling
 from shortfin_apps.llm.build.tokenizer_gguf import GgufVocabulary, rebuild_tokenizer
@@ -101,6 +102,10 @@ class GgufSource(ModelSource):
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
         shapes.pop(ROPE_FACTORS, None)
         check_tensors(self._where, self.spec, shapes)
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return quantisation_of(self._tensors.values())
 
     def tensor(self, name: str) -> Array:
         array = self._dequantised(name)
