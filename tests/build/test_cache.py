@@ -44,6 +44,13 @@ def test_what_is_placed_is_nobody_elses(cache: BuildCache, tmp_path: Path) -> No
     assert (entry.directory / "x").stat().st_nlink == 1
 
 
+def test_a_temporary_cache_hands_out_its_own_files(tmp_path: Path) -> None:
+    entry = BuildCache(tmp_path / "cache", temporary=True).get_or_make("kind", "key", make_file)
+    entry.place("x", tmp_path / "y")
+    assert (tmp_path / "y").read_text() == "made"
+    assert not (entry.directory / "x").exists()
+
+
 def test_a_clone_shares_blocks_or_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(100_000))
     if not clone(tmp_path / "x", tmp_path / "y"):

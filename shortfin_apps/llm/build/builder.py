@@ -125,7 +125,8 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
         progress.note(f"{out} is up to date")
         return current
     with staging(out) as folder:
-        cache = BuildCache(user_cache() / "build" if use_cache else folder / "cache", progress)
+        root = user_cache() / "build" if use_cache else folder / "cache"
+        cache = BuildCache(root, progress, temporary=not use_cache)
         cache.sweep()
         made = folder / "artefact"
         made.mkdir()

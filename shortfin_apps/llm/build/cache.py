@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import platformdirs
@@ -44,15 +44,21 @@ def content_key(*parts: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A finished entry; its files are read-only, and nobody's but the cache's."""
+    """A finished entry; its files are read-only, and nobody's but the cache's.
+
+    Those of a `temporary` cache are handed out themselves, once.
+    """
 
     directory: Path
     files: dict[str, FileRecord]
+    temporary: bool = False
 
     def place(self, name: str, target: Path) -> None:
         """Makes `target` a file of its own with the content of the entry's `name`."""
         source = self.directory / name
-        if not clone(source, target):
+        if self.temporary:
+            source.rename(target)
+        elif not clone(source, target):
             shutil.copyfile(source, target)
 
 
@@ -67,10 +73,11 @@ def clone(source: Path, target: Path) -> bool:
 
 
 class BuildCache:
-    """Entries under one folder, safe to share between processes."""
+    """Entries under one folder, safe to share between processes unless it is `temporary`."""
 
-    def __init__(self, root: Path, progress: BuildProgress | None = None) -> None:
+    def __init__(self, root: Path, progress: BuildProgress | None = None, *, temporary: bool = False) -> None:
         self._root = root
+        self._temporary = temporary
         self._progress = progress or QuietProgress()
 
     def get_or_make(self, kind: str, key: str, make: Callable[[Path], None]) -> CacheEntry:
@@ -78,7 +85,8 @@ class BuildCache:
         final = self._root / kind / key
         final.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(final.with_name(f"{key}.lock")):
-            return self._load(kind, final) or _make(final, make)
+            entry = self._load(kind, final) or _make(final, make)
+        return replace(entry, temporary=self._temporary)
 
     def _load(self, kind: str, directory: Path) -> CacheEntry | None:
         try:
