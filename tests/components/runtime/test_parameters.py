@@ -45,10 +45,11 @@ def test_a_splat_stays_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "rows"),
     [
-        ('{"type": "Tensor", "dtype": "float16", "shape": [97, 8]}', 97),
-        ('{"type": "Tensor", "dtype": "float16", "shape": [776]}', None),
-        ('{"shape": 97}', None),
-        ("[]", None),
+        ('PYTORCH:{"type": "Tensor", "dtype": "float16", "shape": [97, 8]}', 97),
+        ('TENSORv0:{"type": "Tensor", "dtype": "float16", "shape": [97, 8]}', 97),
+        ('PYTORCH:{"type": "Tensor", "dtype": "float16", "shape": [776]}', None),
+        ('PYTORCH:{"shape": 97}', None),
+        ("PYTORCH:[]", None),
         ("", None),
         ("no JSON", None),
     ],
@@ -57,7 +58,14 @@ def test_the_embeddings_shape_is_read_where_it_is_written(
     tmp_path: Path, metadata: str, rows: int | None
 ) -> None:
     index = iree.ParameterIndex()
-    index.add_buffer("output_norm.weight", np.zeros(8, np.uint8), metadata='{"shape": [3, 4]}')
+    index.add_buffer("output_norm.weight", np.zeros(8, np.uint8), metadata='PYTORCH:{"shape": [3, 4]}')
     index.add_buffer("token_embd.weight", np.zeros(97 * 16, np.uint8), metadata=metadata)
     index.create_archive_file(str(tmp_path / "shark.irpa"))
     assert embedding_rows([tmp_path / "shark.irpa"]) == rows
+
+
+def test_the_librarys_own_shapes_are_read(tmp_path: Path) -> None:
+    index = iree.ParameterIndex()
+    iree.parameter_index_add_numpy_ndarray(index, "token_embd.weight", np.zeros((97, 8), np.float16))
+    index.create_archive_file(str(tmp_path / "theirs.irpa"))
+    assert embedding_rows([tmp_path / "theirs.irpa"]) == 97

@@ -80,8 +80,8 @@ def parameter_bytes(paths: Sequence[Path]) -> dict[str, int]:
 def embedding_rows(paths: Sequence[Path]) -> int | None:
     """The model's vocabulary, where the parameters tell. Raises ArtifactError.
 
-    amdsharktank's archives do: beside each tensor lies its shape, as JSON (iree.turbine.aot's
-    `ParameterArchiveBuilder.add_tensor`). Others are bytes alone.
+    amdsharktank's archives do: beside each tensor lies its shape, as JSON after a word for the format
+    (`_make_tensor_metadata` of iree.turbine.aot.params and of iree.runtime). Others are bytes alone.
     """
     index = open_parameters(paths)
     for entry in (index[i] for i in range(len(index))):
@@ -92,7 +92,7 @@ def embedding_rows(paths: Sequence[Path]) -> int | None:
 
 def _rows(metadata: bytes) -> int | None:
     try:
-        shape = json.loads(metadata)["shape"]
+        shape = json.loads(metadata.partition(b":")[2])["shape"]
         rows = shape[0] if len(shape) == 2 else None
     except (ValueError, RecursionError, TypeError, KeyError):
         return None
