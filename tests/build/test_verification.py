@@ -40,7 +40,7 @@ def load(folder: Path, verify: Verify = "hash", happened: list[str] | None = Non
 def test_a_whole_artefact_is_confirmed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert load(folder) == ["loaded", "confirmed"]
-    assert [record.message[:18] for record in caplog.records] == ["verified 100 % of "]
+    assert [record.message[:16] for record in caplog.records] == ["hashed 100 % of "]
 
 
 @pytest.mark.parametrize("name", [layout.VMFB, layout.TOKENIZER])

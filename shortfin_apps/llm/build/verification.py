@@ -76,7 +76,7 @@ class _Progress:
         before, self._done = self._done, self._done + count
         if self._done == self._total or before // self._step < self._done // self._step:
             percent = 100 * self._done // self._total
-            logger.info("verified %d %% of the parameters' %.1f MB", percent, self._total / 1e6)
+            logger.info("hashed %d %% of the parameters' %.1f MB", percent, self._total / 1e6)
 
 
 def _covered(artifact: Artifact, manifest: Manifest) -> dict[str, FileRecord]:
