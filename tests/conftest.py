@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.build.spec import BuildOptions
+from tests import kernel_families
 
 TINY_OPTIONS = BuildOptions()
 
@@ -34,6 +35,14 @@ def pytest_configure() -> None:
         "unhurried", settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
     )
     settings.load_profile("unhurried")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """The last line but pytest's own: tests of kernels for a unit that is not here are skipped."""
+    yield
+    if line := kernel_families.summary():
+        terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(wrapper=True)

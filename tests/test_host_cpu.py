@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_arm_names(tmp_path: Path) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
     assert missing_features(["neon", "dotprod", "sve"], path) == ["sve"]
+
+
+@pytest.mark.parametrize(("architecture", "other"), [("arm_64", True), ("x86_64", False), ("amdgpu", False)])
+def test_a_program_for_another_architecture(
+    architecture: str, other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert host_cpu.is_of_another_architecture(architecture) == other
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert not host_cpu.is_of_another_architecture(architecture)
 
 
 def test_a_host_that_does_not_say_lacks_nothing(tmp_path: Path) -> None:

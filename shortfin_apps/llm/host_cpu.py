@@ -16,10 +16,18 @@ CPUINFO = Path("/proc/cpuinfo")
 _DECISIVE = re.compile(r"avx(?!10).*|amx.*|fma|f16c|gfni|vaes|neon|dotprod|i8mm|bf16|sve2?|fullfp16")
 _LINUX_NAMES = {"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp"}
 
+_ARCHITECTURES = {"x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "arm_64", "arm64": "arm_64"}
+
 # Linux, Documentation/arch/x86/xstate.rst: a process asks before its threads may use tile registers.
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
+
+
+def is_of_another_architecture(architecture: str) -> bool:
+    """Whether a program for that one (IREE's name) cannot run here; False where either is not known."""
+    here = _ARCHITECTURES.get(platform.machine())
+    return architecture in _ARCHITECTURES.values() and here is not None and architecture != here
 
 
 @cache

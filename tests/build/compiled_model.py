@@ -21,6 +21,7 @@ from shortfin_apps.llm.build.quantise import Blocks, quantise, quantise_rows
 from shortfin_apps.llm.build.spec import BuildOptions, FloatType, LlamaSpec
 from shortfin_apps.llm.build.weight_layout import Int8Panels, cast_floats, weight_layout
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
+from tests.kernel_families import note_executed
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -82,8 +83,10 @@ class CompiledModel:
         weights = random_weights(spec)
         stored, known = store(weights, spec, options, target)
         write_parameters(stored, folder / "model.irpa")
-        compile_text(LlamaGraph(spec, options, target).module(), target.flags, folder / "model.vmfb")
+        text = LlamaGraph(spec, options, target).module()
+        compile_text(text, target.flags, folder / "model.vmfb")
         program = device.load_program(folder / "model.vmfb", [folder / "model.irpa"], "module")
+        note_executed(text, target.architecture)
         return cls(spec, options, known, device, program)
 
     def fill_cache(self, byte: int) -> None:

@@ -83,6 +83,16 @@ def test_a_program_for_a_better_cpu_is_refused(folder: Path) -> None:
         Artifact.open(folder)
 
 
+def test_a_program_for_another_architecture_is_refused(folder: Path) -> None:
+    """Even one without a feature that could be missed here."""
+    manifest = Manifest.load(folder / layout.MANIFEST)
+    other = "arm_64" if manifest.target.architecture == "x86_64" else "x86_64"
+    target = replace(manifest.target, architecture=other, cpu="generic", features=())
+    (folder / layout.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    with pytest.raises(ArtifactError, match=f"generic, a CPU of another architecture .{other}.; rebuild"):
+        Artifact.open(folder)
+
+
 def test_no_artefact_at_all(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such directory"):
         Artifact.open(tmp_path / "none")

@@ -27,6 +27,7 @@ from shortfin_apps.llm.build.spec import BuildOptions, FloatType, LlamaSpec, Wei
 from shortfin_apps.llm.build.weight_layout import Int8Panels, WeightLayout, weight_layout
 from shortfin_apps.llm.host_cpu import permit_amx
 from tests.build.compiled_model import DTYPES, TINY
+from tests.kernel_families import note_executed
 
 F32 = npt.NDArray[np.float32]
 Inputs = dict[str, tuple[int | str, ...]]
@@ -94,6 +95,7 @@ def load(text: str, folder: Path) -> Any:
     permit_amx()
     config = iree.Config("local-sync")
     module = iree.VmModule.copy_buffer(config.vm_instance, (folder / "kernel.vmfb").read_bytes())
+    note_executed(text, HOST.architecture)
     return iree.load_vm_module(module, config)
 
 

@@ -19,7 +19,7 @@ from shortfin_apps.llm.build.file_record import FileRecord
 from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.host_cpu import missing_features
+from shortfin_apps.llm.host_cpu import is_of_another_architecture, missing_features
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +219,11 @@ def _check_is_artifact(directory: Path) -> None:
 
 
 def _check_host(directory: Path, target: TargetRecord) -> None:
+    if is_of_another_architecture(target.architecture):
+        raise ArtifactError(
+            f"{directory}: compiled for {target.cpu}, a CPU of another architecture ({target.architecture}); "
+            "rebuild it here with `shortfin-llm build`"
+        )
     if missing := missing_features(target.features):
         raise ArtifactError(
             f"{directory}: compiled for a CPU ({target.cpu}) with {', '.join(missing)}, "

@@ -91,8 +91,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--device",
         default=DEFAULTS.device,
         metavar="DEVICE",
-        help="cpu (this host), cpu:NAME (LLVM's name of a CPU) or hip:CHIP, as in hip:gfx942 "
-        "(default: %(default)s)",
+        help="cpu (this host), cpu:NAME (LLVM's name of an x86-64 or aarch64 CPU, as in cpu:znver4 or "
+        "cpu:neoverse-v1) or hip:CHIP, as in hip:gfx942 (default: %(default)s)",
     )
     group.add_argument(
         "--weights",

@@ -1,0 +1,54 @@
+"""Which families of hand-written CPU kernels this run of the tests executed, and which it only compiled.
+
+A family is told by its instruction in the MLIR, so what a skipped test would have run is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_INSTRUCTIONS = {
+    "AMX bf16": "llvm.x86.tdpbf16ps",
+    "AMX int8": "llvm.x86.tdpbssd",
+    "AVX-512 bf16": "llvm.x86.avx512bf16.",
+    "AVX-512 VNNI": "llvm.x86.avx512.vpdpbusd.",
+}
+_KERNEL = "hal.executable.source"
+
+_executed: set[str] = set()
+_compiled: set[str] = set()
+
+
+def families_of(text: str, architecture: str) -> set[str]:
+    """The families of the kernels in a module's text: one a kernel, or several."""
+    found = set()
+    for kernel in text.split(_KERNEL)[1:]:
+        special = {family for family, instruction in _INSTRUCTIONS.items() if instruction in kernel}
+        found |= special or {f"vectors on {architecture}"}
+    return found
+
+
+def note_executed(text: str, architecture: str) -> None:
+    """Says that the kernels of a module run in this process."""
+    _executed.update(families_of(text, architecture))
+
+
+def note_compiled(text: str, architecture: str) -> None:
+    """Says that they were compiled, for a CPU that need not be here."""
+    _compiled.update(families_of(text, architecture))
+
+
+def summary() -> str | None:
+    """One line about this run so far; None when it met no kernel."""
+    return describe(_executed, _compiled)
+
+
+def describe(executed: Iterable[str], compiled: Iterable[str]) -> str | None:
+    ran, only_compiled = set(executed), set(compiled) - set(executed)
+    if not ran | only_compiled:
+        return None
+    known = {*_INSTRUCTIONS} - ran - only_compiled
+    parts = {"executed": ran, "only compiled": only_compiled, "not tried": known}
+    return "kernels: " + "; ".join(
+        f"{part} {', '.join(sorted(families))}" for part, families in parts.items() if families
+    )

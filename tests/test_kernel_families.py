@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.build.kernels import render
+from tests.kernel_families import describe, families_of
+
+ROOT = Path(__file__).parents[1]
+TOP_K = render("top_k", "top_k", size=64, k=4, lanes=16, tile=16)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "family"),
+    [
+        ("llvm.x86.tdpbf16ps", "AMX bf16"),
+        ("llvm.x86.tdpbssd", "AMX int8"),
+        ("llvm.x86.avx512bf16.dpbf16ps.512", "AVX-512 bf16"),
+        ("llvm.x86.avx512.vpdpbusd.512", "AVX-512 VNNI"),
+    ],
+)
+def test_a_family_is_told_by_its_instruction(instruction: str, family: str) -> None:
+    templates = (ROOT / "shortfin_apps/llm/build/kernels").glob("*.j2")
+    assert any(instruction in template.read_text() for template in templates)
+    text = f'module {{ {TOP_K} hal.executable.source {{ "{instruction}" }} }}'
+    assert families_of(text, "x86_64") == {family, "vectors on x86_64"}
+
+
+def test_a_module_without_kernels_has_no_family() -> None:
+    assert families_of("module { func.func @f() { return } }", "x86_64") == set()
+
+
+def test_what_was_executed_is_not_called_only_compiled() -> None:
+    line = describe({"AVX-512 bf16", "vectors on x86_64"}, {"AVX-512 bf16", "AMX bf16", "AMX int8"})
+    assert line == (
+        "kernels: executed AVX-512 bf16, vectors on x86_64; only compiled AMX bf16, AMX int8; "
+        "not tried AVX-512 VNNI"
+    )
+    assert describe([], []) is None
+
+
+def test_the_run_says_it_in_its_last_line_but_the_summary() -> None:
+    arguments = ["-p", "no:cacheprovider", "tests/build/test_kernels.py", "-k", "top_k"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout
+    *_, line, summary = run.stdout.strip().splitlines()
+    assert line.startswith("kernels: executed vectors on ")
+    assert " passed" in summary
