@@ -63,7 +63,7 @@ ONLY_IN = {
     "fastapi": ("api", "server"),
     "fastapi_offline": ("api",),
     "prompt_toolkit": ("terminal",),
-    "starlette": ("api", "server"),
+    "starlette": ("api", "server", "server_protocol"),
     "uvicorn": ("server", "server_protocol"),
 }
 # The pure parts: their tests run in milliseconds because nothing here is heavy.

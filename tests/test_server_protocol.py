@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+import orjson
 import pytest
 
 from shortfin_apps.llm.server_protocol import MAX_HEAD_BYTES
@@ -282,3 +283,34 @@ async def test_a_tunnel_is_refused(target: bytes) -> None:
             said = await exchange(server, iter([connect + behind]))
             assert said.split()[1] in (b"400", b"405")
             assert said.count(b"HTTP/1.1") == 1
+
+
+async def until_nobody_is_connected(server: Loopback) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while server.server.server_state.connections:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_only_connections_beyond_the_limit_are_refused(limit: int) -> None:
+    async with loopback(limit_concurrency=limit) as server:
+        await server.until_ready()
+        await server.client.aclose()
+        await until_nobody_is_connected(server)
+        async with AsyncExitStack() as stack:
+            within = [await stack.enter_async_context(connection(server)) for _ in range(limit)]
+            for reader, writer in within:  # by now the server has accepted them all
+                writer.write(GET_HEALTH)
+                await reader.readuntil(HEALTHY)
+            said = await exchange(server, iter([post_generate()]))
+            head, _, body = said.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert {b"retry-after: 5", b"connection: close"} <= set(head.lower().split(b"\r\n"))
+            assert "--limit-concurrency" in orjson.loads(body)["error"]
+            for reader, writer in within:  # who was here first is served as before
+                writer.write(GET_HEALTH)
+                await reader.readuntil(HEALTHY)
+        await until_nobody_is_connected(server)
+        async with connection(server) as (reader, writer):
+            writer.write(GET_HEALTH)
+            await reader.readuntil(HEALTHY)

@@ -27,7 +27,7 @@ from typing import Protocol, TypeVar
 import uvicorn
 
 from shortfin_apps.llm import address_space, server_config, server_flags, server_logging
-from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.app import create_app, refusal
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
@@ -204,13 +204,16 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
             read_timeout_s=config.read_timeout,
             send_timeout_s=config.send_timeout,
             max_body_bytes=config.max_body_bytes,
+            max_connections=config.limit_concurrency,
+            refuse=refusal(
+                f"the server has its {config.limit_concurrency} connections (--limit-concurrency); try again"
+            ),
         ),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,  # api/access_log.py says more, and no query
         server_header=False,
-        limit_concurrency=config.limit_concurrency,
         timeout_keep_alive=config.timeout_keep_alive,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,

@@ -7,6 +7,7 @@ import asyncio
 from typing import Any, ClassVar
 
 import httptools
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 INVALID = "Invalid HTTP request received."
@@ -32,6 +33,8 @@ class BoundedProtocol(HttpToolsProtocol):
     read_timeout_s: ClassVar[float]
     send_timeout_s: ClassVar[float]
     max_body_bytes: ClassVar[int]
+    max_connections: ClassVar[int]
+    refuse: ClassVar[ASGIApp]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,6 +59,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self.app = type(self).refuse  # for as long as the connection is there: who came first stays
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -210,11 +215,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unread = None
 
 
-def bounded(*, read_timeout_s: float, send_timeout_s: float, max_body_bytes: int) -> type[BoundedProtocol]:
-    """The protocol with these bounds, for uvicorn to make its instances of."""
+def bounded(
+    *,
+    read_timeout_s: float,
+    send_timeout_s: float,
+    max_body_bytes: int,
+    max_connections: int,
+    refuse: ASGIApp,
+) -> type[BoundedProtocol]:
+    """The protocol with these bounds, for uvicorn to make its instances of.
+
+    Requests on connections beyond `max_connections` go to the application `refuse`.
+    """
     bounds = {
         "read_timeout_s": read_timeout_s,
         "send_timeout_s": send_timeout_s,
         "max_body_bytes": max_body_bytes,
+        "max_connections": max_connections,
+        "refuse": staticmethod(refuse),
     }
     return type("BoundedProtocol", (BoundedProtocol,), bounds)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
@@ -19,8 +20,9 @@ from shortfin_apps.llm.api.access_log import AccessLogMiddleware, current_reques
 from shortfin_apps.llm.api.auth import AuthMiddleware, KeyRing
 from shortfin_apps.llm.api.body_fields import HEADER
 from shortfin_apps.llm.api.body_limit import BodyLimitMiddleware
-from shortfin_apps.llm.api.errors import install_error_handlers
+from shortfin_apps.llm.api.errors import error_response, install_error_handlers
 from shortfin_apps.llm.api.service import Service
+from shortfin_apps.llm.errors import UnavailableError
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -51,6 +53,17 @@ def create_app(
     if root_path:
         app.add_middleware(RootPathMiddleware, root_path=root_path)
     return app
+
+
+def refusal(reason: str) -> ASGIApp:
+    """An application that answers 503 to everything."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        response = error_response(Request(scope), UnavailableError(reason))
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
+
+    return RequestIdMiddleware(refuse)
 
 
 def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
