@@ -314,3 +314,13 @@ async def test_only_connections_beyond_the_limit_are_refused(limit: int) -> None
         async with connection(server) as (reader, writer):
             writer.write(GET_HEALTH)
             await reader.readuntil(HEALTHY)
+
+
+async def test_a_connection_goes_on_after_head() -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        async with connection(server) as (reader, writer):
+            writer.write(b"HEAD /health HTTP/1.1\r\nHost: a\r\n\r\n" + GET_HEALTH)
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")  # nothing stands between
+            await reader.readuntil(HEALTHY)

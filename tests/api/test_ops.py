@@ -129,3 +129,16 @@ async def test_a_proxy_may_strip_its_prefix_or_leave_it(prefix: str) -> None:
     assert document["servers"] == [{"url": "/llm"}]
     answer = await harness.client.post(f"{prefix}/generate", json={"text": ""}, headers=headers)
     assert isinstance(answer.json()["error"], str), "/generate has upstream's errors"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
+async def test_head_is_get_without_a_body(path: str, harness: Harness) -> None:
+    """Load balancers and monitors ask so; RFC 9110 (9.1) wants it of every server."""
+    whole, head = await harness.client.get(path), await harness.client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert "content-length" in head.headers
+
+
+async def test_head_of_a_route_that_takes_posts_is_405(harness: Harness) -> None:
+    assert (await harness.client.head("/generate")).status_code == 405

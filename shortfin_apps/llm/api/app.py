@@ -43,6 +43,7 @@ def create_app(
         app.include_router(router)
     install_error_handlers(app)
     # The last one added is the first to see a request.
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, max_bytes=service.limits.body_bytes)
     app.add_middleware(AuthMiddleware, keys=keys or KeyRing())
     if cors_origins:  # before the keys: browsers ask what is allowed without sending one
@@ -90,6 +91,23 @@ class RootPathMiddleware:
                 path = self._root_path + path
             scope.update(path=path, root_path=self._root_path)
         await self._app(scope, receive, send)
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET, without the body: FastAPI's routes know GET only."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class RequestIdMiddleware:
