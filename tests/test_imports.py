@@ -42,6 +42,7 @@ MAY_IMPORT = {
         *("components.loading", "components.runtime", "components.runtime.device", "config", "errors"),
     ),
     "address_space": ("errors",),
+    "open_files": (),
     "cli": ("address_space", "errors"),
     "__main__": ("cli",),
     "server_config": ("errors",),
@@ -50,7 +51,15 @@ MAY_IMPORT = {
     "server_protocol": (),
     "server": (
         *("address_space", "api", "build.artifact", "build.verification", "components", "components.loading"),
-        *("config", "errors", "server_config", "server_flags", "server_logging", "server_protocol"),
+        *(
+            "config",
+            "errors",
+            "open_files",
+            "server_config",
+            "server_flags",
+            "server_logging",
+            "server_protocol",
+        ),
     ),
 }
 # Of `components`, batching knows only what describes a request, never what runs it.

@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 import uvicorn
 
-from shortfin_apps.llm import address_space, server_config, server_flags, server_logging
+from shortfin_apps.llm import address_space, open_files, server_config, server_flags, server_logging
 from shortfin_apps.llm.api.app import create_app, refusal
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
@@ -261,6 +261,7 @@ def _serve(config: ServerConfig) -> int:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would announce what we announce
     artifact = open_artifact(config)
     _check_room(artifact, config)
+    open_files.allow(config.limit_concurrency)
     name = config.served_model_name or artifact.name
     service = Service(
         name=name,
