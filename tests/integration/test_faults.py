@@ -245,8 +245,8 @@ def test_a_second_signal_is_a_sentence_and_an_answer(tiny_artifact: Artifact, nu
             assert whole.result(PATIENCE_S).status_code == 503
         assert "UNAVAILABLE" in rest[-2]
         assert service.process.wait(PATIENCE_S) == 1
-        assert service.process.stdout is not None
-        log = service.process.stdout.read()
+        service.log.seek(0)
+        log = service.log.read()
         assert "Traceback" not in log
         assert "ERROR" not in log
         assert "at once" in log
