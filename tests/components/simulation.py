@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shortfin_apps.llm.build.spec import BuildOptions
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine import Engine, ModelLimits
@@ -60,7 +61,7 @@ class TimedProgram(FakeProgram):
     """A fake program whose invocations let time pass."""
 
     def __init__(self, config: ModelConfig, cost: CostModel, clock: SimulatedClock) -> None:
-        super().__init__(config, static_lengths=(128,), extend_rank=1)
+        super().__init__(config, extend_rank=1)
         self.cost = cost
         self.clock = clock
 
@@ -80,8 +81,8 @@ def smollm2_config() -> ModelConfig:
         max_seq_len=8192,
         transformer_block_count=30,
         attn_head_dim=64,
-        prefill_batch_sizes=(1, 4),
-        decode_batch_sizes=(1, 2, 4, 8, 16, 32),
+        prefill_batch_sizes=BuildOptions().prefill_batch_sizes,
+        decode_batch_sizes=BuildOptions().decode_batch_sizes,
         has_prefill_position=True,
         top_k=4,
         paged_kv_cache=PagedKVCacheConfig(
@@ -103,9 +104,10 @@ class Simulation:
     options: BatchOptions = field(default_factory=BatchOptions)
     max_running: int = 64
     host_s: float = 0.5e-3
+    config: ModelConfig = field(default_factory=smollm2_config)
 
     def __post_init__(self) -> None:
-        config = smollm2_config()
+        config = self.config
         self.clock = SimulatedClock()
         self.program = TimedProgram(config, self.cost, self.clock)
         device = FakeDevice(self.program)
@@ -122,8 +124,8 @@ class Simulation:
         self.times_s: dict[str, list[float]] = {}
         self._random = np.random.default_rng(0)
 
-    def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
-        prompt = self._random.integers(0, 32, prompt_tokens).tolist()
+    def add(self, name: str, prompt_tokens: int, output_tokens: int, prefix: Sequence[int] = ()) -> None:
+        prompt = [*prefix, *self._random.integers(0, 32, prompt_tokens).tolist()]
         self.times_s[name] = []
         self.engine.add(call(name, prompt, output_tokens))
 
@@ -140,15 +142,18 @@ class Simulation:
             limit -= 1
             assert limit, "it never happens"
 
-    def serve(self, lengths: Sequence[int], output_tokens: int, clients: int) -> None:
+    def serve(
+        self, lengths: Sequence[int], output_tokens: int, clients: int, prefix: Sequence[int] = ()
+    ) -> None:
         """Each client sends its next request when its last one is answered."""
-        waiting = deque((str(index), length) for index, length in enumerate(lengths))
-        for _ in range(clients):
-            self.add(*waiting.popleft(), output_tokens)
+        first = len(self.times_s)
+        waiting = deque((str(first + index), length) for index, length in enumerate(lengths))
+        for _ in range(min(clients, len(waiting))):
+            self.add(*waiting.popleft(), output_tokens, prefix)
         while self.engine.has_work:
             for delta in self.step():
                 if delta.finish_reason is not None and waiting:
-                    self.add(*waiting.popleft(), output_tokens)
+                    self.add(*waiting.popleft(), output_tokens, prefix)
 
     def gaps_s(self) -> list[float]:
         return [b - a for times in self.times_s.values() for a, b in pairwise(times)]

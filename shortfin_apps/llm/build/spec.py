@@ -60,6 +60,7 @@ class LlamaSpec:
 class BuildOptions:
     """What `shortfin-llm build` was asked for; everything here changes the artefact's identity.
 
+    Defaults are by bench/buckets.py, and entries of static shape were no quicker on CPUs (bench/README.md).
     `chunk_sizes` are the chunk lengths (tokens) that get a prefill entry of static shape,
     `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `extend_sizes` are the token counts that get
     an `extend_t{T}` beside the dynamic `extend`; `top_k` is the on-device sampler's width.
@@ -68,9 +69,9 @@ class BuildOptions:
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
     weights: WeightType = "bf16"
     kv: KVType = "bf16"
-    prefill_batch_sizes: tuple[int, ...] = (1, 4)
+    prefill_batch_sizes: tuple[int, ...] = (1, 2, 4)
     decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    chunk_sizes: tuple[int, ...] = (128,)
+    chunk_sizes: tuple[int, ...] = ()
     extend_sizes: tuple[int, ...] = ()
     block_seq_stride: int = 16
     context_length: int | None = None  # None: the model's own, at most 8192

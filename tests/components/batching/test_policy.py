@@ -64,6 +64,18 @@ def test_beside_a_crowd_of_prompts_a_budget_shortens_what_streams_wait(cost: Cos
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 8])
+def test_prompts_of_whole_pages_are_hardly_padded_by_the_default_buckets(mode: str, clients: int) -> None:
+    """A quarter of the rows where three run in a bucket of four, none otherwise."""
+    simulation = Simulation(AMX, mode)
+    simulation.serve([128] * 8, 32, clients)
+    entries = simulation.engine.stats().entries
+    prefills = [counts for entry, counts in entries.items() if not entry.startswith("decode")]
+    padded = sum(counts.padded_tokens for counts in prefills)
+    assert padded == 0 or (clients == 3 and padded <= sum(c.prefill_tokens.total for c in prefills) / 3)
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
 def test_a_prompt_alone_is_not_cut_into_many(cost: CostModel, mode: str) -> None:
     simulation = served(cost, mode, ([1024], 1, 1))
     assert simulation.engine.stats().steps == 2

@@ -14,11 +14,11 @@ from tests.components.batching.modes.running_requests import STRIDE, running
 
 
 def fixed(chunk: int | None = 128) -> FixedChunks:
-    return FixedChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=(1, 4))
+    return FixedChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=(1, 2, 4))
 
 
 def budgeted(
-    beside: int = 320, alone: int = 512, chunk: int = 128, span: int = 1024, rows: Sequence[int] = (1, 4)
+    beside: int = 320, alone: int = 512, chunk: int = 128, span: int = 1024, rows: Sequence[int] = (1, 2, 4)
 ) -> BudgetedChunks:
     budget = TokenBudget(beside_streams=beside, alone=alone, context_span=span)
     return BudgetedChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=rows, budget=budget)
@@ -67,11 +67,33 @@ def test_the_design_documents_two_requests_take_three_invocations_in_any_case() 
 
 
 def test_padding_rows_count() -> None:
-    """Two rows run in the bucket of four: beside streams, one prompt alone gets more through."""
+    """Two rows would run in the bucket of four: beside streams, the budget holds one prompt alone."""
     requests = [running("a", 1000), running("b", 1000)]
-    assert spans(budgeted().next_tasks(requests, has_streams=True)) == [(0, 320)]
-    assert spans(budgeted(rows=(1, 2, 4)).next_tasks(requests, has_streams=True)) == [(0, 128)] * 2
+    assert spans(budgeted(rows=(1, 4)).next_tasks(requests, has_streams=True)) == [(0, 320)]
+    assert spans(budgeted(256).next_tasks(requests, has_streams=True)) == [(0, 128)] * 2
     assert spans(budgeted(rows=(4,)).next_tasks(requests[:1], has_streams=True)) == [(0, 80)]
+
+
+@pytest.mark.parametrize(("rows", "num_prompts", "num_rows"), [((1, 4), 2, 1), ((1, 4), 3, 3), ((4,), 2, 2)])
+def test_at_most_a_quarter_of_the_rows_is_padding_unless_no_fewer_were_compiled(
+    rows: tuple[int, ...], num_prompts: int, num_rows: int
+) -> None:
+    requests = [running(str(index), 128) for index in range(num_prompts)]
+    tasks = budgeted(rows=rows).next_tasks(requests, has_streams=False)
+    assert spans(tasks) == [(0, 128)] * num_rows
+
+
+def test_a_prompt_that_has_more_tokens_than_several_chunks_together_runs_alone() -> None:
+    requests = [running("a", 1000), running("b", 1000)]
+    assert spans(budgeted(320).next_tasks(requests, has_streams=True)) == [(0, 320)]
+
+
+def test_beside_streams_a_prompt_that_an_invocation_finishes_is_not_cut_to_share_it() -> None:
+    requests = [running("a", 200), running("b", 200)]
+    assert spans(budgeted().next_tasks(requests, has_streams=True)) == [(0, 200)]
+    assert spans(budgeted().next_tasks(requests, has_streams=False)) == [(0, 128)] * 2
+    requests = [running("a", 128), running("b", 200)]
+    assert spans(budgeted().next_tasks(requests, has_streams=True)) == [(0, 128)] * 2
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(0, 320), (512, 208), (1024, 160), (4096, 64), (12_000, 16)])

@@ -52,10 +52,13 @@ class FixedChunks:
 class BudgetedChunks(FixedChunks):
     """Chunks that use up a token budget, padding rows included.
 
-    Equal chunks run together, as many as the budget holds. Where it holds just one, that prompt takes as much
-    of the budget as it has tokens for: fewer and longer chunks are the same work in fewer readings of the
-    weights. A prompt that would be done with this invocation may go before older ones, but not twice in a
-    row: so a short prompt need not wait for a long one, which still gets every other invocation.
+    Equal chunks run together, as many as the budget holds, where at most a quarter of the rows is padding. A
+    prompt that has more tokens than they have together takes as much of the budget as it can instead: fewer
+    and longer chunks are the same work in fewer readings of the weights. So does one that this finishes, if
+    it overtook or beside streams, where cutting prompts to share invocations would make more of them.
+
+    A prompt that would be done with this invocation may go before older ones, but not twice in a row: so a
+    short prompt need not wait for a long one, which still gets every other invocation.
     """
 
     def __init__(
@@ -67,12 +70,27 @@ class BudgetedChunks(FixedChunks):
 
     def next_tasks(self, prefills: Sequence[Request], has_streams: bool) -> list[LlmTaskInput]:
         first = self._first(prefills, has_streams)
-        tasks = self._same_size(first, prefills)
-        num_rows = max(n for n in range(1, len(tasks) + 1) if n == 1 or self._holds(tasks[:n], has_streams))
-        if num_rows > 1:
-            return tasks[:num_rows]
         room = self._page_room(first, 1, has_streams)
-        return [_task(first, first.num_computed, room * self._stride)]
+        alone = _task(first, first.num_computed, room * self._stride)
+        together = self._together(first, prefills, has_streams)
+        if not together or sum(len(task.input_tokens) for task in together) < len(alone.input_tokens):
+            return [alone]
+        is_cut = alone.completes and not together[0].completes
+        return [alone] if is_cut and (has_streams or self._overtook) else together
+
+    def _together(self, first: Request, prefills: Sequence[Request], has_streams: bool) -> list[LlmTaskInput]:
+        """Several chunks of a size, or nothing."""
+        tasks = self._same_size(first, prefills)
+        counts = [n for n in range(2, len(tasks) + 1) if self._is_filled(n)]
+        return tasks[: max((n for n in counts if self._holds(tasks[:n], has_streams)), default=0)]
+
+    def _is_filled(self, num_rows: int) -> bool:
+        """Whether at most a quarter of the rows is padding, or no fewer rows were compiled."""
+        rows = self._padded_rows(num_rows)
+        return rows == self._row_buckets[0] or 4 * num_rows >= 3 * rows
+
+    def _padded_rows(self, num_rows: int) -> int:
+        return next(rows for rows in self._row_buckets if rows >= num_rows)
 
     def _first(self, prefills: Sequence[Request], has_streams: bool) -> Request:
         """The oldest prompt, or one that may overtake it."""
@@ -90,8 +108,7 @@ class BudgetedChunks(FixedChunks):
 
     def _page_room(self, request: Request, num_rows: int, has_streams: bool) -> int:
         """Pages of the budget for each row when so many run, the request among them; at least one."""
-        padded_rows = next(rows for rows in self._row_buckets if rows >= num_rows)
-        cost = padded_rows * self._budget.page_cost(request.num_computed, has_streams)
+        cost = self._padded_rows(num_rows) * self._budget.page_cost(request.num_computed, has_streams)
         return max(1, int(self._budget.tokens(has_streams) / self._stride / cost))
 
 
