@@ -324,3 +324,35 @@ async def test_a_connection_goes_on_after_head() -> None:
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")  # nothing stands between
             await reader.readuntil(HEALTHY)
+
+
+EXPECT = b"Expect: 100-continue\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/nowhere", b"/generate"])
+async def test_a_body_that_was_not_asked_for_is_not_read_as_the_next_request(path: bytes) -> None:
+    """Nor the next request as the body: whether a client still sends it cannot be known."""
+    async with loopback(max_body_bytes=10) as server:
+        await server.until_ready()
+        head = post_generate(b"a" * 20, EXPECT).replace(b"/generate", path)[:-20]
+        async with connection(server) as (reader, writer):
+            writer.write(head)
+            said = await reader.read()
+        assert b"\r\nconnection: close\r\n" in said
+        assert said.count(b"HTTP/1.1 ") == 1
+
+
+async def test_a_connection_goes_on_after_a_body_that_was_asked_for() -> None:
+    async with loopback() as server:
+        await server.until_ready()
+        request = post_generate(extra=EXPECT)
+        async with connection(server) as (reader, writer):
+            for _ in range(2):
+                writer.write(request[:-13])
+                assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+                writer.write(request[-13:])
+                assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
+                await reader.readuntil(b"}]}]}")
+            writer.write(GET_HEALTH.replace(b"Host: a\r\n", b"Host: a\r\n" + EXPECT) * 2)
+            await reader.readuntil(HEALTHY)
+            await reader.readuntil(HEALTHY)

@@ -44,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_bytes = 0  # of the request that is arriving
         self._num_ahead = 0  # bytes of requests that wait for the answer under way
         self._answering: RequestResponseCycle | None = None  # `cycle` is the last that arrived
+        self._keeps_alive = True  # the client does, for the request that arrives
         self._is_deaf = False
         self._asks_upgrade = False  # in the head that has just arrived
 
@@ -155,6 +156,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._in_head = False
+        self._keeps_alive = self.cycle.keep_alive
+        if self.expect_100_continue:
+            self.cycle.keep_alive = False  # an answer without the body: will the client still send it?
         if not self.pipeline:
             self._answering = self.cycle
 
@@ -162,6 +166,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._asks_upgrade:
             return
         self._disarm()
+        if self.expect_100_continue:
+            self.cycle.keep_alive = self._keeps_alive
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
