@@ -31,6 +31,8 @@ from tests.api.loopback import TIMEOUT_S, Loopback, loopback
 from tests.api.scripted_engine import forever
 from tests.components.tiny_tokenizers import byte_level_tokenizer
 
+pytestmark = pytest.mark.timeout(120)
+
 
 async def test_the_port_answers_while_the_model_loads(capsys: pytest.CaptureFixture[str]) -> None:
     release = threading.Event()

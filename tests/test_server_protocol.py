@@ -12,6 +12,8 @@ from tests.api.harness import TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
 from tests.api.scripted_engine import forever
 
+pytestmark = pytest.mark.timeout(60)
+
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 HASTE_S = 0.05

@@ -206,7 +206,8 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
             max_body_bytes=config.max_body_bytes,
             max_connections=config.limit_concurrency,
             refuse=refusal(
-                f"the server has its {config.limit_concurrency} connections (--limit-concurrency); try again"
+                f"the server has its {config.limit_concurrency} connections (--limit-concurrency); try again",
+                service.metrics.clock,
             ),
         ),
         ws="none",

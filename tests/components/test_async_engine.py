@@ -16,6 +16,8 @@ from tests.components.device_gate import Gate
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
 
+pytestmark = pytest.mark.timeout(60)
+
 PROMPT = [3, 1, 4, 1, 5]
 
 

@@ -13,6 +13,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import pytest
+
 from shortfin_apps.llm.components.async_engine import AsyncEngine
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.errors import OverloadedError
@@ -42,6 +44,7 @@ def run_one(seed: int) -> int:
     return schedule.rig.scheduler.num_preemptions
 
 
+@pytest.mark.timeout(900)  # seconds on a busy machine, a minute on a quiet one
 def test_nothing_is_lost_and_nothing_leaks(fault_seed: int | None) -> None:
     if fault_seed is not None:
         run_one(fault_seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
@@ -56,15 +56,15 @@ def create_app(
     return app
 
 
-def refusal(reason: str) -> ASGIApp:
-    """An application that answers 503 to everything."""
+def refusal(reason: str, clock: Callable[[], float]) -> ASGIApp:
+    """An application that answers 503 to everything; `clock` (seconds) is that of the access log."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         response = error_response(Request(scope), UnavailableError(reason))
         response.headers["Connection"] = "close"
         await response(scope, receive, send)
 
-    return RequestIdMiddleware(refuse)
+    return RequestIdMiddleware(AccessLogMiddleware(refuse, clock))
 
 
 def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:

@@ -22,6 +22,8 @@ from shortfin_apps.llm.errors import InvocationError
 
 from .conftest import WEIGHT
 
+pytestmark = pytest.mark.timeout(60)
+
 F32 = np.dtype(np.float32)
 
 

@@ -14,6 +14,8 @@ import pytest
 from shortfin_apps.llm.components.runtime.iree_device import IreeDevice, IreeProgram, open_local_task
 from shortfin_apps.llm.errors import InvocationError
 
+pytestmark = pytest.mark.timeout(60)
+
 
 @pytest.fixture
 def device() -> Iterator[IreeDevice]:

@@ -11,6 +11,8 @@ import pytest
 
 from shortfin_apps.llm.components.runtime.shortfin_device import ShortfinDevice, ShortfinProgram, open_hostcpu
 
+pytestmark = pytest.mark.timeout(60)
+
 TURNS_LATE = 1_000  # of the worker's event loop
 
 
