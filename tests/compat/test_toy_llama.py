@@ -103,4 +103,4 @@ def test_upstreams_golden_over_http_with_upstreams_flags(service: Service) -> No
     assert answer.status_code == 200, answer.text
     (item,) = answer.json()["responses"]
     assert item["responses"][0]["output_ids"] == UPSTREAMS_GOLDEN
-    assert item["responses"][0]["text"] == " ".join(f"w{token}" for token in UPSTREAMS_GOLDEN)
+    assert item["responses"][0]["text"] == "".join(f" w{token}" for token in UPSTREAMS_GOLDEN)
