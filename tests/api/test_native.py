@@ -166,6 +166,16 @@ async def test_a_stream_carries_everything_so_far(harness: Harness) -> None:
         assert earlier["meta_info"]["finish_reason"] is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_without_texts(harness: Harness, stream: bool) -> None:
+    body = {"text": PROMPT, "return_logprob": True, "return_text_in_logprobs": False, "stream": stream}
+    response = await harness.post("/generate", body)
+    item = events_of(response)[0] if stream else response.json()["responses"][0]["responses"][0]
+    [first, *_] = item["meta_info"]["output_token_logprobs"]
+    assert first[0] == -0.5
+    assert first[2] is None
+
+
 async def test_a_stream_carries_each_tokens_logprobs_once(harness: Harness) -> None:
     body = {"text": PROMPT, "return_logprob": True, "top_logprobs_num": 2, "rid": "r"}
     [whole] = (await answers(harness, body))[0]["responses"]

@@ -96,10 +96,8 @@ class AccessLogMiddleware:
         try:
             await self._app(scope, receive, send_noting_status)
         except Exception:
-            entry.status, entry.error = (
-                entry.status or SERVER_FAILED,
-                "INTERNAL_ERROR",
-            )  # answered further out
+            entry.status = entry.status or SERVER_FAILED  # answered further out
+            entry.error = "INTERNAL_ERROR"
             raise
         finally:
             _write(scope, entry, self._clock() - entry.began_s)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -66,17 +67,19 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     model = service_of(request).model
     items = await read_items(body, request)
     requests = [text_request for item in items for text_request in text_requests(item, model)]
+    names_tokens = body.return_text_in_logprobs is not False
+    answer_to_one = partial(Answer, tokenizer=model.generator.tokenizer, names_tokens=names_tokens)
     entry = access_of(request)
     entry.requests = requests
     if body.stream:
         _refuse_streamed_beams(requests)
         entry.under_way = streams = await model.generator.submit(requests)
-        return EventStream(_events(streams, model.generator.tokenizer, entry), streams)
+        return EventStream(_events(streams, list(map(answer_to_one, requests)), entry), streams)
     with spelled({"num_beams": PREFIX + "num_beams", "stop_token_ids": PREFIX + "stop_token_ids"}):
         entry.under_way = under_way = await model.generator.submit_whole(requests)
     wholes = await unless_disconnected(request, gather_answers(under_way))
     answers = [
-        [await _whole(asked, model.generator.tokenizer, whole) for whole in several]
+        [await _whole(answer_to_one(asked), whole) for whole in several]
         for asked, several in zip(requests, wholes, strict=True)
     ]
     return JsonResponse({"responses": _by_prompt(items, answers, bool(body.return_input_ids))})
@@ -166,6 +169,7 @@ class Answer:
 
     request: TextRequest
     tokenizer: Tokenizer
+    names_tokens: bool = True  # log-probabilities come with the tokens' texts
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -193,19 +197,18 @@ class Answer:
             ]
         return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta_info}
 
-    def _triple(self, token_id: int, logprob: float) -> tuple[float, int, str]:
-        return logprob, token_id, self.tokenizer.token_text(token_id)
+    def _triple(self, token_id: int, logprob: float) -> tuple[float, int, str | None]:
+        return logprob, token_id, self.tokenizer.token_text(token_id) if self.names_tokens else None
 
 
-async def _whole(request: TextRequest, tokenizer: Tokenizer, answer: TextDelta) -> dict[str, Any]:
+async def _whole(answer: Answer, delta: TextDelta) -> dict[str, Any]:
     await asyncio.sleep(0)  # many answers with log-probabilities must not keep others from being heard
-    return Answer(request, tokenizer).add(answer)
+    return answer.add(delta)
 
 
 async def _events(
-    streams: Sequence[TextStream], tokenizer: Tokenizer, entry: AccessEntry
+    streams: Sequence[TextStream], answers: Sequence[Answer], entry: AccessEntry
 ) -> AsyncGenerator[bytes, None]:
-    answers = [Answer(stream.request, tokenizer) for stream in streams]
     try:
         async for index, delta in merge(streams):
             yield event({**answers[index].add(delta), "index": index})
