@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -21,7 +20,7 @@ from shortfin_apps.llm.bench.workload import PRESETS, Workload, chosen_presets, 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client.client import DEFAULT_URL
 from shortfin_apps.llm.errors import InvalidRequestError
-from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE
+from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, own_key
 
 EXIT_REQUESTS_FAILED = 1
 
@@ -93,9 +92,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         help=f"the server's address; repeat to measure several (default: {DEFAULT_URL})",
     )
     group.add_argument("--model", help="the model's name (default: the first that the server lists)")
-    group.add_argument(
-        "--api-key", default=os.environ.get(API_KEY_VARIABLE), help=f"(default: ${API_KEY_VARIABLE})"
-    )
+    group.add_argument("--api-key", default=own_key(), help=f"(default: the first of ${API_KEY_VARIABLE})")
     group.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, if the server has no /tokenize"
     )

@@ -17,8 +17,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--url", default=DEFAULT_URL, help="the server's address (default: %(default)s)")
     group.add_argument(
         "--api-key",
-        default=os.environ.get(API_KEY_VARIABLE),
-        help=f"sent as a bearer token (default: ${API_KEY_VARIABLE})",
+        default=own_key(),
+        help=f"sent as a bearer token (default: the first of ${API_KEY_VARIABLE})",
     )
     group.add_argument("--model", help="which of the server's models, if it has several")
     group.add_argument(
@@ -28,6 +28,11 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="longest silence of the server in seconds (default: %(default)g)",
     )
+
+
+def own_key() -> str | None:
+    """The key of whoever runs this: the first where a server's variable lists several."""
+    return os.environ.get(API_KEY_VARIABLE, "").partition(",")[0].strip() or None
 
 
 def open_client(args: argparse.Namespace) -> LlmClient:
