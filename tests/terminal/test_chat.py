@@ -77,13 +77,13 @@ def contents(server: ScriptedServer) -> list[list[str]]:
 
 
 def read_until(terminal: int, wanted: bytes) -> bytes:
-    """What a program writes to its terminal, up to and with the `wanted`."""
+    """What a program writes to its terminal, up to and with the `wanted`; what follows is left to be read."""
     seen = b""
     while wanted not in seen:
         ready, _, _ = select.select([terminal], [], [], PATIENCE_S)
         assert ready, f"no {wanted!r} in {PATIENCE_S} s, but {seen!r}"
         try:
-            seen += os.read(terminal, 4096)
+            seen += os.read(terminal, 1)
         except OSError:  # the other end is closed
             raise AssertionError(f"it ended without {wanted!r}: {seen!r}") from None
     return seen
