@@ -24,9 +24,11 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 
 def test_an_address_belongs_to_the_dispatch_around_it() -> None:
-    code = CodeMap([Function("second", 200, 250), Function("first", 100, 200)], base=0x1000)
-    found = [code.name_of(0x1000 + offset) for offset in (99, 100, 199, 200, 249, 250)]
-    assert found == [OUTSIDE, "first", "first", "second", "second", OUTSIDE]
+    """Of each copy of the program that the process has."""
+    code = CodeMap([Function("second", 200, 250), Function("first", 100, 200)], bases=[0x9000, 0x1000])
+    for base in (0x1000, 0x9000):
+        found = [code.name_of(base + offset) for offset in (99, 100, 199, 200, 249, 250)]
+        assert found == [OUTSIDE, "first", "first", "second", "second", OUTSIDE]
 
 
 def test_shares_are_of_all_samples_and_times_of_one_run() -> None:
@@ -35,12 +37,17 @@ def test_shares_are_of_all_samples_and_times_of_one_run() -> None:
     assert found[0].cpu_s == pytest.approx(30 * PERIOD_NS / 1e9 / 5)
 
 
-def test_a_running_model_is_seen_in_its_own_kernels(tiny_artifact: Artifact) -> None:
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_running_model_is_seen_in_its_own_kernels(tiny_artifact: Artifact, copy: int) -> None:
+    """Whichever copy runs, where the process has loaded the program before."""
     config = tiny_artifact.config
     device = open_device()
-    program = device.load_program(tiny_artifact.vmfb, tiny_artifact.parameters, config.module_name)
+    loaded = [
+        device.load_program(tiny_artifact.vmfb, tiny_artifact.parameters, config.module_name)
+        for _ in range(2)
+    ]
     batch = make_batch(Plan(Phase.PREFILL, 1, 64, 64), config.stride)
-    runner = make_runner(device, program, config, 64)
+    runner = make_runner(device, loaded[copy], config, 64)
     try:
         found = profile(runner, batch, load_code_map(tiny_artifact.vmfb))
     except InvalidRequestError as error:

@@ -46,18 +46,20 @@ class Share:
 
 
 class CodeMap:
-    """Names the dispatch that an address in this process belongs to."""
+    """Names the dispatch that an address in this process belongs to; `bases` are of its copies."""
 
-    def __init__(self, functions: Iterable[Function], base: int) -> None:
+    def __init__(self, functions: Iterable[Function], bases: Iterable[int]) -> None:
         self._functions = sorted(functions, key=lambda function: function.begin)
         self._begins = [function.begin for function in self._functions]
-        self._base = base
+        self._bases = list(bases)
 
     def name_of(self, address: int) -> str:
-        index = bisect_right(self._begins, address - self._base) - 1
-        if index >= 0 and address - self._base < self._functions[index].end:
-            return self._functions[index].name
-        return OUTSIDE
+        return next(filter(None, (self._name_at(address - base) for base in self._bases)), OUTSIDE)
+
+    def _name_at(self, offset: int) -> str | None:
+        index = bisect_right(self._begins, offset) - 1
+        is_inside = index >= 0 and offset < self._functions[index].end
+        return self._functions[index].name if is_inside else None
 
 
 def load_code_map(vmfb: Path) -> CodeMap:
@@ -67,7 +69,7 @@ def load_code_map(vmfb: Path) -> CodeMap:
         if len(names) != 1:
             raise InvalidRequestError(f"{vmfb}: --profile knows programs for CPUs alone", "profile")
         elf = ELFFile(io.BytesIO(archive.read(names[0])))
-    return CodeMap(functions_of(elf), _load_address(elf))
+    return CodeMap(functions_of(elf), _load_addresses(elf))
 
 
 def functions_of(elf: Any) -> Iterator[Function]:
@@ -99,14 +101,19 @@ def shares(samples: Counter[str], runs: int) -> list[Share]:
     ]
 
 
-def _load_address(elf: Any) -> int:
+def _load_addresses(elf: Any) -> list[int]:
+    """Several where the process has loaded the program several times: each copy is the same to the byte."""
     segment = next(s for s in elf.iter_segments("PT_LOAD") if s["p_flags"] & 1)  # PF_X
     code = segment.data()
-    for begin, end in _anonymous_code():
-        within = segment["p_vaddr"] % 4096
-        if end - begin >= within + len(code) and ctypes.string_at(begin + within, len(code)) == code:
-            return int(begin + within - segment["p_vaddr"])
-    raise InvalidRequestError("--profile did not find the program's code in this process", "profile")
+    within = segment["p_vaddr"] % 4096
+    found = [
+        int(begin + within - segment["p_vaddr"])
+        for begin, end in _anonymous_code()
+        if end - begin >= within + len(code) and ctypes.string_at(begin + within, len(code)) == code
+    ]
+    if not found:
+        raise InvalidRequestError("--profile did not find the program's code in this process", "profile")
+    return found
 
 
 def _anonymous_code() -> Iterator[Sequence[int]]:
