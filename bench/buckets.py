@@ -35,7 +35,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one entry computed in a pass, in rows."""
+    """Rows that one entry computed in a pass."""
 
     invocations: int
     real: int
@@ -49,7 +49,7 @@ class Pass:
     entries: Mapping[str, Entry]
 
     def padding(self, prefix: str = "") -> float:
-        """Of the rows computed by the entries whose names begin so, those computed for nobody."""
+        """Share of padding in the rows computed by the entries whose names begin so."""
         entries = [entry for name, entry in self.entries.items() if name.startswith(prefix)]
         padded = sum(entry.padded for entry in entries)
         return padded / max(1, padded + sum(entry.real for entry in entries))

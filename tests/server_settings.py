@@ -15,7 +15,7 @@ def parse(*argv: str) -> ServerConfig:
 
 
 def notes_of(*argv: str) -> list[str]:
-    """What there is to say about a command line that is accepted."""
+    """Notes on a command line that is accepted."""
     notes: list[str] = []
     parser = argparse.ArgumentParser()
     add_arguments(parser)

@@ -123,7 +123,7 @@ async def test_a_served_request_is_a_line_of_json(capsys: pytest.CaptureFixture[
 
 @pytest.fixture
 def unread() -> Iterator[tuple[TextIO, TextIO]]:
-    """Both ends of a small pipe that nobody reads, as of a parent that does not care."""
+    """A small pipe that nobody reads, as of a parent that does not care: its two ends."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     reader, writer = os.fdopen(reading), os.fdopen(writing, "w")

@@ -127,7 +127,7 @@ def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]
 
 
 def needs_of(contenders: Mapping[str, Sequence[Contender]]) -> list[Needs]:
-    """Of each server once, as its kinds of weights share one set-up."""
+    """Once for each server, as its kinds of weights share one set-up."""
     by_label = {s.label: s.needs(KINDS[weights]) for weights, servers in contenders.items() for s in servers}
     return list(by_label.values())
 

@@ -28,7 +28,7 @@ class Contender(Protocol):
     def label(self) -> str: ...
 
     def needs(self, weights: WeightKind) -> Needs:
-        """What `set_up` and `launch` need of this machine, as far as it is not done; takes seconds."""
+        """Requirements of `set_up` and `launch` on this machine, as far as not done; takes seconds."""
         ...
 
     def set_up(self, weights: WeightKind) -> None:

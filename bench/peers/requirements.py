@@ -1,4 +1,4 @@
-"""What setting up needs of this machine, looked for before the first long step.
+"""Requirements of the set-up on this machine, checked before the first long step.
 
 Each function that looks for something returns sentences: what is missing, and what to install.
 """
@@ -23,7 +23,7 @@ LDCONFIG = Path("/sbin/ldconfig")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of one server: what is `missing`, in sentences, and the room that what is still to be made takes."""
+    """Requirements of one server: what is `missing`, in sentences, and the disk space still to be taken."""
 
     missing: tuple[str, ...] = ()
     disk_bytes: int = 0

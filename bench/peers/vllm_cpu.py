@@ -45,7 +45,7 @@ class VllmCpu:
         self._bin = cache.bin_of("vllm")
 
     def needs(self, weights: WeightKind) -> Needs:
-        """Of a set-up that was done, too: its first start compiles kernels, and each preloads tcmalloc."""
+        """Also for a finished set-up: its first start compiles kernels, and each preloads tcmalloc."""
         del weights
         missing = [*program("nice", "coreutils"), *compiler(CXX), *python_headers(self._python)]
         missing += shared_library(TCMALLOC, TCMALLOC_PACKAGE)

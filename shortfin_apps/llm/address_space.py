@@ -42,7 +42,7 @@ def check_more(needed_bytes: int) -> None:
 
 
 def model_bytes(file_bytes: int, num_workers: int) -> int:
-    """What loading a model takes before its cache: files are mapped, and threads have stacks."""
+    """Address space that loading a model takes before its cache: mapped files and threads' stacks."""
     return file_bytes + (num_workers + NUM_OTHER_THREADS) * THREAD_BYTES
 
 

@@ -268,7 +268,7 @@ class ServerConfig(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _set_but_empty(cls, value: object, info: ValidationInfo) -> object:
-        """What came from an unset variable or a template must not pass for the default."""
+        """Refuses empty values: those of an unset variable or a template must not pass for the default."""
         is_missing_key = value is None and info.field_name in (*KEYS, *KEY_FILES)
         if is_missing_key or (value == "" and info.field_name not in MAY_BE_EMPTY):
             raise ValueError("it is set but empty; give a value, or do not set it at all")

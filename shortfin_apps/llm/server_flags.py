@@ -71,7 +71,7 @@ def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: 
 
 
 def _arity(name: str, annotation: object) -> dict[str, Any]:
-    """What values a flag takes; several are given one each time, or as upstream's do, all at once."""
+    """Arity of a flag; several values are given one each time, or as upstream's do, all at once."""
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction}
     options: dict[str, Any] = {"metavar": _metavar(annotation)}
@@ -87,7 +87,7 @@ def _help(name: str) -> str:
 
 
 def _metavar(annotation: object) -> str:
-    """What stands for the value in `--help`."""
+    """Placeholder for the value in `--help`."""
     options = [a for a in get_args(annotation) if a is not types.NoneType]
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, options)) + "}"

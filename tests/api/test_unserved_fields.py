@@ -30,7 +30,7 @@ ASKED = "something"  # no table's value that asks for nothing
 
 
 def openai_fields(module: Any) -> list[str]:
-    """Of a request, from the typed dictionaries of the installed package."""
+    """Fields of a request, from the typed dictionaries of the installed package."""
     names = ("CompletionCreateParamsBase", "CompletionCreateParamsNonStreaming")
     streaming = "CompletionCreateParamsStreaming"
     return sorted({key for name in (*names, streaming) for key in getattr(module, name).__annotations__})

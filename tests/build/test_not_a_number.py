@@ -113,7 +113,7 @@ class Rows:
         self.pages[page, element] = bits.astype(f"u{kv.itemsize}").view(kv)
 
     def serve_next(self, row: int) -> list[Array]:
-        """What somebody else reads who gets the row's pages."""
+        """Results of somebody else who gets the row's pages."""
         blocks = self.blocks[row]
         results = [self.prefill(self.tokens[0][:length], blocks) for length in (5, 40)]
         start = np.array([40])

@@ -28,7 +28,7 @@ def flip(path: Path) -> None:
 
 
 def load(folder: Path, verify: Verify = "hash", happened: list[str] | None = None) -> list[str]:
-    """What happened in which order: the model is loaded, then confirmed."""
+    """Events in their order: the model is loaded, then confirmed."""
     happened = [] if happened is None else happened
     with verifying(Artifact.open(folder, for_this_host=False), verify) as confirm:
         happened.append("loaded")

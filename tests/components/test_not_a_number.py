@@ -44,7 +44,7 @@ def leaky_rig(
 
 
 def expect_right_answers(rig: Rig, again: list[int]) -> None:
-    """Of a prompt that was asked before, and of one whose pages are everybody's."""
+    """A prompt that was asked before, and one whose pages are everybody's."""
     rig.engine.add(call("again", again))
     rig.run()
     rig.engine.add(call("large", list(range(1, 31)), max_tokens=6))

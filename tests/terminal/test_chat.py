@@ -77,7 +77,7 @@ def contents(server: ScriptedServer) -> list[list[str]]:
 
 
 def read_until(terminal: int, wanted: bytes) -> bytes:
-    """What a program writes to its terminal, up to and with the `wanted`; what follows is left to be read."""
+    """Reads a program's output up to and with the `wanted`; what follows is left to be read."""
     seen = b""
     while wanted not in seen:
         ready, _, _ = select.select([terminal], [], [], PATIENCE_S)

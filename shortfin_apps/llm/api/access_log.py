@@ -34,7 +34,7 @@ _SECRET = secrets.token_bytes(32)  # of this process, as with API keys: a hash t
 
 @dataclass(slots=True)
 class AccessEntry:
-    """What is known of a request so far; routes and error handlers add to it, the middleware writes it.
+    """Facts about a request so far; routes and error handlers add to it, the middleware writes it.
 
     `tenant` is a hash, `error` the code of the error that was answered, `requests` what was asked of the
     engine, and `under_way` what it admitted of that.

@@ -1,4 +1,4 @@
-"""What to run where something else than an artefact was given to be served."""
+"""Commands to suggest when something other than an artefact was given to `serve`."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _require_writable(out: Path) -> None:
-    """Of the nearest folder that exists, where the others and the working files will be made."""
+    """Checks the nearest folder that exists, where the others and the working files will be made."""
     above = next(folder for folder in out.parents if folder.exists())
     if not above.is_dir():
         raise BuildError(f"{out}: cannot be made, as {above} is a file; choose another folder")

@@ -80,7 +80,7 @@ class _Progress:
 
 
 def _covered(artifact: Artifact, manifest: Manifest) -> dict[str, FileRecord]:
-    """What the manifest says of the files that are used: of all of them unless they are loose."""
+    """Manifest records of the files that are used: all of them unless they are loose."""
     if not artifact.is_loose:
         return manifest.files
     used = (artifact.vmfb, *artifact.parameters, artifact.tokenizer)

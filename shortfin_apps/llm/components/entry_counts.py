@@ -1,5 +1,6 @@
-"""What invocations computed, by entry, and what it took to lay out their arguments: counted by the engine's
-thread, read when scraped.
+"""Counts of what invocations computed, by entry, and of what laying out their arguments took.
+
+The engine's thread counts; a scrape reads.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _steps(outer: Any, inner_name: str) -> Iterable[Step]:
 
 
 def _strippable(backend: tokenizers.Tokenizer) -> frozenset[str]:
-    """What some added token swallows any number of, where it stands beside it."""
+    """Characters of which some added token swallows any number beside it."""
     added = backend.get_added_tokens_decoder().values()
     return frozenset(WHITESPACE) if any(token.lstrip or token.rstrip for token in added) else frozenset()
 

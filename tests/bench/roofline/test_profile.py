@@ -24,7 +24,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 
 def test_an_address_belongs_to_the_dispatch_around_it() -> None:
-    """Of each copy of the program that the process has."""
+    """In each copy of the program that the process has."""
     code = CodeMap([Function("second", 200, 250), Function("first", 100, 200)], bases=[0x9000, 0x1000])
     for base in (0x1000, 0x9000):
         found = [code.name_of(base + offset) for offset in (99, 100, 199, 200, 249, 250)]

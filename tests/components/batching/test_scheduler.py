@@ -64,7 +64,7 @@ def test_a_newcomer_leaves_a_page_for_each_running_request() -> None:
 
 
 def running_pair(pages: int, max_tokens: int = 99) -> tuple[Scheduler, list[Request]]:
-    """Of 6 and 7 tokens on two pages each, as pages hold 4."""
+    """Requests of 6 and 7 tokens on two pages each, as pages hold 4."""
     target = scheduler(pages)
     requests = [Request(call("a", [1] * 6, max_tokens)), Request(call("b", [1] * 7, max_tokens))]
     for request in requests:

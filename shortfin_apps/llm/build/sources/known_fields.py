@@ -1,4 +1,4 @@
-"""What becomes of each field that describes a model: none that changes the computation is passed over.
+"""Tables of the fields that describe a model, so that none that changes the computation is ignored.
 
 A field is used by the reader, or is known not to be part of the computation, or must have one of the values
 that leave the computation as it is. A field that is in no table is treated as the last, with the values that
