@@ -13,8 +13,8 @@ from types import FrameType
 import pytest
 from hypothesis import settings
 
-from shortfin_apps.llm.build.artifact import Artifact
-from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.model.spec import BuildOptions
 from tests import kernel_families
 
 TINY_OPTIONS = BuildOptions()
@@ -79,8 +79,8 @@ def build_tiny(tmp_path_factory: pytest.TempPathFactory) -> BuildTiny:
 
     Weights and programs come from the user's build cache when they are there.
     """
-    from shortfin_apps.llm.build.builder import build
-    from shortfin_apps.llm.build.progress import QuietProgress
+    from shortfin_apps.llm.builder.builder import build
+    from shortfin_apps.llm.builder.progress import QuietProgress
 
     made: dict[BuildOptions, Artifact] = {}
 

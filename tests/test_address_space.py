@@ -9,7 +9,7 @@ import pytest
 
 from shortfin_apps.llm import address_space
 from shortfin_apps.llm.address_space import AddressSpaceError
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, llm
 
 ENOUGH = 1 << 50
@@ -60,10 +60,11 @@ def test_a_server_without_room_for_its_libraries_is_one_sentence(megabytes: int)
 
 def test_a_server_without_room_for_its_model_is_one_sentence(tiny_artifact: Artifact) -> None:
     after_imports = (
-        "import resource, sys; from shortfin_apps.llm import address_space, server;"
+        "import resource, sys; from shortfin_apps.llm import address_space;"
+        "from shortfin_apps.llm.server import serve;"
         "limit = address_space._taken_bytes() + 16_000_000;"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit));"
-        "sys.exit(server.main(sys.argv[1:]))"
+        "sys.exit(serve.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", after_imports, str(tiny_artifact.vmfb.parent), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)

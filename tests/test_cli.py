@@ -12,7 +12,7 @@ from shortfin_apps.llm.cli import COMMANDS, main
 from shortfin_apps.llm.errors import ArtifactError
 
 # What a subcommand that only talks to a server has no use for.
-HEAVY = ("iree", "shortfin", "numpy", "fastapi", "gguf", "tokenizers", "shortfin_apps.llm.build")
+HEAVY = ("iree", "shortfin", "numpy", "fastapi", "gguf", "tokenizers", "shortfin_apps.llm.builder")
 
 
 class Scripted(ModuleType):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm import cli, server_flags
+from shortfin_apps.llm import cli
+from shortfin_apps.llm.server import flags as server_flags
 from tests.api.loopback import loopback
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm import host_cpu
-from shortfin_apps.llm.build.graph_target import resolve_target
+from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.host_cpu import missing_features
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.build.kernels import render
+from shortfin_apps.llm.builder.kernels import render
 from tests.kernel_families import describe, families_of
 
 ROOT = Path(__file__).parents[1]
-TOP_K = render("top_k", "top_k", size=64, k=4, lanes=16, tile=16)
+TOP_K = render("cpu/top_k", "top_k", size=64, k=4, lanes=16, tile=16)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ TOP_K = render("top_k", "top_k", size=64, k=4, lanes=16, tile=16)
     ],
 )
 def test_a_family_is_told_by_its_instruction(instruction: str, family: str) -> None:
-    templates = (ROOT / "shortfin_apps/llm/build/kernels").glob("*.j2")
+    templates = (ROOT / "shortfin_apps/llm/builder/kernels").rglob("*.j2")
     assert any(instruction in template.read_text() for template in templates)
     text = f'module {{ {TOP_K} hal.executable.source {{ "{instruction}" }} }}'
     assert families_of(text, "x86_64") == {family, "vectors on x86_64"}
@@ -43,7 +43,7 @@ def test_what_was_executed_is_not_called_only_compiled() -> None:
 
 
 def test_the_run_says_it_in_its_last_line_but_the_summary() -> None:
-    arguments = ["-p", "no:cacheprovider", "tests/build/test_kernels.py", "-k", "top_k"]
+    arguments = ["-p", "no:cacheprovider", "tests/builder/kernels/test_kernels.py", "-k", "top_k"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,

@@ -14,11 +14,11 @@ from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
-from shortfin_apps.llm.components.metrics import ServerMetrics
-from shortfin_apps.llm.components.text_generation import TextGenerator
-from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import Script, ScriptedEngine, saying
-from tests.components.tiny_tokenizers import byte_level_tokenizer
+from tests.components.text.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 MAX_SEQ_LEN = 128

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from shortfin_apps.llm import server_config
-from shortfin_apps.llm.components.tokenizer import Tokenizer
-from shortfin_apps.llm.server import Loaded, Server, bind, limits_of
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.server import config as server_config
+from shortfin_apps.llm.server.serve import Loaded, Server, bind, limits_of
 from tests.api.harness import TOKENIZER, Harness
 from tests.api.scripted_engine import Script, ScriptedEngine
 

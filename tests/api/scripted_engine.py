@@ -6,16 +6,11 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
-from shortfin_apps.llm.components.entry_counts import EntryCounts, PlanCounts
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
-from shortfin_apps.llm.components.messages import (
-    Delta,
-    EngineStats,
-    FinishReason,
-    GenerateCall,
-    TokenLogprobs,
-)
-from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import LlmError, OverloadedError, UnavailableError
 
 Script = Callable[[GenerateCall], Iterator[Delta]]

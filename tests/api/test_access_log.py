@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
-from shortfin_apps.llm.components.messages import Delta, GenerateCall
+from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.errors import DeadlineExceededError, InvocationError
-from shortfin_apps.llm.server_logging import formatter
+from shortfin_apps.llm.server.logs import formatter
 from tests.api.harness import TOKENIZER, Harness
 from tests.api.loopback import TIMEOUT_S, loopback
 from tests.api.scripted_engine import Script, aborting, failing, forever

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.api.errors import ANSWERS, answer_to
-from shortfin_apps.llm.components.messages import GenerateCall
+from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.errors import (
     InvalidRequestError,
     InvocationError,

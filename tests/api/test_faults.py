@@ -12,9 +12,9 @@ import pytest_asyncio
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
-from shortfin_apps.llm.components.async_engine import AsyncEngine
-from shortfin_apps.llm.components.metrics import ServerMetrics
-from shortfin_apps.llm.components.text_generation import TextGenerator
+from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from tests.api.harness import BASE_URL, MODEL, TOKENIZER
 from tests.components.engine_fixture import Rig, make_rig
 from tests.components.fake_device import VOCAB

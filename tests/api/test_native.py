@@ -14,7 +14,7 @@ from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import MAX_REQUESTS, MAX_SEQ_LEN, TOKENIZER, Harness, events_of
 from tests.api.scripted_engine import failing, forever, saying
-from tests.components.tiny_tokenizers import EOS, sentencepiece_tokenizer
+from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
 
 PROMPT = "hello"
 UPSTREAM_BODY = {  # what upstream's own client sends

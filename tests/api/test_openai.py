@@ -8,11 +8,11 @@ import openai
 import pytest
 import pytest_asyncio
 
-from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import BASE_URL, MAX_SEQ_LEN, MODEL, TOKENIZER, Harness, events_of
 from tests.api.scripted_engine import failing, forever, saying
-from tests.components.tiny_tokenizers import (
+from tests.components.text.tiny_tokenizers import (
     BOS,
     EOS,
     TEMPLATE,

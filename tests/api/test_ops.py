@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.auth import KeyRing
 from tests.api.harness import BASE_URL, MAX_SEQ_LEN, MODEL, TOKENIZER, Harness
-from tests.components.tiny_tokenizers import BOS
+from tests.components.text.tiny_tokenizers import BOS
 
 
 async def test_health_follows_the_engine(harness: Harness) -> None:

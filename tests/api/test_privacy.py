@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.components.messages import Delta, GenerateCall
+from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.errors import InvocationError
-from shortfin_apps.llm.server_logging import formatter
+from shortfin_apps.llm.server.logs import formatter
 from tests.api.harness import TOKENIZER, Harness
 from tests.api.loopback import loopback
 from tests.api.scripted_engine import Script, failing, saying

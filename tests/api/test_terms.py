@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.api.auth import KeyRing
-from shortfin_apps.llm.components.messages import MAX_PRIORITY, Terms
+from shortfin_apps.llm.components.request.messages import MAX_PRIORITY, Terms
 from shortfin_apps.llm.errors import DeadlineExceededError, RequestAbortedError
 from tests.api.harness import TOKENIZER, Harness, events_of
 from tests.api.scripted_engine import aborting

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from shortfin_apps.llm.build.artifact import Artifact
-from shortfin_apps.llm.build.cache import BuildCache, content_key, user_cache
-from shortfin_apps.llm.build.compile import compile_text
-from shortfin_apps.llm.build.graph_target import resolve_target
-from tests.build.compiled_model import write_parameters
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.target import resolve_target
+from tests.builder.compiled_model import write_parameters
 
 FOLDER = Path(__file__).parents[1] / "golden" / "toy_llama"
 GOLDEN: dict[str, Any] = json.loads((FOLDER / "golden.json").read_text())

@@ -9,12 +9,18 @@ from typing import Any
 
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
-from shortfin_apps.llm.components.engine import Engine, ModelLimits
-from shortfin_apps.llm.components.invocation import BatchRunner
+from shortfin_apps.llm.components.engine.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.kvcache.base import KVCache
-from shortfin_apps.llm.components.messages import DEFAULT_TERMS, Delta, FinishReason, GenerateCall, Terms
-from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.components.request.messages import (
+    DEFAULT_TERMS,
+    Delta,
+    FinishReason,
+    GenerateCall,
+    Terms,
+)
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.config import ModelConfig
 from tests.components.fake_device import FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
 

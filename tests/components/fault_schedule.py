@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from shortfin_apps.llm.components.async_engine import FAILURES_OF_A_DEAD_DEVICE
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
+from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.kvcache.base import Lease
-from shortfin_apps.llm.components.messages import Delta, EngineClient, FinishReason, GenerateCall, Terms
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.errors import (
     InvalidRequestError,
     InvocationError,
@@ -354,7 +355,7 @@ class Schedule:
             assert not self.engine.healthy
             return  # what the device holds, it holds
         failures = self.engine.stats().failures_in_a_row
-        assert self.engine.healthy is (failures < FAILURES_OF_A_DEAD_DEVICE)
+        assert self.engine.healthy is (failures < MAX_CONSECUTIVE_FAILURES)
         assert not self.rig.scheduler.running
         assert not self.rig.scheduler.waiting
         assert self.rig.cache.usage().leased == 0

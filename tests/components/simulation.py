@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from shortfin_apps.llm.build.spec import BuildOptions
+from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
-from shortfin_apps.llm.components.engine import Engine, ModelLimits
-from shortfin_apps.llm.components.invocation import BatchRunner
+from shortfin_apps.llm.components.engine.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import make_cache
-from shortfin_apps.llm.components.messages import Delta
+from shortfin_apps.llm.components.request.messages import Delta
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 from tests.components.engine_fixture import call

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shortfin_apps.llm.components.async_engine import AsyncEngine
-from shortfin_apps.llm.components.engine import Engine
-from shortfin_apps.llm.components.messages import Delta
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.components.request.messages import Delta
 
 
 class SteppedClock:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components import loading
 from shortfin_apps.llm.components.loading import EngineOptions, load_engine, max_running
 from shortfin_apps.llm.components.runtime.device import Device

@@ -14,7 +14,7 @@ from typing import IO
 
 import httpx
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 
 PATIENCE_S = 60.0  # for what takes seconds
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
 HEALTHY = {"text": "hello", "sampling_params": {"max_completion_tokens": 4}}

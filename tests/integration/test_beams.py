@@ -12,23 +12,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm import server, server_config
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.service import Service
-from shortfin_apps.llm.build.artifact import Artifact
-from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource
-from shortfin_apps.llm.build.spec import BuildOptions
-from shortfin_apps.llm.build.weights import plan_weights
-from shortfin_apps.llm.components.async_engine import AsyncEngine
-from shortfin_apps.llm.components.beam_search import BeamSearch, Hypothesis
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+from shortfin_apps.llm.builder.weights.write import plan_weights
+from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
-from shortfin_apps.llm.components.messages import GenerateCall
-from shortfin_apps.llm.components.metrics import ServerMetrics
-from shortfin_apps.llm.components.sampling_params import SamplingParams
-from shortfin_apps.llm.server_config import ServerConfigError
-from tests.build.reference import forward
-from tests.components.beam_reference import Logits, reference_search
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.server import config as server_config
+from shortfin_apps.llm.server import serve as server
+from shortfin_apps.llm.server.config import ServerConfigError
+from tests.builder.reference import forward
+from tests.components.frontend.beam_reference import Logits, reference_search
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 
 BENCH = Path(__file__).parents[2] / "bench"
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
 NUM_SEQUENCES, NUM_TOKENS = 16, 900

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.components.async_engine import FAILURES_OF_A_DEAD_DEVICE, AsyncEngine
-from shortfin_apps.llm.components.metrics import ServerMetrics
-from shortfin_apps.llm.components.text_generation import TextGenerator
-from shortfin_apps.llm.server import Loaded
+from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.server.serve import Loaded
 from tests.api.harness import TOKENIZER
 from tests.api.loopback import Loopback, loopback
 from tests.components.device_gate import Gate
@@ -100,7 +100,7 @@ async def test_a_device_that_fails_every_time(stream: bool) -> None:
         for answer in answers:
             assert "the device is gone" in answer.text
             assert answer.status_code == (200 if stream else 500)
-        assert server.engine.stats().failures_in_a_row >= FAILURES_OF_A_DEAD_DEVICE
+        assert server.engine.stats().failures_in_a_row >= MAX_CONSECUTIVE_FAILURES
         assert await server.status("/health") == 503
         server.rig.program.faults.call = lambda name: None
         assert (await post("/generate", json=body(3))).status_code == 200

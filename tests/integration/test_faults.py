@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from shortfin_apps.llm import cli
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, llm, start, stop
 
 FORGETFUL = 0  # seconds of --shutdown-timeout

@@ -13,15 +13,15 @@ from typing import cast
 
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.engine import Engine
-from shortfin_apps.llm.components.invocation import BatchResult
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.invocation.invocation import BatchResult
 from shortfin_apps.llm.components.loading import EngineOptions
-from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall, Terms
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Array
 from shortfin_apps.llm.components.runtime.iree_device import IreeBuffer
-from shortfin_apps.llm.components.sampling_params import SamplingParams
 from tests.components.stepped_engine import SteppedClock
 from tests.integration.generation import Continuation, generate, open_engine
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
@@ -31,7 +31,7 @@ class Traffic:
     arrivals: tuple[int, ...]
     chunk_tokens: int | None
     token_budget: int
-    alone_budget: int | None
+    idle_budget: int | None
     prefix_cache: PrefixCache
 
 
@@ -44,7 +44,7 @@ def traffics(draw: st.DrawFn) -> Traffic:
         arrivals=tuple(arrivals),
         chunk_tokens=draw(st.sampled_from([None, 16, 48, 64, 112, 160])),
         token_budget=draw(st.integers(2, 20)) * STRIDE,
-        alone_budget=draw(st.sampled_from([None, 128, 512])),
+        idle_budget=draw(st.sampled_from([None, 128, 512])),
         prefix_cache=draw(st.sampled_from(["none", "trie"])),
     )
 
@@ -82,7 +82,7 @@ def test_the_modes_agree(
             prefix_cache=traffic.prefix_cache,
             chunk_tokens=traffic.chunk_tokens,
             token_budget=traffic.token_budget if with_budget else None,
-            alone_budget=traffic.alone_budget if with_budget else None,
+            idle_budget=traffic.idle_budget if with_budget else None,
         )
         with open_engine(tiny_artifact, options) as engine:
             crowd = [prompts[index] for index in traffic.prompts]

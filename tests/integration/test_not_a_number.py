@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
-from shortfin_apps.llm.build.graph_target import resolve_target
-from shortfin_apps.llm.build.sources.base import Array
-from shortfin_apps.llm.build.sources.random_tiny import RandomTinySource
-from shortfin_apps.llm.build.weights import write_weights
-from shortfin_apps.llm.components.engine import Engine
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.sources.base import Array
+from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.write import write_weights
+from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions, make_engine
-from shortfin_apps.llm.components.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from shortfin_apps.llm.components.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import InvocationError
 from tests.conftest import TINY_OPTIONS
 

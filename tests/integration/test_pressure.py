@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
 NUM_PAGES, MAX_RUNNING, MAX_QUEUE = 24, 4, 4

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.client import LlmClient
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 

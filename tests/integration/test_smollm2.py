@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.build.artifact import Artifact
-from shortfin_apps.llm.build.builder import build
-from shortfin_apps.llm.build.progress import QuietProgress
-from shortfin_apps.llm.build.spec import BuildOptions, WeightType
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
-from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 
 TOLERANCE = {"f32": 0.02, "bf16": 0.6, "int8": 1.0}

@@ -16,8 +16,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shortfin_apps.llm.components.metrics import RequestTimer
-from shortfin_apps.llm.components.text_stream import Answering, TextRequest
+from shortfin_apps.llm.components.frontend.metrics import RequestTimer
+from shortfin_apps.llm.components.frontend.text_stream import PendingAnswer, TextRequest
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class AccessEntry:
     tenant: str | None = None
     error: str | None = None
     requests: Sequence[TextRequest] = ()
-    under_way: Sequence[Answering] = ()
+    under_way: Sequence[PendingAnswer] = ()
 
     def claim(self, tenant: str) -> None:
         """Notes a tenant by the name that a client gave itself, unless a key said who it is."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shortfin_apps.llm.components.sampling_params import MAX_LOGPROBS
+from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has some thousands

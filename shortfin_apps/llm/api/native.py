@@ -29,11 +29,17 @@ from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
-from shortfin_apps.llm.components.beam_search import check_num_beams
-from shortfin_apps.llm.components.messages import FinishReason, Terms
-from shortfin_apps.llm.components.text_generation import with_seed
-from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, TextStream, gather_answers, merge
-from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
+from shortfin_apps.llm.components.frontend.text_generation import with_seed
+from shortfin_apps.llm.components.frontend.text_stream import (
+    TextDelta,
+    TextRequest,
+    TextStream,
+    gather_answers,
+    merge,
+)
+from shortfin_apps.llm.components.request.messages import FinishReason, Terms
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 
 logger = logging.getLogger(__name__)

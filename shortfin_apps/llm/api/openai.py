@@ -31,10 +31,10 @@ from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
-from shortfin_apps.llm.components.messages import FinishReason
-from shortfin_apps.llm.components.text_generation import TextGenerator, with_seed
-from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest, gather, merge
-from shortfin_apps.llm.components.tokenizer import Tokenizer
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest, gather, merge
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 
 logger = logging.getLogger(__name__)

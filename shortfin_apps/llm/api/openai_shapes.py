@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from shortfin_apps.llm.components.messages import TokenLogprobs
-from shortfin_apps.llm.components.text_stream import TextDelta, TextRequest
-from shortfin_apps.llm.components.tokenizer import REPLACEMENT, Tokenizer
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
+from shortfin_apps.llm.components.request.messages import TokenLogprobs
+from shortfin_apps.llm.components.text.tokenizer import REPLACEMENT, Tokenizer
 
 
 class Shape(Protocol):

@@ -17,7 +17,7 @@ from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_field
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.api.service import service_of
-from shortfin_apps.llm.components.tokenizer import first_out_of_range
+from shortfin_apps.llm.components.text.tokenizer import first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
 
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())

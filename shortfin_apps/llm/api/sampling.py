@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shortfin_apps.llm.components.sampling_params import SamplingParams
-from shortfin_apps.llm.components.tokenizer import first_out_of_range
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.text.tokenizer import first_out_of_range
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 TOP_K_OFF = -1  # how SGLang and vLLM spell it; ours is 0

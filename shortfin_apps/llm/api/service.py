@@ -12,8 +12,8 @@ from starlette.requests import Request
 from shortfin_apps.llm.api.body_fields import FieldCheck
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
-from shortfin_apps.llm.components.metrics import ServerMetrics
-from shortfin_apps.llm.components.text_generation import TextGenerator
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.errors import UnavailableError
 
 

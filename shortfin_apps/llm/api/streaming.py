@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shortfin_apps.llm.components.text_stream import TextStream, close_all
+from shortfin_apps.llm.components.frontend.text_stream import TextStream, close_all
 from shortfin_apps.llm.errors import RequestAbortedError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.auth import caller_of
-from shortfin_apps.llm.components.messages import Terms
+from shortfin_apps.llm.components.request.messages import Terms
 
 TENANT_HEADER = "X-Tenant"
 

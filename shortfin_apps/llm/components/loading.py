@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shortfin_apps.llm.components.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
 from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
-from shortfin_apps.llm.components.engine import Engine, ModelLimits
-from shortfin_apps.llm.components.invocation import BatchRunner
+from shortfin_apps.llm.components.engine.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
+from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.runtime.check import (
     check_program,
@@ -46,7 +46,7 @@ class EngineOptions:
     prefix_cache: PrefixCache = "trie"
     chunk_tokens: int | None = None
     token_budget: int | None = None
-    alone_budget: int | None = None
+    idle_budget: int | None = None
     prefills_per_decode: int = 1
     pages: int | None = None
     max_running: int | None = None
@@ -104,7 +104,7 @@ def make_engine(
     batch_options = BatchOptions(
         chunk_tokens=options.chunk_tokens,
         token_budget=options.token_budget,
-        alone_budget=options.alone_budget,
+        idle_budget=options.idle_budget,
         prefills_per_decode=options.prefills_per_decode,
     )
     program = device.load_program(vmfb, parameters, config.module_name)

@@ -5,8 +5,8 @@ from pathlib import Path
 from bench.peers.cache import Cache
 from bench.peers.campaign import Stage, run_peers
 from bench.peers.ours import Ours
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.workload import Workload
-from shortfin_apps.llm.build.artifact import Artifact
 
 WORKLOAD = Workload(
     name="tiny", about="2 clients, twice", prompt_tokens=(8,) * 4, output_tokens=3, concurrency=2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers.__main__ import chosen_contenders, main, parser
-from shortfin_apps.llm.build.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact
 
 
 def test_an_unknown_server_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

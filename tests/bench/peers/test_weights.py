@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 
 from bench.peers.weights import write_hugging_face
-from shortfin_apps.llm.build.sources.hf_directory import HfDirectorySource
-from tests.build.model_files import SPEC, TINY, tiny_tensors, write_gguf
+from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_gguf
 
 
 def test_the_directory_holds_the_gguf_files_model_in_bf16(tmp_path: Path) -> None:

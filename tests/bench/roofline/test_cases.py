@@ -4,7 +4,7 @@ import pytest
 
 from shortfin_apps.llm.bench.roofline.cases import Plan, choose, make_batch, plans
 from shortfin_apps.llm.components.batching.batch import Phase
-from shortfin_apps.llm.components.buckets import Buckets
+from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.errors import InvalidRequestError

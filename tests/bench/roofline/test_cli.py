@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.roofline.report import SCHEMA
-from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.cli import main
 
 

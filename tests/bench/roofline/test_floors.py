@@ -6,7 +6,7 @@ import pytest
 
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.bench.roofline.floors import CostModel, Work
-from shortfin_apps.llm.build.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
 from shortfin_apps.llm.components.batching.batch import Phase
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 

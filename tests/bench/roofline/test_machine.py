@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.roofline.machine import RUNS, SIZE, STREAM_ROW_BYTES, Machine, load_machine
-from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.runtime.open import open_device
 from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, fake_config

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.bench.roofline.perf_events import PERIOD_NS
 from shortfin_apps.llm.bench.roofline.profile import (
@@ -16,7 +17,6 @@ from shortfin_apps.llm.bench.roofline.profile import (
     profile,
     shares,
 )
-from shortfin_apps.llm.build.artifact import Artifact
 from shortfin_apps.llm.components.batching.batch import Phase
 from shortfin_apps.llm.components.loading import make_runner
 from shortfin_apps.llm.components.runtime.open import open_device

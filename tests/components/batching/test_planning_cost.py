@@ -10,8 +10,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import LOOKAHEAD, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
-from shortfin_apps.llm.components.messages import Terms
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.messages import Terms
+from shortfin_apps.llm.components.request.request import Request
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.batching.prefill_chunks import BudgetedChunks, FixedChunks
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 from tests.components.batching.modes.running_requests import STRIDE, running
 
 
@@ -20,7 +20,7 @@ def fixed(chunk: int | None = 128) -> FixedChunks:
 def budgeted(
     beside: int = 320, alone: int = 512, chunk: int = 128, span: int = 1024, rows: Sequence[int] = (1, 2, 4)
 ) -> BudgetedChunks:
-    budget = TokenBudget(beside_streams=beside, alone=alone, context_span=span)
+    budget = TokenBudget(while_decoding=beside, alone=alone, context_span=span)
     return BudgetedChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=rows, budget=budget)
 
 
@@ -28,11 +28,11 @@ def spans(tasks: Iterable[LlmTaskInput]) -> list[tuple[int, int]]:
     return [(task.start_position, task.seq_len) for task in tasks]
 
 
-def run_all(chunks: FixedChunks, requests: Sequence[Request], has_streams: bool) -> list[list[str]]:
+def run_all(chunks: FixedChunks, requests: Sequence[Request], has_decodes: bool) -> list[list[str]]:
     """Who is in each invocation until all prompts are through."""
     seen = []
     while left := [r for r in requests if r.num_uncomputed]:
-        tasks = chunks.next_tasks(left, has_streams)
+        tasks = chunks.next_tasks(left, has_decodes)
         seen.append([task.request.request_id for task in tasks])
         for task in tasks:
             task.request.num_computed = task.seq_len
@@ -42,36 +42,36 @@ def run_all(chunks: FixedChunks, requests: Sequence[Request], has_streams: bool)
 @pytest.mark.parametrize("chunks", [fixed(), budgeted()])
 def test_equal_chunks_run_together(chunks: FixedChunks) -> None:
     requests = [running("a", 250), running("b", 40), running("c", 300), running("d", 128)]
-    assert spans(chunks.next_tasks(requests, has_streams=False)) == [(0, 128)] * 3
+    assert spans(chunks.next_tasks(requests, has_decodes=False)) == [(0, 128)] * 3
 
 
 @pytest.mark.parametrize("chunks", [fixed(), budgeted()])
 def test_no_more_than_there_are_rows(chunks: FixedChunks) -> None:
     requests = [running(str(index), 300) for index in range(6)]
-    tasks = chunks.next_tasks(requests, has_streams=False)
+    tasks = chunks.next_tasks(requests, has_decodes=False)
     assert [task.request.request_id for task in tasks] == ["0", "1", "2", "3"]
 
 
 def test_a_prompt_alone_takes_as_much_of_the_budget_as_it_has_tokens_for() -> None:
     request = running("a", 1000)
-    assert spans(budgeted().next_tasks([request], has_streams=False)) == [(0, 512)]
+    assert spans(budgeted().next_tasks([request], has_decodes=False)) == [(0, 512)]
     request.num_computed = 512
-    assert spans(budgeted().next_tasks([request], has_streams=False)) == [(512, 1000)]
-    assert spans(fixed().next_tasks([request], has_streams=False)) == [(512, 640)]
+    assert spans(budgeted().next_tasks([request], has_decodes=False)) == [(512, 1000)]
+    assert spans(fixed().next_tasks([request], has_decodes=False)) == [(512, 640)]
 
 
 def test_the_design_documents_two_requests_take_three_invocations_in_any_case() -> None:
     for chunks in (fixed(), budgeted()):
         requests = [running("R1", 250), running("R2", 300)]
-        assert run_all(chunks, requests, has_streams=False) == [["R1", "R2"], ["R1", "R2"], ["R2"]]
+        assert run_all(chunks, requests, has_decodes=False) == [["R1", "R2"], ["R1", "R2"], ["R2"]]
 
 
 def test_padding_rows_count() -> None:
     """Two rows would run in the bucket of four: beside streams, the budget holds one prompt alone."""
     requests = [running("a", 1000), running("b", 1000)]
-    assert spans(budgeted(rows=(1, 4)).next_tasks(requests, has_streams=True)) == [(0, 320)]
-    assert spans(budgeted(256).next_tasks(requests, has_streams=True)) == [(0, 128)] * 2
-    assert spans(budgeted(rows=(4,)).next_tasks(requests[:1], has_streams=True)) == [(0, 80)]
+    assert spans(budgeted(rows=(1, 4)).next_tasks(requests, has_decodes=True)) == [(0, 320)]
+    assert spans(budgeted(256).next_tasks(requests, has_decodes=True)) == [(0, 128)] * 2
+    assert spans(budgeted(rows=(4,)).next_tasks(requests[:1], has_decodes=True)) == [(0, 80)]
 
 
 @pytest.mark.parametrize(("rows", "num_prompts", "num_rows"), [((1, 4), 2, 1), ((1, 4), 3, 3), ((4,), 2, 2)])
@@ -79,46 +79,46 @@ def test_at_most_a_quarter_of_the_rows_is_padding_unless_no_fewer_were_compiled(
     rows: tuple[int, ...], num_prompts: int, num_rows: int
 ) -> None:
     requests = [running(str(index), 128) for index in range(num_prompts)]
-    tasks = budgeted(rows=rows).next_tasks(requests, has_streams=False)
+    tasks = budgeted(rows=rows).next_tasks(requests, has_decodes=False)
     assert spans(tasks) == [(0, 128)] * num_rows
 
 
 def test_a_prompt_that_has_more_tokens_than_several_chunks_together_runs_alone() -> None:
     requests = [running("a", 1000), running("b", 1000)]
-    assert spans(budgeted(320).next_tasks(requests, has_streams=True)) == [(0, 320)]
+    assert spans(budgeted(320).next_tasks(requests, has_decodes=True)) == [(0, 320)]
 
 
 def test_beside_streams_a_prompt_that_an_invocation_finishes_is_not_cut_to_share_it() -> None:
     requests = [running("a", 200), running("b", 200)]
-    assert spans(budgeted().next_tasks(requests, has_streams=True)) == [(0, 200)]
-    assert spans(budgeted().next_tasks(requests, has_streams=False)) == [(0, 128)] * 2
+    assert spans(budgeted().next_tasks(requests, has_decodes=True)) == [(0, 200)]
+    assert spans(budgeted().next_tasks(requests, has_decodes=False)) == [(0, 128)] * 2
     requests = [running("a", 128), running("b", 200)]
-    assert spans(budgeted().next_tasks(requests, has_streams=True)) == [(0, 128)] * 2
+    assert spans(budgeted().next_tasks(requests, has_decodes=True)) == [(0, 128)] * 2
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(0, 320), (512, 208), (1024, 160), (4096, 64), (12_000, 16)])
 def test_beside_streams_a_chunk_gets_shorter_as_its_context_grows(context: int, chunk: int) -> None:
     prompt = running("prompt", context + 4096, context)
-    (beside,) = budgeted().next_tasks([prompt], has_streams=True)
-    (alone,) = budgeted().next_tasks([prompt], has_streams=False)
+    (beside,) = budgeted().next_tasks([prompt], has_decodes=True)
+    (alone,) = budgeted().next_tasks([prompt], has_decodes=False)
     assert (len(beside.input_tokens), len(alone.input_tokens)) == (chunk, 512)
 
 
 def test_a_prompt_that_is_soon_done_overtakes_a_long_one_in_every_other_invocation() -> None:
     requests = [running("long", 2000), running("b", 300), running("c", 200), running("d", 310)]
-    seen = run_all(budgeted(alone=320), requests, has_streams=False)
+    seen = run_all(budgeted(alone=320), requests, has_decodes=False)
     assert seen[:6] == [["b"], ["long"], ["c"], ["long"], ["d"], ["long"]]
     assert set(map(tuple, seen[6:])) == {("long",)}
 
 
 def test_equal_short_prompts_overtake_together() -> None:
     requests = [running("long", 2000), *(running(str(index), 60) for index in range(3))]
-    assert run_all(budgeted(), requests, has_streams=True)[0] == ["0", "1", "2"]
+    assert run_all(budgeted(), requests, has_decodes=True)[0] == ["0", "1", "2"]
 
 
 def test_a_budget_below_the_chunk_cuts_it() -> None:
     requests = [running("a", 300), running("b", 300)]
-    assert spans(budgeted(alone=32).next_tasks(requests, has_streams=False)) == [(0, 32)]
+    assert spans(budgeted(alone=32).next_tasks(requests, has_decodes=False)) == [(0, 32)]
 
 
 @given(
@@ -140,14 +140,14 @@ def test_batches_keep_to_the_budget_and_the_rows_and_every_prompt_gets_through_i
         left = [r for r in requests if r.num_uncomputed]
         if not left:
             return
-        has_streams = streams[step % len(streams)]
-        tasks = chunks.next_tasks(left, has_streams)
+        has_decodes = streams[step % len(streams)]
+        tasks = chunks.next_tasks(left, has_decodes)
         ids = [task.request.request_id for task in tasks]
         assert len(set(ids)) == len(ids) <= max(rows)
         assert len({pages_of(task) for task in tasks}) == 1
         if budget is not None:
             padded_rows = min(n for n in rows if n >= len(tasks))
-            most = budget[0] if has_streams else budget[1]
+            most = budget[0] if has_decodes else budget[1]
             assert pages_of(tasks[0]) == 1 or padded_rows * pages_of(tasks[0]) * STRIDE <= most
         assert not (oldest_waited and left[0].request_id not in ids), "overtaken twice in a row"
         oldest_waited = left[0].request_id not in ids

@@ -6,7 +6,7 @@ from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, mak
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
 from shortfin_apps.llm.components.kvcache import make_cache
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.errors import ArtifactError
 from tests.components.batching.modes.running_requests import running
 from tests.components.engine_fixture import call
@@ -60,7 +60,7 @@ def test_a_chunk_length_that_was_asked_for_is_kept_unless_a_budget_was_too() -> 
     assert chunks(BatchOptions()) == [512] * 2
     assert chunks(BatchOptions(chunk_tokens=256)) == [256] * 4
     assert chunks(BatchOptions(chunk_tokens=128, token_budget=250)) == [256] * 4
-    assert chunks(BatchOptions(token_budget=64, alone_budget=600)) == [608, 416]
+    assert chunks(BatchOptions(token_budget=64, idle_budget=600)) == [608, 416]
 
 
 def test_chunks_have_one_size_where_no_other_was_compiled() -> None:

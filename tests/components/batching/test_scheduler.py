@@ -7,8 +7,8 @@ import pytest
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.kvcache import make_cache
-from shortfin_apps.llm.components.messages import FinishReason
-from shortfin_apps.llm.components.request import IllegalTransitionError, Request, State
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.fair_share import FairShare
 from shortfin_apps.llm.components.batching.waiting_queue import PRIORITY_STEP_S, WaitingQueue
-from shortfin_apps.llm.components.messages import Terms
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.messages import Terms
+from shortfin_apps.llm.components.request.request import Request
 from tests.components.engine_fixture import call
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.build.weights_archive import ArchiveEntry, write_archive
+from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
 from shortfin_apps.llm.components.runtime.irpa import check_archive
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.errors import ArtifactError

@@ -6,7 +6,7 @@ import iree.runtime as iree
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.build.weights_archive import ArchiveEntry, write_archive
+from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows, parameter_bytes, read_parameters
 from shortfin_apps.llm.errors import ArtifactError
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
-from shortfin_apps.llm.components.buckets import Buckets
-from shortfin_apps.llm.components.messages import GenerateCall
-from shortfin_apps.llm.components.request import Request
-from shortfin_apps.llm.components.sampling_params import SamplingParams
+from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import InvalidRequestError
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shortfin_apps.llm.build.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.config import ModelConfig
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from shortfin_apps.llm.build.compile import compile_text
-from shortfin_apps.llm.build.graph import choose_form
-from shortfin_apps.llm.build.graph_form import Form
-from shortfin_apps.llm.build.graph_target import resolve_target
-from shortfin_apps.llm.build.graph_text import Emitter, Tensor
-from shortfin_apps.llm.build.graph_weights import WeightTypes, parameter_types
-from shortfin_apps.llm.build.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.build.weight_layout import StoredTypes
-from shortfin_apps.llm.build.weights_archive import ArchiveEntry, write_archive
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.lowering import Lowering
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.program.module import choose_lowering
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
+from shortfin_apps.llm.builder.weights.layout import StoredTypes
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes, parameter_types
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 
@@ -76,7 +76,7 @@ def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Mach
         target = resolve_target(options.device)
         probe = _probe_spec(spec)
         weights = WeightTypes(probe, options, target)
-        form = choose_form(probe, options, target, weights)
+        form = choose_lowering(probe, options, target, weights)
         functions = [_stream(), _matmul(form)]
         compile_text(
             "\n".join(["module @module {", *weights.declarations(), *form.declarations(), *functions, "}"]),
@@ -100,7 +100,7 @@ def _probe_spec(spec: LlamaSpec) -> LlamaSpec:
     )
 
 
-def _matmul(form: Form) -> str:
+def _matmul(form: Lowering) -> str:
     e = Emitter()
     x = Tensor("%x", (SIZE, SIZE), "f32")
     return _function("matmul", e, x, form.project(e, x))

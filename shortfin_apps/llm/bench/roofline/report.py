@@ -12,9 +12,9 @@ from typing import Any
 from rich.table import Table
 
 from shortfin_apps.llm import __version__
+from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.bench.roofline.measure import Result
 from shortfin_apps.llm.bench.roofline.profile import Share
-from shortfin_apps.llm.build.artifact import Manifest
 
 LEAST_SHARE = 0.005  # of a line in a profile's table
 SCHEMA = "shortfin-llm-roofline/1"

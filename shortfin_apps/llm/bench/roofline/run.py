@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.console import progress_bar
 from shortfin_apps.llm.bench.roofline.cases import Case, choose, plans
 from shortfin_apps.llm.bench.roofline.floors import CostModel
@@ -13,9 +14,8 @@ from shortfin_apps.llm.bench.roofline.machine import load_machine
 from shortfin_apps.llm.bench.roofline.measure import Result, measure
 from shortfin_apps.llm.bench.roofline.profile import Share, load_code_map, profile
 from shortfin_apps.llm.bench.roofline.report import document
-from shortfin_apps.llm.build.artifact import Artifact
-from shortfin_apps.llm.components.buckets import Buckets
-from shortfin_apps.llm.components.invocation import BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.loading import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program

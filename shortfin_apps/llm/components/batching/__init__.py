@@ -20,7 +20,7 @@ DEFAULT_CHUNK_TOKENS = 128
 DEFAULT_PREFILL_BUDGET = 320
 DEFAULT_EXTEND_BUDGET = 256
 # With nobody waiting for a next token: longer chunks are no quicker any more (bench/README.md).
-DEFAULT_ALONE_BUDGET = 512
+DEFAULT_IDLE_BUDGET = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class BatchOptions:
     """What a mode may be told. Token counts are rounded up to whole pages; None leaves it to the mode.
 
     `chunk_tokens` is the prefill chunk length, `token_budget` the most tokens in one invocation (in the
-    default mode, of prefill) and `alone_budget` the same while nobody decodes, by default a `token_budget`
+    default mode, of prefill) and `idle_budget` the same while nobody decodes, by default a `token_budget`
     that was given; `prefills_per_decode` is how the default mode shares the device between the two.
     """
 
     chunk_tokens: int | None = None
     token_budget: int | None = None
-    alone_budget: int | None = None
+    idle_budget: int | None = None
     prefills_per_decode: int = 1
 
 
@@ -70,7 +70,7 @@ def _chunks(config: ModelConfig, options: BatchOptions, any_chunk: bool) -> Fixe
             )
         return FixedChunks(stride=config.stride, chunk_tokens=None, row_buckets=rows)
     chunk = _whole_pages(options.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
-    has_budget = options.token_budget is not None or options.alone_budget is not None
+    has_budget = options.token_budget is not None or options.idle_budget is not None
     if not any_chunk or (options.chunk_tokens is not None and not has_budget):
         return FixedChunks(stride=config.stride, chunk_tokens=chunk, row_buckets=rows)
     budget = _budget(config, options, DEFAULT_PREFILL_BUDGET)
@@ -80,7 +80,7 @@ def _chunks(config: ModelConfig, options: BatchOptions, any_chunk: bool) -> Fixe
 def _extend_attention(config: ModelConfig, options: BatchOptions, any_chunk: bool) -> BatchMode:
     del any_chunk  # the entries that the mode needs do
     least = 2 * config.stride
-    for budget in (options.token_budget, options.alone_budget):
+    for budget in (options.token_budget, options.idle_budget):
         if budget is not None and _whole_pages(budget, config) < least:
             raise ArtifactError(
                 f"a token budget of {budget} has no room for a decode beside a page of prefill, as "
@@ -94,11 +94,11 @@ def _extend_attention(config: ModelConfig, options: BatchOptions, any_chunk: boo
     )
 
 
-def _budget(config: ModelConfig, options: BatchOptions, beside_streams: int) -> TokenBudget:
-    """What was asked for, and otherwise `beside_streams` beside streams."""
-    alone = options.alone_budget or options.token_budget or max(DEFAULT_ALONE_BUDGET, beside_streams)
+def _budget(config: ModelConfig, options: BatchOptions, while_decoding: int) -> TokenBudget:
+    """What was asked for, and otherwise `while_decoding` beside streams."""
+    alone = options.idle_budget or options.token_budget or max(DEFAULT_IDLE_BUDGET, while_decoding)
     return TokenBudget(
-        beside_streams=_whole_pages(options.token_budget or beside_streams, config),
+        while_decoding=_whole_pages(options.token_budget or while_decoding, config),
         alone=_whole_pages(alone, config),
         context_span=_context_span(config),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 
 
 class Phase(StrEnum):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 
 
 class BatchMode(ABC):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 
 
 class FixedChunks:
@@ -31,9 +31,9 @@ class FixedChunks:
         chunk = self._chunk_tokens or max(total, 1)
         return [_task(request, start, chunk) for start in range(request.num_computed, total, chunk)]
 
-    def next_tasks(self, prefills: Sequence[Request], has_streams: bool) -> list[LlmTaskInput]:
+    def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
         """The next invocation's, of at least one prompt, oldest first."""
-        del has_streams
+        del has_decodes
         return self._same_size(prefills[0], prefills)
 
     def _same_size(self, first: Request, prefills: Sequence[Request]) -> list[LlmTaskInput]:
@@ -68,21 +68,21 @@ class BudgetedChunks(FixedChunks):
         self._budget = budget
         self._overtook = False
 
-    def next_tasks(self, prefills: Sequence[Request], has_streams: bool) -> list[LlmTaskInput]:
-        first = self._first(prefills, has_streams)
-        room = self._page_room(first, 1, has_streams)
+    def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
+        first = self._first(prefills, has_decodes)
+        room = self._page_room(first, 1, has_decodes)
         alone = _task(first, first.num_computed, room * self._stride)
-        together = self._together(first, prefills, has_streams)
+        together = self._together(first, prefills, has_decodes)
         if not together or sum(len(task.input_tokens) for task in together) < len(alone.input_tokens):
             return [alone]
         is_cut = alone.completes and not together[0].completes
-        return [alone] if is_cut and (has_streams or self._overtook) else together
+        return [alone] if is_cut and (has_decodes or self._overtook) else together
 
-    def _together(self, first: Request, prefills: Sequence[Request], has_streams: bool) -> list[LlmTaskInput]:
+    def _together(self, first: Request, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
         """Several chunks of a size, or nothing."""
         tasks = self._same_size(first, prefills)
         counts = [n for n in range(2, len(tasks) + 1) if self._is_filled(n)]
-        return tasks[: max((n for n in counts if self._holds(tasks[:n], has_streams)), default=0)]
+        return tasks[: max((n for n in counts if self._holds(tasks[:n], has_decodes)), default=0)]
 
     def _is_filled(self, num_rows: int) -> bool:
         """Whether at most a quarter of the rows is padding, or no fewer rows were compiled."""
@@ -92,24 +92,24 @@ class BudgetedChunks(FixedChunks):
     def _padded_rows(self, num_rows: int) -> int:
         return next(rows for rows in self._row_buckets if rows >= num_rows)
 
-    def _first(self, prefills: Sequence[Request], has_streams: bool) -> Request:
+    def _first(self, prefills: Sequence[Request], has_decodes: bool) -> Request:
         """The oldest prompt, or one that may overtake it."""
         oldest = prefills[0]
-        short = next((r for r in prefills if self._ends_alone(r, has_streams)), oldest)
+        short = next((r for r in prefills if self._ends_alone(r, has_decodes)), oldest)
         self._overtook = short is not oldest and not self._overtook
         return short if self._overtook else oldest
 
-    def _ends_alone(self, request: Request, has_streams: bool) -> bool:
-        return request.num_uncomputed <= self._page_room(request, 1, has_streams) * self._stride
+    def _ends_alone(self, request: Request, has_decodes: bool) -> bool:
+        return request.num_uncomputed <= self._page_room(request, 1, has_decodes) * self._stride
 
-    def _holds(self, tasks: Sequence[LlmTaskInput], has_streams: bool) -> bool:
-        room = min(self._page_room(task.request, len(tasks), has_streams) for task in tasks)
+    def _holds(self, tasks: Sequence[LlmTaskInput], has_decodes: bool) -> bool:
+        room = min(self._page_room(task.request, len(tasks), has_decodes) for task in tasks)
         return self._num_pages(tasks[0]) <= room
 
-    def _page_room(self, request: Request, num_rows: int, has_streams: bool) -> int:
+    def _page_room(self, request: Request, num_rows: int, has_decodes: bool) -> int:
         """Pages of the budget for each row when so many run, the request among them; at least one."""
-        cost = self._padded_rows(num_rows) * self._budget.page_cost(request.num_computed, has_streams)
-        return max(1, int(self._budget.tokens(has_streams) / self._stride / cost))
+        cost = self._padded_rows(num_rows) * self._budget.page_cost(request.num_computed, has_decodes)
+        return max(1, int(self._budget.tokens(has_decodes) / self._stride / cost))
 
 
 def _task(request: Request, start: int, length: int) -> LlmTaskInput:

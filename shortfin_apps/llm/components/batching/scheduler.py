@@ -23,8 +23,8 @@ from shortfin_apps.llm.components.batching.fair_share import FairShare
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.waiting_queue import WaitingQueue
 from shortfin_apps.llm.components.kvcache.base import KVCache
-from shortfin_apps.llm.components.messages import FinishReason
-from shortfin_apps.llm.components.request import IllegalTransitionError, Request, State
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 
 MAX_OVERTAKES = 32
 # A long queue costs no time: so many of it are looked at in one step, and so many tried in vain.

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from shortfin_apps.llm.components.batching.fair_share import FairShare
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 
 PRIORITY_STEP_S = 10.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.components.kvcache import make_cache
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 from tests.components.engine_fixture import call
 
 STRIDE = 16

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 from tests.components.batching.modes.running_requests import STRIDE, running
 
 
 def mode(
     chunk: int = 128, budget: int = 256, span: int = 1024, alone: int | None = None
 ) -> ExtendAttentionMode:
-    tokens = TokenBudget(beside_streams=budget, alone=alone or budget, context_span=span)
+    tokens = TokenBudget(while_decoding=budget, alone=alone or budget, context_span=span)
     return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, budget=tokens)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.prefill_chunks import FixedChunks
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 
 
 class DefaultMode(BatchMode):

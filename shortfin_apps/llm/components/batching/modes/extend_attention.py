@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
-from shortfin_apps.llm.components.request import Request
+from shortfin_apps.llm.components.request.request import Request
 
 
 class ExtendAttentionMode(BatchMode):
@@ -31,8 +31,8 @@ class ExtendAttentionMode(BatchMode):
 
     def __init__(self, *, stride: int, chunk_tokens: int, budget: TokenBudget) -> None:
         assert chunk_tokens > 0
-        assert chunk_tokens % stride == budget.beside_streams % stride == budget.alone % stride == 0
-        assert budget.beside_streams >= 2 * stride, "no room for a page of prefill beside the decodes"
+        assert chunk_tokens % stride == budget.while_decoding % stride == budget.alone % stride == 0
+        assert budget.while_decoding >= 2 * stride, "no room for a page of prefill beside the decodes"
         self._stride = stride
         self._chunk_tokens = chunk_tokens
         self._budget = budget

@@ -1,0 +1,75 @@
+"""Commands to suggest when something other than an artefact was given to `serve`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from shortfin_apps.llm.artifact.artifact import CONFIG, MANIFEST, VMFB
+from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
+
+SCHEMES = ("hf:", "pypi:", "random:")
+OUTPUTS = Path("artifacts")  # where `build` puts what it is not told to put elsewhere
+GGUF_MAGIC = b"GGUF"
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # as Hugging Face names one
+
+
+def advice(path: Path) -> str:
+    """Says why `path` is no artefact, and the commands that make and serve one. Raises OSError."""
+    if str(path).startswith(SCHEMES) and not path.exists():
+        return f"{path}: is a source to build, not a model directory; {_build_and_serve(str(path))}"
+    if path.is_dir():
+        return f"{path}: not an artefact, {MANIFEST} is missing; {_for_directory(path)}"
+    if path.is_file():
+        return f"{path}: {_for_file(path)}"
+    if path.suffix == ".gguf":
+        return f"{path}: no such file; {_build_something(OUTPUTS / path.stem)}"
+    if REPOSITORY.fullmatch(str(path)):
+        commands = _build_and_serve(f"hf:{path}")
+        return f"{path}: no such directory; if it is a repository on Hugging Face, {commands}"
+    return f"{path}: no such directory; {_build_something(path)}"
+
+
+def _for_directory(path: Path) -> str:
+    if _is_hugging_face(path):
+        return f"it looks like a Hugging Face directory: {_build_and_serve(str(path))}"
+    if inner := sorted(path.glob(f"*/{MANIFEST}")):
+        return f"run `{_serve(inner[0].parent)}`"
+    if files := sorted(path.glob("*.gguf")):
+        return f"it holds GGUF files: {_build_and_serve(str(files[0]))}"
+    is_empty = not any(path.iterdir())
+    return _build_something(path if is_empty else Path("NEW_DIR"))  # `build` writes over no folder of others
+
+
+def _for_file(path: Path) -> str:
+    with path.open("rb") as file:
+        is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    if is_gguf:
+        return f"is a GGUF file, not a model directory; {_build_and_serve(str(path))}"
+    if (path.parent / MANIFEST).is_file():
+        return f"is a file of a model directory; run `{_serve(path.parent)}`"
+    if _is_hugging_face(path.parent):
+        commands = _build_and_serve(str(path.parent))
+        return f"is a file of a Hugging Face directory, not a model directory; {commands}"
+    return f"is a file, not a model directory; {_build_something(OUTPUTS / path.stem)}"
+
+
+def _is_hugging_face(directory: Path) -> bool:
+    """An artefact that has lost its manifest has a config.json, too."""
+    return (directory / CONFIG).is_file() and not (directory / VMFB).exists()
+
+
+def _build_and_serve(source: str) -> str:
+    out = OUTPUTS / source_name(source)
+    if out.resolve() == Path(source).resolve():
+        out = out.with_name(f"{out.name}-compiled")
+    return f"run `shortfin-llm build {shlex.quote(source)} -o {out}` and then `{_serve(out)}`"
+
+
+def _build_something(out: Path) -> str:
+    return f"`shortfin-llm build SOURCE -o {shlex.quote(str(out))}` makes one, where SOURCE is {KINDS}"
+
+
+def _serve(directory: Path) -> str:
+    return f"shortfin-llm serve {shlex.quote(str(directory))}"

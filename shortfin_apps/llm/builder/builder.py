@@ -1,0 +1,258 @@
+"""From a source to an artefact: fetch, weights, compile, write.
+
+The two slow steps are cached by what they depend on: weights by the source's content and the weight
+type, the program by the model's shape, the options, the target, the compiler and the graph's code.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact.artifact import Artifact, Manifest, SourceRecord, TargetRecord
+from shortfin_apps.llm.artifact.file_record import record, total_bytes, wrong_files
+from shortfin_apps.llm.builder.cache import BuildCache, CacheEntry, content_key, user_cache
+from shortfin_apps.llm.builder.model.config import model_config
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.output import exchange, exclusive, resolve_output, staging
+from shortfin_apps.llm.builder.program.compiler import compile_model
+from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
+from shortfin_apps.llm.builder.sources.base import ModelSource, TokenizerFiles
+from shortfin_apps.llm.builder.sources.catalogue import open_source
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.parameters import parameter_types
+from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError, BuildError
+
+COMPILE_RECORD = "compile.json"
+LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy", "ml_dtypes")
+
+_CODE = Path(__file__).parent
+_CODE_SUFFIXES = (".py", ".j2", ".mlir")
+# What turns a source's tensors into parameters; how they lie there, the program depends on too, as on every
+# other file but those of `_BORDER`.
+_WEIGHTS_ONLY = ("sources/", "quantise.py", "weights/write.py", "weights/archive.py")
+_WEIGHTS_CODE = (*_WEIGHTS_ONLY, "weights/layout.py")
+_BORDER = ("builder.py", "cache.py", "cli.py", "model/config.py", "output.py", "progress.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRecord:
+    """What is kept beside a compiled program in the cache."""
+
+    flags: tuple[str, ...]
+    entries: tuple[str, ...]
+    target: TargetRecord
+
+
+_COMPILE_RECORD = TypeAdapter(CompileRecord)
+
+
+def build(
+    source: str,
+    out: Path,
+    options: BuildOptions,
+    progress: BuildProgress | None = None,
+    *,
+    use_cache: bool = True,
+    accepted: Collection[str] = (),
+) -> Artifact:
+    """Builds `source` into the folder `out` and opens it; quick when that is there already.
+
+    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host. `accepted`
+    are fields of the model's description, unknown here, that are passed over.
+    Raises BuildError.
+    """
+    progress = progress or default_progress()
+    try:
+        out = resolve_output(out)
+        plan = _plan(source, options, progress, accepted)
+        with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
+            return _build(plan, out, progress, use_cache)
+    except OSError as error:
+        raise _file_error(error, out) from error
+
+
+def _plan(source: str, options: BuildOptions, progress: BuildProgress, accepted: Collection[str]) -> _Plan:
+    model = open_source(source, user_cache() / "downloads", progress, accepted)
+    config = model_config(model.spec, options)
+    plan = _Plan(source, model, options, config, resolve_target(options.device))
+    _tell_weights(plan, progress)
+    return plan
+
+
+def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
+    """Says so when the weights are stored otherwise than in the source, which may be far smaller."""
+    quantisation, chosen = plan.model.quantisation, plan.options.weights
+    if quantisation is None or quantisation.weights == chosen:
+        return
+    line = f"weights: {chosen}, {_megabytes(plan, chosen)}; most of the source's are {quantisation.name}"
+    if plan.target.is_cpu:
+        keeps = "keeps them as they are, in" if quantisation.kept else "makes"
+        other = _megabytes(plan, quantisation.weights)
+        line += f", and `--weights {quantisation.weights}` {keeps} {other}"
+    progress.note(line)
+
+
+def _megabytes(plan: _Plan, weights: WeightType) -> str:
+    size = stored_bytes(plan.model.spec, replace(plan.options, weights=weights), plan.target)
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> Artifact:
+    if current := _up_to_date(out, plan.identity, progress):
+        progress.note(f"{out} is up to date")
+        return current
+    with staging(out) as folder:
+        root = user_cache() / "build" if use_cache else folder / "cache"
+        cache = BuildCache(root, progress, temporary=not use_cache)
+        cache.sweep()
+        made = folder / "artefact"
+        made.mkdir()
+        _assemble(plan, made, cache, progress)
+        exchange(made, out)
+    return Artifact.open(out, for_this_host=False)
+
+
+class _Plan:
+    """What is to be built, and the keys of its parts."""
+
+    def __init__(
+        self, uri: str, model: ModelSource, options: BuildOptions, config: ModelConfig, target: Target
+    ) -> None:
+        self.uri = uri
+        self.model = model
+        self.options = options
+        self.config = config
+        self.target = target
+        code = _code_hashes()
+        weights_code = {k: v for k, v in code.items() if k.startswith(_WEIGHTS_CODE)}
+        graph_code = {k: v for k, v in code.items() if not k.startswith(_WEIGHTS_ONLY) and k not in _BORDER}
+        parameters = parameter_types(model.spec, options, target)
+        self.weights_key = content_key(model.sha256, options.weights, parameters, weights_code)
+        # Neither the model's name nor the number of pages is in the program: the slab's size is dynamic.
+        self.program_key = content_key(
+            replace(model.spec, name=""),
+            replace(options, device_block_count=None),
+            (target.architecture, target.cpu, sorted(target.features)),
+            version("iree-base-compiler"),
+            graph_code,
+        )
+        self.identity = content_key(
+            self.weights_key, self.program_key, model.spec, options, config, __version__, code
+        )
+
+
+def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgress) -> None:
+    """Fills `folder` with the artefact's files."""
+    tokenizer = plan.model.tokenizer_files()
+    weights = _cached_weights(plan, cache, progress)
+    program = _cached_program(plan, cache, progress)
+    with progress.stage("write"):
+        weights.place(layout.PARAMETERS, folder / layout.PARAMETERS)
+        program.place(layout.VMFB, folder / layout.VMFB)
+        _write_texts(plan, tokenizer, folder)
+        compiled = _COMPILE_RECORD.validate_json((program.directory / COMPILE_RECORD).read_bytes())
+        files = {
+            name: weights.files.get(name) or program.files.get(name) or record(folder / name)
+            for name in layout.FILES
+        }
+        manifest = Manifest(
+            format_version=layout.FORMAT_VERSION,
+            identity=plan.identity,
+            product_version=__version__,
+            versions={name: version(name) for name in LIBRARIES},
+            source=SourceRecord(uri=plan.uri, sha256=plan.model.sha256),
+            spec=plan.model.spec,
+            options=plan.options,
+            target=compiled.target,
+            compile_flags=compiled.flags,
+            entries=compiled.entries,
+            vocab_size=plan.model.spec.vocab_size,
+            files=files,
+        )
+        (folder / layout.MANIFEST).write_bytes(manifest.to_json())
+
+
+def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
+    def make(folder: Path) -> None:
+        total = stored_bytes(plan.model.spec, plan.options, plan.target)
+        with progress.stage("weights", total) as stage:
+            stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}")
+            path = folder / layout.PARAMETERS
+            write_weights(plan.model, plan.options, plan.target, path, stage.advance)
+
+    return cache.get_or_make("weights", plan.weights_key, make)
+
+
+def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
+    def make(folder: Path) -> None:
+        with progress.stage("compile") as stage:
+            result = compile_model(plan.model.spec, plan.options, folder / layout.VMFB, stage.say)
+        target = result.target
+        made = CompileRecord(
+            flags=result.flags,
+            entries=result.entries,
+            target=TargetRecord(
+                device=target.device,
+                architecture=target.architecture,
+                cpu=target.cpu,
+                features=tuple(sorted(target.features)),
+            ),
+        )
+        (folder / COMPILE_RECORD).write_bytes(_COMPILE_RECORD.dump_json(made))
+
+    return cache.get_or_make("program", plan.program_key, make)
+
+
+def _write_texts(plan: _Plan, tokenizer: TokenizerFiles, folder: Path) -> None:
+    _write_json(folder / layout.CONFIG, plan.config.to_dict())
+    (folder / layout.TOKENIZER).write_text(tokenizer.tokenizer, encoding="utf-8")
+    _write_json(folder / layout.TOKENIZER_CONFIG, tokenizer.config)
+    _write_json(folder / layout.GENERATION_CONFIG, tokenizer.generation)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _code_hashes() -> dict[str, str]:
+    """The hash of each of the builder's own files, by its name under this folder."""
+    files = sorted(path for path in _CODE.rglob("*") if path.suffix in _CODE_SUFFIXES)
+    return {
+        path.relative_to(_CODE).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
+
+
+def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact | None:
+    """The artefact in `out` if it is that one and whole; what is wrong with it otherwise is told."""
+    try:
+        current = Artifact.open(out, for_this_host=False)
+    except ArtifactError:
+        return None
+    manifest = current.manifest
+    if manifest is None or manifest.identity != identity or not manifest.files.keys() >= set(layout.FILES):
+        return None
+    with progress.stage("verify", total_bytes(manifest.files)) as stage:
+        stage.say(str(out))
+        wrong = wrong_files(out, manifest.files, stage.advance)
+    for name, reason in wrong.items():
+        progress.note(f"{out / name}: {reason}; it is written again")
+    return None if wrong else current
+
+
+def _file_error(error: OSError, out: Path) -> BuildError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BuildError(f"no space left while building {out}; free some and run it again")
+    where = error.filename or out
+    return BuildError(f"{where}: {error.strerror or error}")

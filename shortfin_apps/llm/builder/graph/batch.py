@@ -1,0 +1,41 @@
+"""The tokens of one invocation, as the operations of the graph see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one invocation works on: the tokens of its rows, end to end (see token_layout.py).
+
+    `cache` is replaced by every operation that writes to it: always use the newest.
+    """
+
+    rows: Dim
+    tokens: Dim
+    chunk: Dim | None  # tokens of every row; None where each row has its own number
+    whole_pages: bool  # every row's tokens, padding included, fill whole pages
+    starts: Tensor  # [rows] i64
+    seq_lens: Tensor  # [rows] i64
+    blocks: Tensor  # [rows, width] i64
+    cache: Tensor  # [pages, page elements] kv
+    offsets: Tensor  # [rows] i64: each row's first token
+    token_rows: Tensor  # [tokens] i64
+    positions: Tensor  # [tokens] i64
+    rotary: Tensor  # [tokens, 2, head_dim / 2] f32: cosines, sines
+    # Made by the form that wants them, at the first layer, for all layers.
+    tiles: Tensor | None = None
+    slots: Tensor | None = None
+    slots_of_rows: Tensor | None = None
+    mask: Tensor | None = None
+
+    @property
+    def width(self) -> Dim:
+        return self.blocks.shape[1]
+
+    @property
+    def pages(self) -> Dim:
+        return self.cache.shape[0]

@@ -1,0 +1,95 @@
+"""Where each token of an invocation stands: computed once, for all layers.
+
+Every entry works on tokens that lie end to end, row after row, each row's from its `offset` on. In a
+prefill and a decode the rows are of one length; in an extend they are as long as their tasks. A token past
+the last one of its row (of rows padded to one length, or of an invocation padded to a bucket) has a
+position at or past the row's `seq_len`: that alone makes it padding.
+"""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+
+
+def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:
+    """[rows] i64: the first token of each row, where every row has `chunk` tokens."""
+    body = f"""\
+  %row = linalg.index 0 : index
+  %first = arith.muli %row, {e.index(chunk)} : index
+  %offset = arith.index_cast %first : index to i64
+  linalg.yield %offset : i64"""
+    return e.elementwise("r", ("r", (rows,), "i64"), [], body)
+
+
+def token_rows(e: Emitter, offsets: Tensor, tokens: Dim) -> Tensor:
+    """[tokens] i64: each token's row, which is the last that begins at or before it."""
+    body = """\
+  %t = linalg.index 0 : index
+  %r = linalg.index 1 : index
+  %c0 = arith.constant 0 : index
+  %first = arith.index_cast %a : i64 to index
+  %begun = arith.cmpi ule, %first, %t : index
+  %later = arith.cmpi ne, %r, %c0 : index
+  %counts = arith.andi %begun, %later : i1
+  %one = arith.extui %counts : i1 to i64
+  %row = arith.addi %out, %one : i64
+  linalg.yield %row : i64"""
+    zero = e.fill("0", (tokens,), "i64")
+    return e.elementwise("tr", ("t", (tokens,), "i64"), [(offsets, "r")], body, zero)
+
+
+def token_positions(e: Emitter, rows: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
+    """[tokens] i64: each token's place in its sequence; from the row's seq_len on it is padding."""
+    body = f"""\
+  %t = linalg.index 0 : index
+  %row = arith.index_cast %a : i64 to index
+  %first = tensor.extract {offsets.name}[%row] : {offsets.type}
+  %start = tensor.extract {starts.name}[%row] : {starts.type}
+  %token = arith.index_cast %t : index to i64
+  %index = arith.subi %token, %first : i64
+  %position = arith.addi %start, %index : i64
+  linalg.yield %position : i64"""
+    return e.elementwise("t", ("t", rows.shape, "i64"), [(rows, "t")], body)
+
+
+def last_tokens(e: Emitter, offsets: Tensor, starts: Tensor, seq_lens: Tensor, tokens: Dim) -> Tensor:
+    """[rows] i64: each row's last token that is not padding."""
+    last = e.value(f"arith.subi {e.index(tokens)}, {e.constant(1)} : index")
+    body = f"""\
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %length = arith.subi %c, %b : i64
+  %index = arith.subi %length, %one : i64
+  %clamped = arith.maxsi %index, %zero : i64
+  %token = arith.addi %a, %clamped : i64
+  %last = arith.index_cast {last} : index to i64
+  %safe = arith.minui %token, %last : i64
+  linalg.yield %safe : i64"""
+    ins = [(offsets, "r"), (starts, "r"), (seq_lens, "r")]
+    return e.elementwise("r", ("r", offsets.shape, "i64"), ins, body)
+
+
+def attention_tiles(
+    e: Emitter, rows: Tensor, positions: Tensor, starts: Tensor, seq_lens: Tensor, size: int
+) -> Tensor:
+    """[tokens] i64: the query tokens of the tile that begins at each token, 0 where none begins.
+
+    A tile holds up to `size` tokens of one row, counted from the row's first; a padding token is alone.
+    """
+    body = f"""\
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %size = arith.constant {size} : i64
+  %row = arith.index_cast %a : i64 to index
+  %start = tensor.extract {starts.name}[%row] : {starts.type}
+  %seq_len = tensor.extract {seq_lens.name}[%row] : {seq_lens.type}
+  %left = arith.subi %seq_len, %b : i64
+  %index = arith.subi %b, %start : i64
+  %in_tile = arith.remui %index, %size : i64
+  %begins = arith.cmpi eq, %in_tile, %zero : i64
+  %some = arith.minsi %left, %size : i64
+  %tile = arith.select %begins, %some, %zero : i64
+  %is_padding = arith.cmpi sle, %left, %zero : i64
+  %count = arith.select %is_padding, %one, %tile : i64
+  linalg.yield %count : i64"""
+    return e.elementwise("t", ("t", rows.shape, "i64"), [(rows, "t"), (positions, "t")], body)

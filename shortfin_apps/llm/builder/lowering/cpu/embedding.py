@@ -1,0 +1,84 @@
+"""Lowering's `embedding` from the layouts of the CPU's weights (see weight_layout.py)."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.quantise import BLOCK
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, Int8Panels, TilePanels
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+
+def embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor) -> Tensor:
+    """[tokens] i64 -> [tokens, hidden] f32."""
+    table, *scales = weights.load(e, "token_embd.weight")
+    tiled = isinstance(weights.layout("token_embd.weight"), Int8Panels | TilePanels)
+    last = e.constant(spec.vocab_size - 1)
+    widening, value = _widen(table, scales)
+    body = f"""\
+  %d = linalg.index 1 : index
+  %id = arith.index_cast %a : i64 to index
+  %row = arith.minui %id, {last} : index
+  %columns = arith.constant {PANEL} : index
+  %panel = arith.divui %row, %columns : index
+  %column = arith.remui %row, %columns : index
+{_extract_from_tiles(table) if tiled else _extract_from_panels(table)}
+{widening}
+  linalg.yield {value} : f32"""
+    return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
+
+
+def _extract_from_panels(table: Tensor) -> str:
+    """%w: element %d of %panel's %column, stored [panels, K / pair, 32 * pair]."""
+    assert isinstance(table.shape[2], int)
+    return f"""\
+  %pair = arith.constant {table.shape[2] // PANEL} : index
+  %k = arith.divui %d, %pair : index
+  %parity = arith.remui %d, %pair : index
+  %first = arith.muli %column, %pair : index
+  %element = arith.addi %first, %parity : index
+  %w = tensor.extract {table.name}[%panel, %k, %element] : {table.type}"""
+
+
+def _extract_from_tiles(table: Tensor) -> str:
+    """%w likewise, stored [panels, tiles, 2, 16, 16 * pair]."""
+    steps, row = table.shape[3:]
+    assert isinstance(steps, int)
+    assert isinstance(row, int)
+    pair = row // LANES
+    return f"""\
+  %lanes = arith.constant {LANES} : index
+  %tile_size = arith.constant {steps * pair} : index
+  %pair = arith.constant {pair} : index
+  %half = arith.divui %column, %lanes : index
+  %lane = arith.remui %column, %lanes : index
+  %tile = arith.divui %d, %tile_size : index
+  %in_tile = arith.remui %d, %tile_size : index
+  %step = arith.divui %in_tile, %pair : index
+  %in_step = arith.remui %in_tile, %pair : index
+  %first = arith.muli %lane, %pair : index
+  %element = arith.addi %first, %in_step : index
+  %w = tensor.extract {table.name}[%panel, %tile, %half, %step, %element] : {table.type}"""
+
+
+def _widen(table: Tensor, scales: list[Tensor]) -> tuple[str, str]:
+    """What makes f32 of %w, times the scale of its column or block if it has one; and the result's name."""
+    if not scales:
+        return (
+            ("", "%w")
+            if table.dtype == "f32"
+            else (f"  %value = arith.extf %w : {table.dtype} to f32", "%value")
+        )
+    if scales[0].dtype == "f32":
+        scale = f"  %scale = tensor.extract {scales[0].name}[%panel, %column] : {scales[0].type}"
+    else:
+        scale = f"""\
+  %block_size = arith.constant {BLOCK} : index
+  %block = arith.divui %d, %block_size : index
+  %narrow = tensor.extract {scales[0].name}[%panel, %block, %column] : {scales[0].type}
+  %scale = arith.extf %narrow : {scales[0].dtype} to f32"""
+    lines = f"""\
+{scale}
+  %quant = arith.sitofp %w : i8 to f32
+  %value = arith.mulf %quant, %scale : f32"""
+    return lines, "%value"

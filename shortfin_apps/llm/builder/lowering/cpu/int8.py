@@ -1,0 +1,121 @@
+"""Matmuls in 8-bit integers on vectors: weights are bytes, and activations are made bytes on their way in.
+
+An activation has a scale for each token, a weight one for each output feature, and sums of products of bytes
+are exact: a token's result does not depend on how many are computed together, nor on the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.lowering.separate import SeparateOperations
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, TILE, num_panels, num_tiles
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.errors import BuildError
+
+FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch
+ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a matmul is to quantise: `x` [tokens, features] f32 or bf16, RMS-normed with weights if so."""
+
+    x: Tensor
+    norm: Sequence[Tensor] = ()
+
+    @property
+    def suffix(self) -> str:
+        """Of a kernel's name."""
+        return self.x.dtype + ("_normed" if self.norm else "")
+
+
+class Int8Operations(SeparateOperations[Input]):
+    """Implements CpuOperations. Raises BuildError for a CPU or a model that cannot have them."""
+
+    def __init__(
+        self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+    ) -> None:
+        if not target.has_byte_dot:
+            raise BuildError(f"int8 needs a CPU with AVX-512 VNNI, which {target.cpu} is not; use q8_0 there")
+        if spec.hidden_size % PANEL:
+            raise BuildError(
+                f"int8 needs a hidden_size in multiples of {PANEL}, not {spec.hidden_size}; use q8_0"
+            )
+        super().__init__(spec)
+        self._options = options
+        self._target = target
+        self._weights = weights
+        self._render = render
+
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Input:
+        return Input(x, self._weights.load(e, weight))
+
+    def linear(self, e: Emitter, x: Tensor | Input, weight: str, residual: Tensor | None = None) -> Tensor:
+        out_features = self._weights.shape(weight)[0]
+        padded = num_panels(out_features) * PANEL
+        others = [residual] if residual else []
+        source = x if isinstance(x, Input) else Input(x)
+        out = self._multiply(e, source, weight, "residual" if residual else "store", others, padded, "f32")
+        return e.columns(out, 0, out_features)
+
+    def gated_linear(self, e: Emitter, x: Input, weight: str) -> Tensor:
+        features = self._spec.intermediate_size
+        return self._multiply(e, x, weight, "silu", [], features, self._options.activations)
+
+    def _multiply(
+        self,
+        e: Emitter,
+        x: Input,
+        weight: str,
+        epilogue: str,
+        others: Sequence[Tensor],
+        features: int,
+        dtype: str,
+    ) -> Tensor:
+        rows = x.x.shape[0]
+        quantises_itself = isinstance(rows, int) and rows <= FEW_ROWS
+        inputs = [x.x, *x.norm] if quantises_itself else self._quantise(e, x)
+        kernel = self._matmul(weight, epilogue, x if quantises_itself else None)
+        reads = [*inputs, *self._weights.load(e, weight), *others]
+        return e.dispatch(kernel, [rows], [rows], reads, [((rows, features), dtype)])[0]
+
+    def _quantise(self, e: Emitter, x: Input) -> list[Tensor]:
+        """x [rows, K] as tiles [rows / 16, K / 64, 16, 64] i8 and scales [rows] f32."""
+        rows, size = x.x.shape
+        assert isinstance(size, int)
+        kernel = self._render(
+            "cpu/quantise_rows",
+            f"quantise_{size}_{x.suffix}",
+            size=size,
+            dtype=x.x.dtype,
+            norm=bool(x.norm),
+            eps=self._spec.rms_norm_eps,
+            row_block=FEW_ROWS,
+        )
+        tiles = (e.ceil_divide(rows, LANES), num_tiles(size), LANES, TILE)
+        return e.dispatch(kernel, [rows], [rows], [x.x, *x.norm], [(tiles, "i8"), ((rows,), "f32")])
+
+    def _matmul(self, weight: str, epilogue: str, x: Input | None) -> str:
+        """The kernel that reads `x`, or what `_quantise` made."""
+        out_features, in_features = self._weights.shape(weight)
+        row_block = ROWS_BYTES // (TILE * num_tiles(in_features)) // PANEL * PANEL
+        return self._render(
+            "cpu/matmul_int8",
+            f"matmul_{out_features}x{in_features}_{epilogue}_int8_{x.suffix if x else 'tiles'}",
+            n=out_features,
+            k_size=in_features,
+            epilogue=epilogue,
+            source=x.x.dtype if x else "tiles",
+            norm=bool(x and x.norm),
+            eps=self._spec.rms_norm_eps,
+            most_rows=FEW_ROWS,
+            panels_per_group=max(1, num_panels(out_features) // 8),
+            row_block=max(PANEL, min(256, row_block)),
+            has_bf16=self._target.has_bf16_dot,
+        )

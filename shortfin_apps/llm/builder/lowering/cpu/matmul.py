@@ -1,0 +1,111 @@
+"""Norms and matmuls as hand-written CPU kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers, takes_fused_layers
+from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
+from shortfin_apps.llm.builder.lowering.separate import SeparateOperations
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import LANES, num_panels
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+
+class CpuOperations(Protocol):
+    """Lowering's operations between two attentions."""
+
+    def project(self, e: Emitter, x: Tensor) -> Tensor: ...
+
+    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
+        """x [tokens, hidden] f32 and what the layer's attention returned -> as Lowering's `layer`."""
+        ...
+
+    def logits(self, e: Emitter, x: Tensor) -> Tensor: ...
+
+
+def choose_operations(
+    spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+) -> CpuOperations:
+    """The matrix unit's where the CPU has it and the model fills its tiles."""
+    if takes_fused_layers(spec, options, target):
+        return FusedLayers(spec, weights, render)
+    if options.weights == "int8":
+        return Int8Operations(spec, options, target, weights, render)
+    return VectorOperations(spec, options, target, weights, render)
+
+
+class VectorOperations(SeparateOperations[Tensor]):
+    """Weights in panels of floats, or in blocks that are widened to floats."""
+
+    def __init__(
+        self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+    ) -> None:
+        super().__init__(spec)
+        self._options = options
+        self._target = target
+        self._weights = weights
+        self._render = render
+
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        kernel = self._render(
+            "cpu/rms_norm",
+            "rms_norm",
+            size=self._spec.hidden_size,
+            eps=self._spec.rms_norm_eps,
+            dtype=self._options.activations,
+            lanes=math.gcd(self._spec.hidden_size, LANES),
+            has_bf16=self._dot2,
+            row_block=4,
+        )
+        rows = x.shape[0]
+        result = (x.shape, self._options.activations)
+        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+
+    def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
+        out_features = self._weights.shape(weight)[0]
+        padded = -(-out_features // LANES) * LANES
+        reads = [x, *self._weights.load(e, weight)] + ([residual] if residual else [])
+        kernel = self._matmul(weight, "residual" if residual else "store")
+        rows = x.shape[0]
+        out = e.dispatch(kernel, [rows], [rows], reads, [((rows, padded), "f32")])[0]
+        return e.columns(out, 0, out_features)
+
+    def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        rows = x.shape[0]
+        result = ((rows, self._spec.intermediate_size), self._options.activations)
+        kernel = self._matmul(weight, "silu")
+        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+
+    def _matmul(self, weight: str, epilogue: str) -> str:
+        out_features, in_features = self._weights.shape(weight)
+        panels = num_panels(out_features)
+        bits = self._weights.layout(weight).bits
+        name = f"matmul_{out_features}x{in_features}_{epilogue}" + (f"_q{bits}" if bits else "")
+        shape = {
+            "n": out_features,
+            "k_size": in_features,
+            "epilogue": epilogue,
+            "panels_per_group": max(1, panels // 32),
+            "bits": bits,
+        }
+        tile_rows = 8 if self._target.has_wide_vectors else 2
+        return self._render(
+            "cpu/matmul",
+            name,
+            **shape,
+            row_block=128,
+            dtype=self._options.activations,
+            dot2=self._dot2,
+            lanes=LANES,
+            tile_rows=tile_rows,
+            tail_sizes=[size for size in (4, 2, 1) if size < tile_rows],
+        )
+
+    @property
+    def _dot2(self) -> bool:
+        return self._options.activations == "bf16" and self._target.has_bf16_dot

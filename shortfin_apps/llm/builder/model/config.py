@@ -1,0 +1,89 @@
+"""The artefact's `config.json`, from the model and what was asked for."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, LlamaSpec
+from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.errors import BuildError
+
+KV_DTYPE_NAMES: dict[KVType, str] = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+KV_ITEM_BYTES: dict[KVType, int] = {"bf16": 2, "f16": 2, "f32": 4}
+
+DEFAULT_CONTEXT_LENGTH = 8192
+DEFAULT_CONTEXTS = 8  # full contexts that the page table holds
+DEFAULT_SLAB_BYTES = 1 << 30
+
+
+def model_config(spec: LlamaSpec, options: BuildOptions) -> ModelConfig:
+    """Raises BuildError, naming the flag, when the options do not fit the model."""
+    _check_sizes(options)
+    max_seq_len = _context_length(spec, options)
+    if too_long := [size for size in options.chunk_sizes if size > max_seq_len]:
+        raise BuildError(f"--chunk-sizes: {too_long[0]} exceeds the context length of {max_seq_len} tokens")
+    if options.top_k > spec.vocab_size:
+        raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
+    page_elements = _page_elements(spec, options)
+    return ModelConfig(
+        max_seq_len=max_seq_len,
+        transformer_block_count=spec.num_hidden_layers,
+        attn_head_dim=spec.head_dim,
+        prefill_batch_sizes=options.prefill_batch_sizes,
+        decode_batch_sizes=options.decode_batch_sizes,
+        has_prefill_position=True,
+        attn_dtype=KV_DTYPE_NAMES[options.kv],
+        top_k=options.top_k,
+        paged_kv_cache=PagedKVCacheConfig(
+            attention_head_count_kv=spec.num_key_value_heads,
+            block_seq_stride=options.block_seq_stride,
+            device_block_count=_page_count(options, max_seq_len, page_elements),
+            kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
+            paged_kv_block_size_elements_per_device=(page_elements,),
+        ),
+    )
+
+
+def _check_sizes(options: BuildOptions) -> None:
+    stride = options.block_seq_stride
+    _require_positive("--block-seq-stride", (stride,))
+    _require_positive("--top-k", (options.top_k,))
+    _require_positive("--prefill-batch-sizes", options.prefill_batch_sizes)
+    _require_positive("--decode-batch-sizes", options.decode_batch_sizes)
+    if not options.prefill_batch_sizes or not options.decode_batch_sizes:
+        raise BuildError("at least one prefill and one decode batch size are needed")
+    _require_positive("--chunk-sizes", options.chunk_sizes)
+    _require_positive("--extend-sizes", options.extend_sizes)
+    if odd := [size for size in options.chunk_sizes if size % stride]:
+        raise BuildError(f"--chunk-sizes: {odd[0]} is not a multiple of the page of {stride} tokens")
+    if options.device_block_count is not None and options.device_block_count < 2:
+        raise BuildError("--pages: must be at least 2, as the first page is scratch")
+
+
+def _require_positive(flag: str, values: tuple[int, ...]) -> None:
+    if any(value < 1 for value in values):
+        raise BuildError(f"{flag}: must be positive, not {min(values)}")
+    if len(set(values)) != len(values):
+        raise BuildError(f"{flag}: each size once, please")
+
+
+def _context_length(spec: LlamaSpec, options: BuildOptions) -> int:
+    own, asked, stride = spec.max_position_embeddings, options.context_length, options.block_seq_stride
+    if asked is not None and asked > own:
+        raise BuildError(f"--context-length: {asked} exceeds the {own} tokens that {spec.name} was made for")
+    length = min(own, DEFAULT_CONTEXT_LENGTH) if asked is None else asked
+    if length < stride:
+        raise BuildError(f"--context-length: {length} is less than a page of {stride} tokens")
+    return length
+
+
+def _page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
+    per_token = 2 * spec.num_key_value_heads * spec.head_dim
+    return spec.num_hidden_layers * per_token * options.block_seq_stride
+
+
+def _page_count(options: BuildOptions, max_seq_len: int, page_elements: int) -> int:
+    """Pages with the scratch page: for 8 contexts within 1 GiB, but for one context at any rate."""
+    if options.device_block_count is not None:
+        return options.device_block_count
+    context_pages = -(-max_seq_len // options.block_seq_stride)
+    most = DEFAULT_SLAB_BYTES // (page_elements * KV_ITEM_BYTES[options.kv])
+    return max(context_pages + 1, min(DEFAULT_CONTEXTS * context_pages + 1, most))

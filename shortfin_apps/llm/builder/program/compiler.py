@@ -1,0 +1,87 @@
+"""Compiles a model's graph to a VMFB with the IREE compiler."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from iree.compiler import version
+from iree.compiler.tools.binaries import find_tool
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.program.entry import entries_of
+from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.parameters import parameter_types
+from shortfin_apps.llm.errors import BuildError
+
+__all__ = ["CompileResult", "compile_model", "parameter_types"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileResult:
+    """What was compiled, with what, for what. `entries` are without the `$async` suffix."""
+
+    compiler_version: str
+    flags: tuple[str, ...]
+    target: Target
+    entries: tuple[str, ...]
+
+
+def compile_model(
+    spec: LlamaSpec,
+    options: BuildOptions,
+    out: Path,
+    on_progress: Callable[[str], None] | None = None,
+) -> CompileResult:
+    """Writes the VMFB of `spec` to `out`, whole or not at all.
+
+    The module reads the parameters that `parameter_types` lists, in scope `model`. Raises BuildError when
+    the target is unknown or the compiler fails, OSError when the disk is full; an interrupt stops the
+    compiler and leaves nothing behind.
+    """
+    report = on_progress or (lambda _: None)
+    target = resolve_target(options.device)
+    if options.weights != options.activations and not target.is_cpu:
+        raise BuildError(f"weights in {options.weights} are for CPUs; use bf16 or f16 for {options.device}")
+    report("writing the graph")
+    text = LlamaGraph(spec, options, target).module()
+    flags = (*target.flags, *target.tuning)
+    entries = tuple(entry.name for entry in entries_of(options))
+    report(f"compiling {len(entries)} entries for {target.cpu}")
+    compile_text(text, flags, out)
+    return CompileResult(version.VERSION, flags, target, entries)
+
+
+def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:
+    """Compiles MLIR `text` to `out`, through a temporary folder beside it."""
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        source, made = Path(folder, "model.mlir"), Path(folder, "model.vmfb")
+        source.write_text(text, encoding="utf-8")
+        # subprocess.run kills the compiler when an exception (an interrupt, say) passes through it.
+        run = subprocess.run(
+            [find_tool("iree-compile"), str(source), "-o", str(made), *flags],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if run.returncode:
+            raise _failure(run)
+        made.replace(out)
+
+
+def _failure(run: subprocess.CompletedProcess[str]) -> Exception:
+    if run.returncode < 0:
+        by = signal.Signals(-run.returncode).name
+        return BuildError(f"the compiler was stopped by {by}; is there enough memory?")
+    if os.strerror(errno.ENOSPC) in run.stderr:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lines = run.stderr.splitlines()
+    error = next((line for line in lines if "error:" in line.lower()), f"exit {run.returncode}")
+    return BuildError(f"the compiler failed: {error}")

@@ -1,0 +1,172 @@
+"""The entries of the module as a caller sees them: upstream shortfin's ABI for paged language models.
+
+    prefill_bs{N}(tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], cache)
+    prefill_bs{N}_s{S}    the same with S fixed
+    decode_bs{N}(tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], cache)
+    extend(tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], cache)
+    extend_t{T}           the same with T fixed
+
+all i64 but the cache [pages, elements], which is mutated in place; mind the order of the second and third
+argument of the first two. An extend is ours: R tasks lie end to end, task r's tokens from offsets[r] on
+(ascending from 0), seq_lens[r] - start_positions[r] of them, and tokens past the last task's are padding.
+A task is a decode (one token, anywhere) or a prefill chunk (from a page's first slot on, of any length).
+
+Results: values [N,1,K] f32, indices [N,1,K] i64, logits [N,1,V] f32, of each row's last valid
+token. `seq_lens` counts from position 0, this call included. Entries follow IREE's coarse-fences model
+(`name$async`, two fences last), and say of themselves that only dispatches write the cache, which the server
+then puts where dispatches read it faster (`Device.allocate`).
+Source: amdsharktank's export_paged_llm_v1 with has_prefill_position and top_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+
+Body = Callable[[Emitter, Tensor, Batch], tuple[Tensor, Tensor, Tensor]]
+
+
+class Phase(Enum):
+    """How an entry lays out its tokens."""
+
+    PREFILL = auto()
+    DECODE = auto()
+    EXTEND = auto()
+
+
+_ARGUMENTS = {
+    Phase.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids", "cache"),
+    Phase.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids", "cache"),
+    Phase.EXTEND: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "cache"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One exported function. `length` is S or T, None where dynamic; `rows` is None in an extend."""
+
+    name: str
+    phase: Phase
+    rows: int | None
+    length: int | None
+
+
+def entries_of(options: BuildOptions) -> list[Entry]:
+    """Every entry that the options ask for."""
+    prefills = [Entry(f"prefill_bs{n}", Phase.PREFILL, n, None) for n in options.prefill_batch_sizes]
+    chunks = [
+        Entry(f"prefill_bs{n}_s{s}", Phase.PREFILL, n, s)
+        for n in options.prefill_batch_sizes
+        for s in options.chunk_sizes
+    ]
+    decodes = [Entry(f"decode_bs{n}", Phase.DECODE, n, 1) for n in options.decode_batch_sizes]
+    extends = [Entry("extend", Phase.EXTEND, None, None)]
+    extends += [Entry(f"extend_t{t}", Phase.EXTEND, None, t) for t in options.extend_sizes]
+    return [*prefills, *chunks, *decodes, *extends]
+
+
+def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
+    """Elements of one page: K and V of `block_seq_stride` tokens in every layer."""
+    per_token = 2 * spec.num_key_value_heads * spec.head_dim
+    return spec.num_hidden_layers * per_token * options.block_seq_stride
+
+
+def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: int, body: Body) -> str:
+    """The function's text; `body` gets the imported tensors (and sets the batch's rotary)."""
+    e = Emitter()
+    tokens, batch = _arguments(e, entry, options, elements)
+    values, indices, logits = body(e, tokens, batch)
+    results = [e.reshape(t, (batch.rows, 1, t.shape[1])) for t in (values, indices, logits)]
+    _return(e, results, batch.cache)
+    declaration = _declaration(entry, elements, options, results)
+    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in _ARGUMENTS[entry.phase])
+    body_text = "\n".join(e.lines)
+    return (
+        f"util.func public @{entry.name}$async({arguments}, %wait: !hal.fence, %signal: !hal.fence) "
+        f"-> (!hal.buffer_view, !hal.buffer_view, !hal.buffer_view) attributes {{\n"
+        f'inlining_policy = #util.inline.never, iree.abi.model = "coarse-fences", iree.abi.stub,\n'
+        f'iree.reflection = {{iree.abi.declaration = "{declaration}", '
+        f'iree.abi.model = "coarse-fences", shortfin_llm.only_dispatches = "true"}}}} {{\n'
+        f"{body_text}\n}}"
+    )
+
+
+def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -> tuple[Tensor, Batch]:
+    """Imports the arguments: token ids [tokens] i64, and where each token belongs."""
+    is_extend = entry.phase is Phase.EXTEND
+    length = entry.length or _dim(e, "tokens", 0 if is_extend else 1)
+    rows = entry.rows or _dim(e, "offsets", 0)
+    tokens = _import(e, "tokens", (length,) if is_extend else (rows, length), "i64")
+    total = length if is_extend else e.times(rows, length)
+    offsets = _import(e, "offsets", (rows,), "i64") if is_extend else even_offsets(e, rows, length)
+    starts = _import(e, "start_positions", (rows,), "i64")
+    seq_lens = _import(e, "seq_lens", (rows,), "i64")
+    blocks = _import(e, "seq_block_ids", (rows, _dim(e, "seq_block_ids", 1)), "i64")
+    # `consume` hands the buffer over to the function; without it every call copies the cache.
+    cache = _import(e, "cache", (_dim(e, "cache", 0), elements), options.kv, "consume ")
+    of_token = token_rows(e, offsets, total)
+    batch = Batch(
+        rows=rows,
+        tokens=total,
+        chunk=None if is_extend else length,
+        whole_pages=entry.phase is Phase.PREFILL,
+        starts=starts,
+        seq_lens=seq_lens,
+        blocks=blocks,
+        cache=cache,
+        offsets=offsets,
+        token_rows=of_token,
+        positions=token_positions(e, of_token, offsets, starts),
+        rotary=cache,
+    )
+    return tokens if is_extend else e.reshape(tokens, (total,)), batch
+
+
+def _dim(e: Emitter, argument: str, axis: int) -> str:
+    return e.value(f"hal.buffer_view.dim<%{argument} : !hal.buffer_view>[{axis}] : index")
+
+
+def _import(e: Emitter, name: str, shape: tuple[Dim, ...], dtype: str, how: str = "") -> Tensor:
+    result = Tensor(e.fresh(), shape, dtype)
+    e.line(
+        f'{result.name} = hal.tensor.import wait(%wait) => {how}%{name} "{name}" : '
+        f"!hal.buffer_view -> {result.sized_type}"
+    )
+    return result
+
+
+def _return(e: Emitter, results: list[Tensor], cache: Tensor) -> None:
+    alias = e.value(
+        f"hal.tensor.alias wait(%wait) => {cache.name} : {cache.sized_type} to %cache : !hal.buffer_view"
+    )
+    joined = [*results, Tensor(alias, cache.shape, cache.dtype)]
+    ready = e.fresh()
+    e.line(
+        f"{ready}:{len(joined)} = hal.tensor.barrier join({', '.join(t.name for t in joined)} : "
+        f"{', '.join(t.type for t in joined)}) => %signal : !hal.fence"
+    )
+    views = [
+        e.value(f"hal.tensor.export {ready}#{i} : {t.sized_type} -> !hal.buffer_view")
+        for i, t in enumerate(results)
+    ]
+    e.line(f"util.return {', '.join(views)} : {', '.join(['!hal.buffer_view'] * len(views))}")
+
+
+def _declaration(entry: Entry, elements: int, options: BuildOptions, results: list[Tensor]) -> str:
+    """The signature in the words IREE uses for its own entries; the runtime border reads it back."""
+    rows, length = entry.rows or "?", entry.length or "?"
+    vector = tensor_type((rows,), "i64")
+    types = dict.fromkeys(_ARGUMENTS[entry.phase], vector) | {
+        "tokens": tensor_type((length,) if entry.phase is Phase.EXTEND else (rows, length), "i64"),
+        "seq_block_ids": tensor_type((rows, "?"), "i64"),
+        "cache": tensor_type(("?", elements), options.kv),
+    }
+    ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(types.values()))
+    outs = ", ".join(f"%output{i}: {t.type}" for i, t in enumerate(results))
+    return f"async func @{entry.name}({ins}) -> ({outs})"

@@ -1,0 +1,164 @@
+"""What every source of a model yields, and the checks they share."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ValidationError
+
+from shortfin_apps.llm.builder.model.spec import LlamaSpec, WeightType
+from shortfin_apps.llm.builder.quantise import Bits, Blocks
+from shortfin_apps.llm.errors import BuildError
+
+Array = npt.NDArray[Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+SUPPORTED = "Llama 2 and 3, SmolLM2, TinyLlama and Mistral (architecture `llama` or `mistral`)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """The content of `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`.
+
+    `config` has `bos_token`, `eos_token`, `pad_token`, `unk_token`, `add_bos_token` and `chat_template`
+    as far as the source knows them; `generation` has `eos_token_id` as a list, and sampling defaults.
+    """
+
+    tokenizer: str
+    config: dict[str, Any] = field(default_factory=dict)
+    generation: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """`name` is the source's own; `weights` is what `build` makes of it at its best, and `kept` whether that
+    is the same numbers."""
+
+    name: str
+    weights: WeightType
+    kept: bool
+
+
+class ModelSource(ABC):
+    """A model to build from. `sha256` is the hash of everything that was read from it."""
+
+    spec: LlamaSpec
+    sha256: str
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        """How most of its weights are quantised; None for floats."""
+        return None
+
+    @abstractmethod
+    def tensor(self, name: str) -> Array:
+        """One tensor of `tensor_shapes(spec)`, read when asked for, in any float dtype.
+
+        Rows of q and k are in the half-split rotary order. Raises BuildError.
+        """
+
+    def blocks(self, name: str, bits: Bits) -> Blocks | None:
+        """The tensor's own blocks of `bits`, in the rows' order of `tensor`; None where it has none."""
+        return None
+
+    @abstractmethod
+    def tokenizer_files(self) -> TokenizerFiles:
+        """Raises BuildError when the tokenizer is missing or of a kind that is not supported."""
+
+
+def tensor_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
+    """Names (GGUF's) and shapes `[out_features, in_features]` of a Llama's tensors, before fusing."""
+    hidden, ffn = spec.hidden_size, spec.intermediate_size
+    queries = spec.num_attention_heads * spec.head_dim
+    keys = spec.num_key_value_heads * spec.head_dim
+    block = {
+        "attn_norm": (hidden,),
+        "attn_q": (queries, hidden),
+        "attn_k": (keys, hidden),
+        "attn_v": (keys, hidden),
+        "attn_output": (hidden, queries),
+        "ffn_norm": (hidden,),
+        "ffn_gate": (ffn, hidden),
+        "ffn_up": (ffn, hidden),
+        "ffn_down": (hidden, ffn),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.num_hidden_layers):
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+    shapes["output_norm.weight"] = (hidden,)
+    if not spec.tie_word_embeddings:
+        shapes["output.weight"] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def check_spec(where: str, spec: LlamaSpec) -> None:
+    """Raises BuildError for sizes that no decoder can have; `where` names the source."""
+    if spec.num_attention_heads % spec.num_key_value_heads:
+        raise BuildError(
+            f"{where}: {spec.num_attention_heads} attention heads do not divide among "
+            f"{spec.num_key_value_heads} key/value heads"
+        )
+    if spec.head_dim < 2 or spec.head_dim % 2:
+        raise BuildError(f"{where}: head dimension {spec.head_dim} is not even, so it cannot be rotated")
+
+
+def check_tensors(where: str, spec: LlamaSpec, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises BuildError unless `found` is exactly what `tensor_shapes(spec)` asks for."""
+    if spec.num_hidden_layers > len(found):  # before naming the tensors of so many
+        raise BuildError(f"{where}: {len(found)} tensors are too few for {spec.num_hidden_layers} layers")
+    expected = tensor_shapes(spec)
+    if missing := sorted(expected.keys() - found.keys()):
+        raise BuildError(f"{where}: tensor `{missing[0]}` is missing")
+    if unknown := sorted(found.keys() - expected.keys()):
+        raise BuildError(
+            f"{where}: tensor `{unknown[0]}` belongs to no model that is supported; those are {SUPPORTED}"
+        )
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise BuildError(f"{where}: tensor `{name}` has shape {found[name]}, expected {shape}")
+
+
+def unsupported(where: str, what: str) -> BuildError:
+    """The error for a model outside the family; `what` says what it is or has."""
+    return BuildError(f"{where}: {what} is not supported; supported are {SUPPORTED}")
+
+
+def parse(where: str, kind: type[Model], raw: object) -> Model:
+    """Checks `raw` against a pydantic model. Raises BuildError with the first field at fault."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(str(part) for part in problem["loc"]) or "the whole"
+        raise BuildError(f"{where}: `{name}`: {problem['msg']}") from None
+
+
+def sha256_of(paths: Iterable[Path]) -> str:
+    """The hash of one file, or of several files with their names."""
+    files = list(paths)
+    digests = [(path.name, _sha256(path)) for path in files]
+    if len(digests) == 1:
+        return digests[0][1]
+    return hashlib.sha256(repr(sorted(digests)).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BuildError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def as_float(where: str, array: Array) -> Array:
+    """`array` itself. Raises BuildError when it holds something that is no finite number."""
+    if not np.isfinite(array).all():
+        raise BuildError(f"{where} holds values that are not finite; the file is damaged")
+    return array

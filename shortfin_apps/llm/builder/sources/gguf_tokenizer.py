@@ -1,0 +1,242 @@
+"""The tokenizer inside a GGUF file, rebuilt for the `tokenizers` library.
+
+GGUF keeps the vocabulary, and the merges or scores, but only the *name* of the rule that cuts text into
+words (`tokenizer.ggml.pre`). The rules below are those of the models' own `tokenizer.json`; for
+`default` it is llama.cpp's (src/llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from shortfin_apps.llm.builder.sources.base import TokenizerFiles
+from shortfin_apps.llm.errors import BuildError
+
+
+class TokenType(IntEnum):
+    """`llama_token_type` of llama.cpp."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class GgufVocabulary(BaseModel):
+    """The `tokenizer.*` keys, without the prefix."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = Field(alias="ggml.model")
+    pre: str = Field("default", alias="ggml.pre")
+    tokens: list[str] = Field(alias="ggml.tokens", min_length=1)
+    token_type: list[int] = Field([], alias="ggml.token_type")
+    scores: list[float] = Field([], alias="ggml.scores")
+    merges: list[str] = Field([], alias="ggml.merges")
+    bos_token_id: int | None = Field(None, alias="ggml.bos_token_id")
+    eos_token_id: int | None = Field(None, alias="ggml.eos_token_id")
+    eot_token_id: int | None = Field(None, alias="ggml.eot_token_id")
+    eom_token_id: int | None = Field(None, alias="ggml.eom_token_id")
+    unknown_token_id: int | None = Field(None, alias="ggml.unknown_token_id")
+    padding_token_id: int | None = Field(None, alias="ggml.padding_token_id")
+    add_bos_token: bool | None = Field(None, alias="ggml.add_bos_token")
+    add_eos_token: bool = Field(False, alias="ggml.add_eos_token")
+    add_space_prefix: bool = Field(True, alias="ggml.add_space_prefix")
+    chat_template: str | None = None
+
+    def text(self, token_id: int | None) -> str | None:
+        """The token with that id; None for no id, or one outside the vocabulary."""
+        if token_id is None or not 0 <= token_id < len(self.tokens):
+            return None
+        return self.tokens[token_id]
+
+    def of_type(self, *types: TokenType) -> list[str]:
+        return [token for token, kind in zip(self.tokens, self.token_type, strict=False) if kind in types]
+
+
+# Control tokens that end a turn or a document, whichever of them the file calls end-of-sequence.
+END_TOKENS = frozenset(
+    {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
+)
+
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
+    """Raises BuildError for a kind of tokenizer that is not known; `where` names the file."""
+    builders: dict[str, Callable[[str, GgufVocabulary], Tokenizer]] = {
+        "gpt2": _byte_level,
+        "llama": _sentence_piece,
+    }
+    if vocabulary.model not in builders:
+        known = ", ".join(sorted(builders))
+        raise BuildError(f"{where}: tokenizer model `{vocabulary.model}` is not supported; known are {known}")
+    if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
+        raise BuildError(f"{where}: the vocabulary names a token twice")
+    try:
+        tokenizer = builders[vocabulary.model](where, vocabulary)
+    except BuildError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise BuildError(f"{where}: the tokenizer cannot be rebuilt ({error})") from error
+    _add_special_tokens(tokenizer, vocabulary)
+    add_bos = _adds_bos(vocabulary)
+    _frame(tokenizer, vocabulary, add_bos)
+    return TokenizerFiles(
+        tokenizer=tokenizer.to_str(),
+        config=_tokenizer_config(vocabulary, add_bos),
+        generation=_generation_config(vocabulary),
+    )
+
+
+def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
+    """GPT-2's BPE over bytes."""
+    split = PRE_TOKENIZERS.get(vocabulary.pre)
+    if split is None:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise BuildError(f"{where}: pre-tokenizer `{vocabulary.pre}` is not supported; known are {known}")
+    pairs = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+    if any(len(pair) != 2 for pair in pairs):
+        raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
+    merges = [(pair[0], pair[1]) for pair in pairs]
+    # Llama 3 and Tekken take a word that is a token as it is, even where no merges lead to it.
+    whole_words = vocabulary.pre in (*LLAMA3_NAMES, "tekken")
+    vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words))
+    tokenizer.pre_tokenizer = split()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
+    """SentencePiece's BPE: scores stand for merges, and bytes for what has no piece."""
+    if len(vocabulary.scores) != len(vocabulary.tokens):
+        raise BuildError(f"{where}: the vocabulary has {len(vocabulary.scores)} scores for its tokens")
+    vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
+    unknown = vocabulary.text(vocabulary.unknown_token_id) or "<unk>"
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=_merges_of_scores(vocabulary, vocab),
+            unk_token=unknown if unknown in vocab else None,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
+    text: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.add_space_prefix:
+        spaces.insert(0, normalizers.Prepend("▁"))
+        text.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(spaces)
+    tokenizer.decoder = decoders.Sequence(text)
+    return tokenizer
+
+
+def _merges_of_scores(vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, the best-scored piece first."""
+    ranked = sorted(range(len(vocabulary.tokens)), key=lambda index: -vocabulary.scores[index])
+    merges: list[tuple[str, str]] = []
+    for index in ranked:
+        piece = vocabulary.tokens[index]
+        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        found = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
+        merges += sorted(found, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    return merges
+
+
+def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
+    special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    plain = vocabulary.of_type(TokenType.USER_DEFINED)
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
+
+
+def _adds_bos(vocabulary: GgufVocabulary) -> bool:
+    if vocabulary.add_bos_token is not None:
+        return vocabulary.add_bos_token
+    return vocabulary.model == "llama" or vocabulary.pre in LLAMA3_NAMES
+
+
+def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> None:
+    """Makes `encode` add the begin and end tokens that the model was trained with."""
+    bos = vocabulary.text(vocabulary.bos_token_id) if add_bos else None
+    eos = vocabulary.text(vocabulary.eos_token_id) if vocabulary.add_eos_token else None
+    added = [token for token in (bos, eos) if token is not None]
+    if not added:
+        return
+    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[(token, tokenizer.token_to_id(token)) for token in set(added)]
+    )
+
+
+def _tokenizer_config(vocabulary: GgufVocabulary, add_bos: bool) -> dict[str, Any]:
+    config = {
+        "bos_token": vocabulary.text(vocabulary.bos_token_id),
+        "eos_token": vocabulary.text(vocabulary.eos_token_id),
+        "pad_token": vocabulary.text(vocabulary.padding_token_id),
+        "unk_token": vocabulary.text(vocabulary.unknown_token_id),
+        "add_bos_token": add_bos,
+        "add_eos_token": vocabulary.add_eos_token,
+        "chat_template": vocabulary.chat_template,
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
+    named = [vocabulary.eos_token_id, vocabulary.eot_token_id, vocabulary.eom_token_id]
+    control = set(vocabulary.of_type(TokenType.CONTROL))
+    ends = [i for i, token in enumerate(vocabulary.tokens) if token in END_TOKENS and token in control]
+    eos = list(dict.fromkeys(i for i in (*named, *ends) if vocabulary.text(i) is not None))
+    config: dict[str, Any] = {"eos_token_id": eos}
+    if vocabulary.text(vocabulary.bos_token_id) is not None:
+        config["bos_token_id"] = vocabulary.bos_token_id
+    if vocabulary.text(vocabulary.padding_token_id) is not None:
+        config["pad_token_id"] = vocabulary.padding_token_id
+    return config
+
+
+def _split(*patterns: str) -> Callable[[], Any]:
+    """Cuts at each pattern in turn, keeping what lies between; then bytes to characters."""
+
+    def make() -> Any:
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+    return make
+
+
+LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "default": _split(r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "gpt-2": _split(GPT2_WORDS),
+    "smollm": _split(r"\p{N}", GPT2_WORDS),
+    "tekken": _split(TEKKEN_WORDS),
+    **dict.fromkeys(LLAMA3_NAMES, _split(LLAMA3_WORDS)),
+}

@@ -1,0 +1,308 @@
+"""A directory as Hugging Face lays it out: config.json, safetensors, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from safetensors import SafetensorError, safe_open
+
+from shortfin_apps.llm.builder.model.spec import LlamaSpec, RopeScaling
+from shortfin_apps.llm.builder.sources.base import (
+    Array,
+    ModelSource,
+    TokenizerFiles,
+    as_float,
+    check_spec,
+    check_tensors,
+    parse,
+    sha256_of,
+    unsupported,
+)
+from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
+from shortfin_apps.llm.errors import BuildError
+
+ARCHITECTURES = ("llama", "mistral")
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+FILE_PATTERNS = ("config.json", "*.safetensors", WEIGHTS_INDEX, *TOKENIZER_FILES)
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+
+_TOKENIZER_KEYS = (
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "add_bos_token",
+    "add_eos_token",
+    "chat_template",
+)
+_GENERATION_KEYS = ("bos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p")
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+class _Rope(BaseModel):
+    """`rope_scaling`, or `rope_parameters` as newer files have it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: PositiveFloat | None = None
+    factor: PositiveFloat | None = None
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    original_max_position_embeddings: PositiveInt | None = None
+
+
+class _Config(BaseModel):
+    """`config.json`, as far as a Llama needs it."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model_type: str
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: PositiveFloat
+    rope_theta: PositiveFloat = 10000.0
+    rope_scaling: _Rope | None = None
+    rope_parameters: _Rope | None = None
+    tie_word_embeddings: bool = False
+    sliding_window: PositiveInt | None = None
+    layer_types: list[str] | None = None
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    quantization_config: dict[str, Any] | None = None
+    eos_token_id: int | list[int] | None = None
+
+    @property
+    def rope(self) -> _Rope:
+        return self.rope_parameters or self.rope_scaling or _Rope()
+
+
+class HfDirectorySource(ModelSource):
+    """Opens such a directory. Raises BuildError when it is incomplete or not of the Llama family.
+
+    `name` replaces the directory's own as the model's; `accepted` are unknown fields of `config.json` that
+    are passed over.
+    """
+
+    def __init__(self, directory: Path, name: str | None = None, accepted: Collection[str] = ()) -> None:
+        self._directory = directory
+        self._where = str(directory)
+        raw = read_json(directory / "config.json")
+        model_type = raw.get("model_type")
+        if model_type not in ARCHITECTURES:
+            raise unsupported(self._where, f"architecture `{model_type}`")
+        self._config = parse(f"{self._where}/config.json", _Config, raw)
+        _check_fields(f"{self._where}/config.json", raw, accepted)
+        self.spec = self._read_spec(name or directory.resolve().name)
+        shards = self._shards()
+        self._files = {path: _open(path) for path in shards}
+        self._tensors = dict(self._find_tensors())
+        check_tensors(self._where, self.spec, self._shapes())
+        others = [directory / name for name in ("config.json", *TOKENIZER_FILES)]
+        self.sha256 = sha256_of([*shards, *(path for path in others if path.exists())])
+
+    def tensor(self, name: str) -> Array:
+        path, hf_name = self._tensors[name]
+        try:
+            array: Array = self._files[path].get_tensor(hf_name)
+        except (SafetensorError, OSError, TypeError) as error:
+            raise BuildError(f"{path}: tensor `{hf_name}` cannot be read ({error})") from error
+        return as_float(f"{path}: tensor `{hf_name}`", array)
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        path = self._directory / "tokenizer.json"
+        if not path.exists():
+            raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
+        return TokenizerFiles(
+            tokenizer=_read_text(path),
+            config=self._tokenizer_config(),
+            generation=self._generation_config(),
+        )
+
+    def _read_spec(self, name: str) -> LlamaSpec:
+        config = self._config
+        self._check_family()
+        # Within the window a sliding attention sees everything, so that is the context it gets here.
+        context = min(config.max_position_embeddings, config.sliding_window or config.max_position_embeddings)
+        spec = LlamaSpec(
+            name=name,
+            architecture=config.model_type,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads or config.num_attention_heads,
+            head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
+            max_position_embeddings=context,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_theta=config.rope.rope_theta or config.rope_theta,
+            rope_scaling=self._rope_scaling(),
+            tie_word_embeddings=config.tie_word_embeddings,
+        )
+        check_spec(self._where, spec)
+        return spec
+
+    def _check_family(self) -> None:
+        config = self._config
+        if config.quantization_config is not None:
+            raise unsupported(
+                self._where, f"weights quantised by `{config.quantization_config.get('quant_method')}`"
+            )
+        if config.hidden_act != "silu":
+            raise unsupported(self._where, f"activation `{config.hidden_act}`")
+        windows = {"full_attention", *(["sliding_attention"] if config.sliding_window else [])}
+        if odd := set(config.layer_types or ()) - windows:
+            raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
+        if config.attention_bias or config.mlp_bias:
+            raise unsupported(self._where, "a bias in the projections")
+
+    def _rope_scaling(self) -> RopeScaling | None:
+        rope = self._config.rope
+        kind = rope.rope_type or rope.type or "default"
+        if kind == "default":
+            return None
+        if kind != "llama3":
+            raise unsupported(self._where, f"rotary scaling `{kind}`")
+        values = (
+            rope.factor,
+            rope.low_freq_factor,
+            rope.high_freq_factor,
+            rope.original_max_position_embeddings,
+        )
+        factor, low, high, original = values
+        if factor is None or low is None or high is None or original is None or low >= high:
+            raise BuildError(f"{self._where}/config.json: rotary scaling `llama3` is incomplete")
+        return RopeScaling(
+            factor=factor,
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position_embeddings=original,
+        )
+
+    def _shards(self) -> list[Path]:
+        index = self._directory / WEIGHTS_INDEX
+        if not index.exists():
+            return [self._directory / WEIGHTS]
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise BuildError(f"{index}: `weight_map` is missing")
+        shards = {str(name) for name in names.values()}
+        if outside := [name for name in shards if Path(name).name != name]:
+            raise BuildError(f"{index}: `{outside[0]}` is not the name of a file beside it")
+        return [self._directory / name for name in sorted(shards)]
+
+    def _find_tensors(self) -> Iterator[tuple[str, tuple[Path, str]]]:
+        for path, file in self._files.items():
+            for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
+                ours = _gguf_name(hf_name)
+                tied = ours == "output.weight" and self.spec.tie_word_embeddings
+                if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
+                    yield ours, (path, hf_name)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, (path, hf_name) in self._tensors.items():
+            header = self._files[path].get_slice(hf_name)
+            if header.get_dtype() not in FLOAT_TYPES:
+                raise unsupported(str(path), f"tensor `{hf_name}` of type {header.get_dtype()}")
+            shapes[name] = tuple(header.get_shape())
+        return shapes
+
+    def _tokenizer_config(self) -> dict[str, Any]:
+        raw = read_json(self._directory / "tokenizer_config.json", optional=True)
+        config = {key: raw[key] for key in _TOKENIZER_KEYS if raw.get(key) is not None}
+        template = self._directory / "chat_template.jinja"
+        if template.exists():
+            config["chat_template"] = _read_text(template)
+        return config
+
+    def _generation_config(self) -> dict[str, Any]:
+        raw = read_json(self._directory / "generation_config.json", optional=True)
+        eos = raw.get("eos_token_id", self._config.eos_token_id)
+        ids = eos if isinstance(eos, list) else [eos]
+        config: dict[str, Any] = {"eos_token_id": [i for i in ids if isinstance(i, int)]}
+        return config | {key: raw[key] for key in _GENERATION_KEYS if raw.get(key) is not None}
+
+
+def _check_fields(where: str, raw: dict[str, Any], accepted: Collection[str]) -> None:
+    """Raises BuildError for a field that would change the computation; `raw` fits `_Config`."""
+    HF_CONFIG.check(where, raw, accepted)
+    for name in ("rope_scaling", "rope_parameters"):
+        if raw.get(name) is not None:
+            HF_ROPE.check(where, raw[name], accepted, f"{name}.")
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`; empty when `optional` and not there. Raises BuildError."""
+    if optional and not path.exists():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BuildError(f"{path}: must hold a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BuildError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BuildError(f"{path}: cannot be read ({error})") from error
+
+
+def _open(path: Path) -> Any:
+    if not path.exists():
+        raise BuildError(f"{path}: no such file; weights must be in safetensors form")
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise BuildError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def _gguf_name(name: str) -> str:
+    """GGUF's name of a Hugging Face tensor; the name itself when it has none."""
+    stem, dot, kind = name.rpartition(".")
+    if match := _BLOCK.fullmatch(stem):
+        layer, part = match.groups()
+        return f"blk.{layer}.{GGUF_NAMES[part]}{dot}{kind}" if part in GGUF_NAMES else name
+    return f"{GGUF_NAMES[stem]}{dot}{kind}" if stem in GGUF_NAMES else name

@@ -1,0 +1,116 @@
+"""`random:tiny`: seeded random weights of a two-layer Llama with a byte tokenizer, for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles, tensor_shapes
+
+SEED = 20240229
+NUM_BYTES = 256
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
+NUM_RESERVED = 12  # rounds the vocabulary up to a multiple of 16
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+SPEC = LlamaSpec(
+    name="random-tiny",
+    architecture="llama",
+    vocab_size=NUM_BYTES + len(SPECIAL_TOKENS) + NUM_RESERVED,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=1024,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+
+# Standard deviations times sqrt(in_features). Queries and keys are large enough that attention picks
+# few tokens, and what a block writes is as large as the residual: so each next token depends on the
+# whole prompt, and the best logit stands clear of the second.
+GAINS = {"attn_q": 1.6, "attn_k": 1.6, "attn_output": 2.0, "ffn_down": 3.0, "output": 4.0}
+LIKELY = slice(32, 127)  # printable ASCII: text that tests can read
+UNLIKELY_GAIN = 0.5
+
+
+class RandomTinySource(ModelSource):
+    """Two layers, grouped queries, a head of its own; token ids below 256 are bytes."""
+
+    def __init__(self) -> None:
+        self.spec = SPEC
+        content = repr((SEED, SPEC, GAINS, LIKELY, UNLIKELY_GAIN, SPECIAL_TOKENS, CHAT_TEMPLATE))
+        self.sha256 = hashlib.sha256(content.encode()).hexdigest()
+
+    def tensor(self, name: str) -> Array:
+        shape = tensor_shapes(self.spec)[name]
+        # Seeded by name, so that no tensor depends on the order of asking.
+        random = np.random.Generator(np.random.PCG64([SEED, zlib.crc32(name.encode())]))
+        values = random.standard_normal(shape, dtype=np.float32)
+        kind = name.split(".")[-2]
+        if kind.endswith("norm"):
+            return 1.0 + 0.1 * values
+        if kind == "token_embd":
+            return values
+        values *= GAINS.get(kind, 1.0) / np.float32(np.sqrt(shape[-1]))
+        if kind == "output":
+            values *= _head_gains()[:, None]
+        return values
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        ids = {token: NUM_BYTES + index for index, token in enumerate(SPECIAL_TOKENS)}
+        return TokenizerFiles(
+            tokenizer=byte_tokenizer().to_str(),
+            config={
+                "bos_token": "<|endoftext|>",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|pad|>",
+                "add_bos_token": False,
+                "chat_template": CHAT_TEMPLATE,
+            },
+            generation={
+                "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
+                "bos_token_id": ids["<|endoftext|>"],
+                "pad_token_id": ids["<|pad|>"],
+            },
+        )
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, its id the byte's value; then the special tokens."""
+    characters = _byte_characters()
+    reserved = [f"<|reserved_{index}|>" for index in range(NUM_RESERVED)]
+    vocab = {token: index for index, token in enumerate([*characters, *SPECIAL_TOKENS, *reserved])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *reserved)]
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def _byte_characters() -> list[str]:
+    """GPT-2's printable character of each byte value (`bytes_to_unicode` of its encoder.py)."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(value if value in printable else next(others)) for value in range(NUM_BYTES)]
+
+
+def _head_gains() -> Array:
+    gains = np.full(SPEC.vocab_size, UNLIKELY_GAIN, np.float32)
+    gains[LIKELY] = 1.0
+    return gains

@@ -1,0 +1,64 @@
+"""Which parameters the graph reads, by name, shape and type."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import StoredTypes, WeightLayout, weight_layout
+
+SCOPE = "model"
+
+
+def weight_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
+    """Every weight of the graph: name -> shape, fused as LlamaSpec says."""
+    hidden, ffn = spec.hidden_size, spec.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.num_hidden_layers):
+        block = f"blk.{layer}."
+        shapes[block + "attn_norm.weight"] = (hidden,)
+        shapes[block + "attn_qkv.weight"] = (spec.qkv_features, hidden)
+        shapes[block + "attn_output.weight"] = (hidden, spec.num_attention_heads * spec.head_dim)
+        shapes[block + "ffn_norm.weight"] = (hidden,)
+        shapes[block + "ffn_gate_up.weight"] = (2 * ffn, hidden)
+        shapes[block + "ffn_down.weight"] = (hidden, ffn)
+    shapes["output_norm.weight"] = (hidden,)
+    if not spec.tie_word_embeddings:
+        shapes["output.weight"] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def parameter_types(spec: LlamaSpec, options: BuildOptions, target: Target) -> StoredTypes:
+    """Every parameter of the compiled module: name -> (shape, MLIR dtype), in the order of the graph."""
+    types: StoredTypes = {}
+    for name, shape in weight_shapes(spec).items():
+        types |= weight_layout(name, spec, options, target).stored(name, shape)
+    return types
+
+
+class WeightTypes:
+    """The parameters as globals of the module."""
+
+    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target) -> None:
+        self._shapes = weight_shapes(spec)
+        self._layouts = {name: weight_layout(name, spec, options, target) for name in self._shapes}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The weight's own shape, however it is stored."""
+        return self._shapes[name]
+
+    def layout(self, name: str) -> WeightLayout:
+        return self._layouts[name]
+
+    def load(self, e: Emitter, name: str) -> list[Tensor]:
+        """The parameters that hold the weight."""
+        stored = self._layouts[name].stored(name, self._shapes[name])
+        return [e.load(parameter, *kind) for parameter, kind in stored.items()]
+
+    def declarations(self) -> list[str]:
+        return [
+            f'util.global private @"{parameter}" = #flow.parameter.named<"{SCOPE}"::"{parameter}"> : '
+            f"{tensor_type(shape, dtype)}"
+            for name, layout in self._layouts.items()
+            for parameter, (shape, dtype) in layout.stored(name, self._shapes[name]).items()
+        ]

@@ -1,0 +1,101 @@
+"""From a source's tensors to the parameters that the compiled model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.quantise import Bits, Blocks, quantise, stack
+from shortfin_apps.llm.builder.sources.base import Array, ModelSource, tensor_shapes
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
+from shortfin_apps.llm.builder.weights.layout import WeightLayout, weight_layout
+from shortfin_apps.llm.builder.weights.parameters import parameter_types
+
+_ITEM_BYTES = {"i8": 1, "bf16": 2, "f16": 2, "f32": 4}
+
+# A fused matrix, by the tensors stacked on its rows.
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate", "ffn_up")}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One weight of the graph: `parts` are the source's tensors, stacked on rows in that order."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+
+    def load(self, source: ModelSource) -> Array:
+        """Its value in the widest type among its parts."""
+        tensors = [source.tensor(part) for part in self.parts]
+        return tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
+
+    def load_blocks(self, source: ModelSource, bits: Bits) -> Blocks:
+        """Its blocks: the source's own where it has such, else made from its values."""
+        parts = (source.blocks(part, bits) or quantise(source.tensor(part), bits) for part in self.parts)
+        return stack(list(parts))
+
+    def store(self, source: ModelSource, layout: WeightLayout) -> list[Array]:
+        """The values of the parameters that hold it."""
+        value = self.load(source) if layout.bits is None else self.load_blocks(source, layout.bits)
+        return layout.store(value)
+
+
+def plan_weights(spec: LlamaSpec) -> list[Weight]:
+    """The weights of a model, in the order in which an invocation reads them."""
+    shapes = tensor_shapes(spec)
+    first_parts = {parts[0]: (fused, parts) for fused, parts in FUSED.items()}
+    later_parts = {part for parts in FUSED.values() for part in parts[1:]}
+    weights = []
+    for name, shape in shapes.items():
+        prefix, kind = _split(name)
+        if kind in later_parts:
+            continue
+        fused, parts = first_parts.get(kind, (kind, (kind,)))
+        names = tuple(f"{prefix}{part}.weight" for part in parts)
+        rows = sum(shapes[part][0] for part in names)
+        weights.append(Weight(f"{prefix}{fused}.weight", (rows, *shape[1:]), names))
+    return weights
+
+
+def stored_bytes(spec: LlamaSpec, options: BuildOptions, target: Target) -> int:
+    """The size of all parameters together."""
+    return sum(entry.num_bytes for entry in _entries(spec, options, target))
+
+
+def write_weights(
+    source: ModelSource,
+    options: BuildOptions,
+    target: Target,
+    path: Path,
+    on_progress: Callable[[int], None],
+) -> None:
+    """Writes an IREE parameter archive, holding one weight in memory at a time.
+
+    `on_progress` is told the bytes written since it was last told.
+    """
+
+    def contents() -> Iterator[bytes | memoryview]:
+        for weight in plan_weights(source.spec):
+            for value in weight.store(source, weight_layout(weight.name, source.spec, options, target)):
+                yield np.ascontiguousarray(value).view(np.uint8).reshape(-1).data
+                on_progress(value.nbytes)
+
+    write_archive(path, _entries(source.spec, options, target), contents())
+
+
+def _entries(spec: LlamaSpec, options: BuildOptions, target: Target) -> list[ArchiveEntry]:
+    types = parameter_types(spec, options, target)
+    return [ArchiveEntry(name, prod(shape) * _ITEM_BYTES[dtype]) for name, (shape, dtype) in types.items()]
+
+
+def _split(name: str) -> tuple[str, str]:
+    """`blk.3.attn_q.weight` to (`blk.3.`, `attn_q`)."""
+    prefix, _, kind = name.removesuffix(".weight").rpartition(".")
+    return (f"{prefix}." if prefix else ""), kind

@@ -1,0 +1,93 @@
+"""Who may queue: the bounds on requests and on prompt tokens, and when to come back if they are reached.
+
+Reserved when a request is admitted, given back when it is answered (its tokens already with its first
+one). Used by the event loop's thread alone, so that a reservation cannot be half made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.errors import OverloadedError
+
+WINDOW = 32  # measurements that a rate is taken from
+MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+
+
+class Admission:
+    """At most `max_requests` unanswered, and `max_queue_tokens` of prompts without a first token.
+
+    One prompt may be longer than `max_queue_tokens`: it is admitted when no other waits.
+    """
+
+    def __init__(self, *, max_requests: int, max_queue_tokens: int, clock: Callable[[], float]) -> None:
+        self.max_requests = max_requests
+        self.max_queue_tokens = max_queue_tokens
+        self._tokens: dict[str, int] = {}  # of each request that is admitted, still to be prefilled
+        self.num_tokens = 0  # of prompts without a first token
+        self._requests_rate = _Rate(clock)
+        self._tokens_rate = _Rate(clock)
+
+    @property
+    def num_requests(self) -> int:
+        """Admitted and not answered."""
+        return len(self._tokens)
+
+    def enter(self, call: GenerateCall) -> None:
+        """Reserves a place. Raises OverloadedError; what resumes is always let in."""
+        num_tokens = 0 if call.resumes else len(call.prompt_ids)
+        if not call.resumes:
+            self._check(num_tokens)
+        self._tokens[call.request_id] = num_tokens
+        self.num_tokens += num_tokens
+
+    def prefilled(self, request_id: str) -> None:
+        """Its first token is there; gives its tokens back."""
+        if num_tokens := self._tokens.get(request_id):
+            self._tokens[request_id] = 0
+            self.num_tokens -= num_tokens
+            self._tokens_rate.add(num_tokens)
+
+    def leave(self, request_id: str) -> None:
+        """It is answered; gives its place back."""
+        self.num_tokens -= self._tokens.pop(request_id)
+        self._requests_rate.add(1)
+        if not self._tokens:  # what comes next is not slower for the pause before
+            self._requests_rate.clear()
+            self._tokens_rate.clear()
+
+    def _check(self, num_tokens: int) -> None:
+        if len(self._tokens) >= self.max_requests:
+            message = f"{len(self._tokens)} requests are already queued or running; try again later"
+            raise OverloadedError(message, self._requests_rate.seconds_for(1))
+        excess = self.num_tokens + num_tokens - self.max_queue_tokens
+        if excess > 0 and self.num_tokens > 0:
+            raise OverloadedError(
+                f"{self.num_tokens} prompt tokens are already queued and {num_tokens} more would be over"
+                f" the limit of {self.max_queue_tokens}; try again later",
+                self._tokens_rate.seconds_for(excess),
+            )
+
+
+class _Rate:
+    """Things per second, over the last `WINDOW` times that some were counted."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+
+    def add(self, count: int) -> None:
+        self._counts.append((self._clock(), count))
+
+    def clear(self) -> None:
+        self._counts.clear()
+
+    def seconds_for(self, count: int) -> float:
+        """How long that many take, between MIN_WAIT_S (also while nothing is known) and MAX_WAIT_S."""
+        if len(self._counts) < 2:
+            return MIN_WAIT_S
+        (first_s, first), (last_s, _) = self._counts[0], self._counts[-1]
+        counted = sum(number for _, number in self._counts) - first
+        return min(max(count * (last_s - first_s) / counted, MIN_WAIT_S), MAX_WAIT_S)

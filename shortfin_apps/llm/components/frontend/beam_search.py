@@ -1,0 +1,251 @@
+"""Beam search in front of the engine, which knows nothing of it.
+
+Every step asks the engine for one more token of each live beam, with the log-probabilities of the best
+alternatives, and keeps what scores best. A beam's pages are its request's for that one step; the prefix
+cache carries the rest over, so that with `--prefix-cache trie` a step computes the tokens of each beam's
+last, partial page, and with `none` the whole of it: the same answer, more slowly.
+
+A hypothesis scores the sum of its tokens' log-probabilities under the model's own distribution; as
+upstream does, there is no length penalty. Temperature and filters have no part in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.request.messages import (
+    Delta,
+    FinishReason,
+    GenerateCall,
+    Terms,
+    TokenLogprobs,
+)
+from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS, SamplingParams
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, RequestAbortedError
+
+_ABORTED = "the beam search was aborted"
+MAX_BEAMS = 10  # so many, and as many tokens that end a sequence, fit MAX_LOGPROBS
+
+
+def check_num_beams(num_beams: int, exported_top_k: int | None) -> None:
+    """Raises InvalidRequestError for a number of beams that no search here can have.
+
+    Scores come from whole logits, yet a model's `exported_top_k` bounds it as it does upstream.
+    """
+    if num_beams < 1:
+        raise InvalidRequestError("`num_beams` must be at least 1", "num_beams")
+    if exported_top_k is not None and num_beams > max(exported_top_k, 1):
+        raise InvalidRequestError(
+            f"`num_beams` is {num_beams}, but the model was compiled with a top_k of {exported_top_k}",
+            "num_beams",
+            {"exported_topk": exported_top_k, "requested_topk": num_beams},
+        )
+    if num_beams > MAX_BEAMS:
+        raise InvalidRequestError(
+            f"`num_beams` is {num_beams}, but at most {MAX_BEAMS} are possible", "num_beams"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """A continuation; `score` is its cumulative log-probability. `finish_reason` is None while it grows.
+
+    `logprobs` has one entry per token if the request asked for them, or none. `stop_token_id` is the
+    stop token that ended it, None for end-of-sequence.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    score: float = 0.0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+class BeamSearch:
+    """The search for the continuations of one prompt; `call.params` says when they end.
+
+    At each step all continuations of all live beams by one token are taken best first: one that ends
+    the sequence is finished, others live on, until `num_beams` of them do. The search is over when
+    `num_beams` are finished, or at `max_tokens`. One beam is greedy decoding.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        call: GenerateCall,
+        num_beams: int,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Admits the first step. Raises InvalidRequestError, and what `EngineClient.submit` raises."""
+        self._engine = engine
+        self._call = call
+        self._num_beams = num_beams
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._began_s = clock()
+        self._terminators = eos_token_ids | call.params.stop_token_ids
+        self._step_params = self._params_of_a_step()
+        self._num_tokens = 0
+        self._live = [Hypothesis()]
+        self._finished: list[Hypothesis] = []
+        self._streams: dict[str, AsyncGenerator[Delta, None]] = {}
+        self._is_aborted = False
+        self.num_cached_tokens = 0  # prompt tokens that the first step found in the prefix cache
+        self._submit_first()
+
+    @property
+    def done(self) -> bool:
+        return not self._live
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]:
+        """The best `num_beams` that finished, best first."""
+        ranked = sorted(self._finished, key=lambda hypothesis: -hypothesis.score)
+        return ranked[: self._num_beams]
+
+    async def step(self) -> float:
+        """Adds a token to every live beam; returns the longest time in seconds that one was queued.
+
+        Raises what the engine reports, for any of the beams. The step's requests are over when this
+        returns, raises or is cancelled.
+        """
+        try:
+            deltas = [_checked(await anext(stream, None)) for stream in self._streams.values()]
+        finally:
+            await self.aclose()
+        if self._is_aborted:
+            raise RequestAbortedError(_ABORTED)
+        if self._num_tokens == 0:
+            self.num_cached_tokens = deltas[0].num_cached_tokens
+        self._select(deltas)
+        self._submit()
+        return max(delta.queue_s for delta in deltas)
+
+    def abort(self) -> None:
+        """Makes the step under way raise RequestAbortedError, though the engine may have answered it."""
+        self._is_aborted = True
+        for request_id in self._streams:
+            self._engine.abort(request_id)
+
+    async def aclose(self) -> None:
+        """Aborts what is under way. Closing twice is a no-op."""
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            # A generator that was never started does not notice being closed, so the engine is told.
+            self._engine.abort(request_id)
+            await stream.aclose()
+
+    def _params_of_a_step(self) -> SamplingParams:
+        """One greedy token, with alternatives enough for `num_beams` that do not end the sequence."""
+        params = self._call.params
+        width = self._num_beams + len(self._terminators)
+        if width > MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"`stop_token_ids`: with {self._num_beams} beams, at most {MAX_LOGPROBS - self._num_beams}"
+                " tokens, end-of-sequence included, may end a sequence",
+                "stop_token_ids",
+            )
+        return SamplingParams(max_tokens=1, temperature=0.0, logprobs=max(width, params.logprobs or 0))
+
+    def _terms_of_a_step(self) -> Terms:
+        """The request's, with what is left of its time."""
+        terms = self._call.terms
+        if terms.timeout_s is None:
+            return terms
+        left_s = self._began_s + terms.timeout_s - self._clock()
+        return replace(terms, timeout_s=max(left_s, 0.0))
+
+    def _submit_first(self) -> None:
+        try:
+            self._submit()
+        except InvalidRequestError as error:
+            if error.param != "logprobs":
+                raise
+            message = "`num_beams` must be 1: this model was compiled without logits, which rank the beams"
+            raise InvalidRequestError(message, "num_beams") from None
+
+    def _submit(self) -> None:
+        """Asks for the next token of each live beam."""
+        terms = self._terms_of_a_step()
+        for index, beam in enumerate(self._live):
+            call = replace(
+                self._call,
+                request_id=f"{self._call.request_id}/{self._num_tokens}/{index}",
+                prompt_ids=self._call.prompt_ids + beam.token_ids,
+                params=self._step_params,
+                resumes=self._num_tokens > 0,
+                terms=terms,
+            )
+            self._streams[call.request_id] = self._engine.submit(call)
+
+    def _select(self, deltas: list[Delta]) -> None:
+        """Sets the live beams to the best of their continuations, and finishes those that end."""
+        too_early = self._num_tokens < self._call.params.min_tokens
+        self._num_tokens += 1
+        candidates = _ranked(self._live, deltas)
+        self._live = []
+        for candidate in candidates:
+            if len(self._live) == self._num_beams:
+                break
+            if too_early and candidate.token_id in self._terminators:
+                continue
+            hypothesis = self._extended(candidate)
+            (self._live if hypothesis.finish_reason is None else self._finished).append(hypothesis)
+        if len(self._finished) >= self._num_beams:
+            self._live = []
+        elif self._num_tokens == self._call.params.max_tokens:
+            self._finished += [replace(beam, finish_reason=FinishReason.LENGTH) for beam in self._live]
+            self._live = []
+
+    def _extended(self, candidate: _Candidate) -> Hypothesis:
+        params, parent, token_id = self._call.params, candidate.parent, candidate.token_id
+        is_eos = token_id in self._eos_token_ids and not params.ignore_eos
+        is_stop = token_id in params.stop_token_ids and not is_eos
+        logprobs = parent.logprobs
+        if params.logprobs is not None:
+            logprobs += (TokenLogprobs(candidate.logprob, candidate.top[: params.logprobs]),)
+        return Hypothesis(
+            token_ids=(*parent.token_ids, token_id),
+            score=candidate.score,
+            logprobs=logprobs,
+            finish_reason=FinishReason.STOP if is_eos or is_stop else None,
+            stop_token_id=token_id if is_stop else None,
+        )
+
+
+class _Candidate(NamedTuple):
+    """A live beam and a token that may follow it; `top` are all those tokens."""
+
+    score: float
+    parent: Hypothesis
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candidate]:
+    """Best first; of equals, the one of the better beam, then of the lower token id."""
+    candidates = []
+    for beam, delta in zip(beams, deltas, strict=True):
+        [step] = delta.logprobs
+        candidates += [
+            _Candidate(beam.score + logprob, beam, token_id, logprob, step.top)
+            for token_id, logprob in step.top
+        ]
+    return sorted(candidates, key=lambda candidate: -candidate.score)
+
+
+def _checked(delta: Delta | None) -> Delta:
+    """The one delta of a one-token request. Raises what it reports instead of a token."""
+    if delta is None:
+        raise InvocationError("the engine ended the stream without a reason")
+    if delta.finish_reason is FinishReason.ABORT:
+        raise delta.error or RequestAbortedError(_ABORTED)
+    if delta.finish_reason is FinishReason.ERROR:
+        raise delta.error or InvocationError("the engine failed under this request")
+    return delta

@@ -1,0 +1,45 @@
+"""What one request has generated and its reader has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.request.messages import Delta
+
+
+class DeltaBuffer:
+    """Read whole: a reader that is late gets all that has come meanwhile, as one delta."""
+
+    def __init__(self) -> None:
+        self._deltas: list[Delta] = []
+        self._filled = asyncio.Event()
+        self.num_tokens = 0  # unread
+
+    def put(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        self.num_tokens += len(delta.token_ids)
+        self._filled.set()
+
+    async def get(self) -> Delta:
+        """Everything unread, once there is something."""
+        await self._filled.wait()
+        self._filled.clear()
+        deltas, self._deltas = self._deltas, []
+        self.num_tokens = 0
+        return deltas[0] if len(deltas) == 1 else _join(deltas)
+
+
+def _join(deltas: Sequence[Delta]) -> Delta:
+    last = deltas[-1]
+    return Delta(
+        request_id=last.request_id,
+        token_ids=tuple(itertools.chain.from_iterable(delta.token_ids for delta in deltas)),
+        logprobs=tuple(itertools.chain.from_iterable(delta.logprobs for delta in deltas)),
+        num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
+        queue_s=max(delta.queue_s for delta in deltas),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+        error=last.error,
+    )

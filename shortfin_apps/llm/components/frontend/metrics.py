@@ -1,0 +1,235 @@
+"""Prometheus metrics: vLLM's names where it has one, `shortfin_llm:` where it has none.
+
+Latencies are measured here, on the HTTP side; the engine's counters are read when scraped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, Distribution, EntryCounts, PlanCounts
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.errors import OverloadedError, UnavailableError
+
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 40, 160)
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 10, 80)
+REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 20, 40, 60, 120, 480, 1920, 7680)
+LENGTH_BUCKETS = tuple(float(2**i) for i in range(18))
+
+
+class ServerMetrics:
+    """One server's metrics, in a registry of their own."""
+
+    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)  # process_...: memory, processor time, open files
+        self.clock = clock
+        self._model_name = model_name
+        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS)
+        self.itl = self._histogram("inter_token_latency_seconds", "Between two steps' tokens", TOKEN_BUCKETS)
+        self.tpot = self._histogram(
+            "request_time_per_output_token_seconds", "Mean of a request, first excluded", TOKEN_BUCKETS
+        )
+        self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token", REQUEST_BUCKETS)
+        self.queue = self._histogram("request_queue_time_seconds", "Arrival to first step", REQUEST_BUCKETS)
+        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", LENGTH_BUCKETS)
+        self.output_length = self._histogram("request_generation_tokens", "Tokens generated", LENGTH_BUCKETS)
+        self.max_tokens = self._histogram("request_params_max_tokens", "Tokens allowed", LENGTH_BUCKETS)
+        finished = self._counter("request_success", "Requests ended, by why", "finished_reason")
+        self.finished = {reason: finished.labels(model_name, reason.value) for reason in FinishReason}
+        rejections = self._counter("admission_rejections", "Requests turned away, by why", "reason")
+        self._rejections = {
+            OverloadedError: rejections.labels(model_name, "queue_full"),
+            UnavailableError: rejections.labels(model_name, "unavailable"),
+        }
+
+    def watch(self, engine: EngineClient) -> None:
+        """Adds the engine's counters and gauges; once, when the engine is loaded."""
+        self.registry.register(_EngineCollector(engine, self._model_name))
+
+    def start_request(self, prompt_tokens: int, max_tokens: int) -> RequestTimer:
+        return RequestTimer(self, prompt_tokens, max_tokens)
+
+    def rejected(self, error: BaseException) -> None:
+        """Counts a request that the engine did not admit."""
+        if (counter := self._rejections.get(type(error))) is not None:
+            counter.inc()
+
+    def exposition(self) -> bytes:
+        """The registry in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(f"vllm:{name}", help_text, ["model_name"], registry=self.registry, buckets=buckets)
+        return family.labels(self._model_name)
+
+    def _counter(self, name: str, help_text: str, label: str) -> Counter:
+        return Counter(f"vllm:{name}", help_text, ["model_name", label], registry=self.registry)
+
+
+class RequestTimer:
+    """The times of one request; nothing is recorded for one that was never admitted.
+
+    `first_s` is when its first token came, on the metrics' clock, and `queue_s` how long it had waited for
+    the step that made it; both are None before. `finish_reason` is None until it ends.
+    """
+
+    __slots__ = (
+        *("_arrival", "_last", "_max_tokens", "_metrics", "_prompt_tokens"),
+        *("cached_tokens", "finish_reason", "first_s", "num_tokens", "queue_s"),
+    )
+
+    def __init__(self, metrics: ServerMetrics, prompt_tokens: int, max_tokens: int) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._max_tokens = max_tokens
+        self._arrival = self._last = metrics.clock()
+        self.first_s: float | None = None
+        self.queue_s: float | None = None
+        self.num_tokens = self.cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def tokens(self, count: int, queue_s: float, cached_tokens: int = 0) -> None:
+        """`count` tokens have just arrived together; the request had waited `queue_s` for its first step.
+
+        `cached_tokens` of its prompt were found in the prefix cache.
+        """
+        if count == 0:
+            return
+        now = self._metrics.clock()
+        self.cached_tokens = max(self.cached_tokens, cached_tokens)
+        if self.first_s is None:
+            self._metrics.ttft.observe(now - self._arrival)
+            self._metrics.queue.observe(queue_s)
+            self.first_s, self.queue_s = now, queue_s
+        else:
+            self._metrics.itl.observe(now - self._last)
+        self.num_tokens += count
+        self._last = now
+
+    def finish(self, reason: FinishReason) -> None:
+        metrics = self._metrics
+        self.finish_reason = reason
+        metrics.finished[reason].inc()
+        metrics.e2e.observe(metrics.clock() - self._arrival)
+        metrics.prompt_length.observe(self._prompt_tokens)
+        metrics.output_length.observe(self.num_tokens)
+        metrics.max_tokens.observe(self._max_tokens)
+        if self.first_s is not None and self.num_tokens > 1:
+            metrics.tpot.observe((self._last - self.first_s) / (self.num_tokens - 1))
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
+        self._engine = engine
+        self._labels = {"model_name": model_name}
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        for name, help_text, gauge in _gauges(stats):
+            yield self._family(GaugeMetricFamily(name, help_text), gauge)
+        for name, help_text, count in _counters(stats):
+            yield self._family(CounterMetricFamily(name, help_text), count)
+        yield from self._entries(sorted(stats.entries.items()))
+        yield self._patches(stats.plans)
+        by_source = CounterMetricFamily("vllm:prompt_tokens_by_source", "Prompt tokens, by origin")
+        for source, count in (
+            ("local_compute", stats.prompt_tokens),
+            ("local_cache_hit", stats.cached_tokens),
+        ):
+            labels = {**self._labels, "source": source}
+            by_source.add_sample("vllm:prompt_tokens_by_source_total", labels, count)
+        yield by_source
+
+    def _entries(self, entries: Sequence[tuple[str, EntryCounts]]) -> Iterator[Metric]:
+        labels = [*self._labels, "entry"]
+        invocations = CounterMetricFamily("shortfin_llm:invocations", "Invocations", labels=labels)
+        tokens = CounterMetricFamily(
+            "shortfin_llm:computed_tokens", "Rows computed, by what for", labels=[*labels, "kind"]
+        )
+        mixes = [HistogramMetricFamily(name, help_text, labels=labels) for name, help_text in _MIXES]
+        for entry, counts in entries:
+            values = [*self._labels.values(), entry]
+            invocations.add_metric(values, counts.invocations)
+            for kind, count in _tokens_by_kind(counts):
+                tokens.add_metric([*values, kind], count)
+            distributions = (counts.tasks, counts.prefill_tokens, counts.decode_tokens)
+            for mix, distribution in zip(mixes, distributions, strict=True):
+                mix.add_metric(values, _cumulative(distribution), distribution.total)
+        yield from (invocations, tokens, *mixes)
+
+    def _patches(self, plans: PlanCounts) -> Metric:
+        family = CounterMetricFamily(
+            "shortfin_llm:patched_rows",
+            "Rows of block tables laid out one by one",
+            labels=[*self._labels, "why"],
+        )
+        for why, count in (("joined", plans.rows_joined), ("grew", plans.rows_grew)):
+            family.add_metric([*self._labels.values(), why], count)
+        return family
+
+    def _family(self, family: Metric, value: float) -> Metric:
+        suffix = "_total" if family.type == "counter" else ""
+        family.add_sample(family.name + suffix, self._labels, value)
+        return family
+
+
+_MIXES = (
+    ("shortfin_llm:invocation_tasks", "Tasks in an invocation"),
+    ("shortfin_llm:invocation_prefill_tokens", "Tokens of prefills in an invocation"),
+    ("shortfin_llm:invocation_decode_tokens", "Tokens of decodes in an invocation"),
+)
+
+
+def _tokens_by_kind(counts: EntryCounts) -> list[tuple[str, int]]:
+    return [
+        ("prefill", counts.prefill_tokens.total),
+        ("decode", counts.decode_tokens.total),
+        ("padding", counts.padded_tokens),
+    ]
+
+
+def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
+    """A histogram's buckets: sizes up to each bound, the last of which is infinite."""
+    bounds = [*(str(float(bound)) for bound in BOUNDS), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.bins), strict=True))
+
+
+def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
+    pages = stats.pages
+    used = (pages.total - pages.free - pages.cached) / pages.total if pages.total else 0.0
+    return [
+        ("vllm:num_requests_running", "Requests with tokens in flight", stats.num_running),
+        ("vllm:num_requests_waiting", "Requests not yet started", stats.num_waiting),
+        ("vllm:kv_cache_usage_perc", "Share of pages in use by requests, 0 to 1", used),
+        ("shortfin_llm:pages", "Pages of the KV cache", pages.total),
+        ("shortfin_llm:pages_free", "Pages that hold nothing", pages.free),
+        ("shortfin_llm:pages_cached", "Pages kept for their prefix alone", pages.cached),
+        ("shortfin_llm:pages_leased", "Pages in use by requests", pages.leased),
+    ]
+
+
+def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
+    queried = stats.prompt_tokens + stats.cached_tokens
+    return [
+        ("vllm:prompt_tokens", "Prompt tokens processed, cached ones included", queried),
+        ("vllm:prompt_tokens_cached", "Of those, found in the prefix cache", stats.cached_tokens),
+        ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", queried),
+        ("vllm:prefix_cache_hits", "Tokens found there", stats.cached_tokens),
+        ("vllm:generation_tokens", "Tokens generated", stats.generation_tokens),
+        ("vllm:num_preemptions", "Requests set back to free pages", stats.preemptions),
+        ("shortfin_llm:steps", "Engine steps", stats.steps),
+        ("shortfin_llm:plans", "Steps that laid out a whole batch's block table", stats.plans.plans),
+        ("shortfin_llm:block_table_uploads", "Steps whose block table had changed", stats.plans.uploads),
+        ("shortfin_llm:padded_tokens", "Rows computed for nobody", stats.padded_tokens),
+        ("shortfin_llm:step_seconds", "Time inside steps", stats.step_s),
+        ("shortfin_llm:device_seconds", "Of that, waiting for the device", stats.device_s),
+    ]

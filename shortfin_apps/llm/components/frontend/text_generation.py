@@ -1,0 +1,219 @@
+"""Text in, text out: the tokenizer on both sides of the engine.
+
+TextGenerator.submit ── GenerateCall ──> EngineClient; the answers come as text_stream.py says
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from shortfin_apps.llm.components.frontend.beam_search import BeamSearch
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.frontend.metrics import RequestTimer, ServerMetrics
+from shortfin_apps.llm.components.frontend.text_stream import (
+    PendingAnswer,
+    TextBeams,
+    TextRequest,
+    TextStream,
+    close_all,
+)
+from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT, Tokenizer, first_out_of_range
+from shortfin_apps.llm.errors import InvalidRequestError
+
+AnsweringT = TypeVar("AnsweringT", bound=PendingAnswer)
+
+
+class TextGenerator:
+    """What the routes call: checks a prompt against the model, and submits it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        engine: EngineClient,
+        *,
+        max_seq_len: int,
+        max_requests: int,
+        metrics: ServerMetrics,
+        request_timeout_s: float | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.max_seq_len = max_seq_len
+        self._max_requests = max_requests
+        self._metrics = metrics
+        self._request_timeout_s = request_timeout_s
+        self._serial = itertools.count()
+        self.workers = TextWorkers()
+        self._under_way: dict[str, list[PendingAnswer]] = {}  # by the request's id, which may be several's
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, rendered: bool = False, param: str | None = None
+    ) -> tuple[int, ...]:
+        """Its token ids, made beside the event loop when that takes long; see `Tokenizer.encode`.
+
+        With `param`, a field's name, the text is to be a prompt: raises InvalidRequestError, before any
+        work is done, when it is too long for the context whatever its tokens are.
+        """
+        if param is not None:
+            self._check_length(text, param)
+        encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens, rendered=rendered)
+        return tuple(
+            encode(text) if len(text) < LONG_TEXT else await self.workers.run(len(text), encode, text)
+        )
+
+    def _check_length(self, text: str, param: str) -> None:
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest > self.max_seq_len:
+            raise InvalidRequestError(
+                f"`{param}` has {len(text):,} characters, so at least {fewest:,} tokens, but the model's"
+                f" context is {self.max_seq_len}",
+                param,
+            )
+
+    def fit(
+        self, prompt_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str
+    ) -> int:
+        """How many tokens to generate: `max_tokens` if given, else `default`, else all that fit.
+
+        Checks the prompt first (`param` is its field's name). Raises InvalidRequestError when it is
+        empty, holds an unknown id, or does not fit the context; a default is cut to fit, a given
+        `max_tokens` is not.
+        """
+        if not prompt_ids:
+            raise InvalidRequestError(f"`{param}` must hold at least one token", param)
+        room = self.max_seq_len - len(prompt_ids)
+        if room < 1:
+            raise InvalidRequestError(
+                f"`{param}` has {len(prompt_ids)} tokens, but the model's context is {self.max_seq_len}"
+                " and must have room for one more",
+                param,
+            )
+        self.check_ids(prompt_ids, param)
+        if max_tokens is None:
+            return room if default is None else min(default, room)
+        if max_tokens > room:
+            raise InvalidRequestError(
+                f"`max_tokens` is {max_tokens}, but the model's context of {self.max_seq_len} has room for"
+                f" {room} after a prompt of {len(prompt_ids)}",
+                "max_tokens",
+            )
+        return max_tokens
+
+    def check_ids(self, prompt_ids: Sequence[int], param: str) -> None:
+        """Raises InvalidRequestError for more tokens than the context has, and for an unknown one."""
+        if len(prompt_ids) > self.max_seq_len:
+            raise InvalidRequestError(
+                f"`{param}` has {len(prompt_ids)} tokens, but the model's context is {self.max_seq_len}",
+                param,
+            )
+        if (stranger := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
+            size = self.tokenizer.vocab_size
+            raise InvalidRequestError(f"`{param}`: token id {stranger} is not in [0, {size})", param)
+
+    def check_count(self, num_sequences: int, param: str | None = None) -> None:
+        """Raises InvalidRequestError for more sequences than are ever admitted together."""
+        if num_sequences > self._max_requests:
+            field = f"`{param}`: " if param else ""
+            raise InvalidRequestError(
+                f"{field}{num_sequences} sequences in one request can never fit: the queue has"
+                f" {self._max_requests} places",
+                param,
+            )
+
+    async def submit(self, requests: Sequence[TextRequest]) -> list[TextStream]:
+        """Admits all of them or, raising what the engine raised, none. Each has one beam."""
+        return await self._admit(requests, self._stream)
+
+    async def submit_whole(self, requests: Sequence[TextRequest]) -> list[PendingAnswer]:
+        """As `submit`, for whole answers; any of them may be a beam search."""
+        return await self._admit(requests, self._answering)
+
+    def abort(self, request_id: str, tenant: str | None = None) -> int:
+        """Ends all sequences of the requests with this id; returns how many there were.
+
+        With `tenant`, only that tenant's.
+        """
+        under_way = [
+            sequence
+            for sequence in self._under_way.get(request_id, [])
+            if tenant is None or sequence.request.terms.tenant == tenant
+        ]
+        for sequence in under_way:
+            sequence.abort()
+        return len(under_way)
+
+    def abort_all(self) -> int:
+        """Ends all sequences there are; returns how many."""
+        under_way = [sequence for sequences in self._under_way.values() for sequence in sequences]
+        for sequence in under_way:
+            sequence.abort()
+        return len(under_way)
+
+    async def _admit(
+        self, requests: Sequence[TextRequest], start: Callable[[TextRequest], AnsweringT]
+    ) -> list[AnsweringT]:
+        self.check_count(len(requests))
+        self._check_tokens(requests)
+        started: list[AnsweringT] = []
+        try:
+            for request in requests:
+                started.append(start(self._within_timeout(request)))
+                self._under_way.setdefault(request.request_id, []).append(started[-1])
+        except BaseException as error:
+            self._metrics.rejected(error)
+            await close_all(started)
+            raise
+        return started
+
+    def _check_tokens(self, requests: Sequence[TextRequest]) -> None:
+        """Raises InvalidRequestError for several prompts that are longer than the whole queue."""
+        num_tokens = sum(len(request.prompt_ids) for request in requests)
+        if len(requests) > 1 and num_tokens > self.engine.max_queue_tokens:
+            raise InvalidRequestError(
+                f"{num_tokens} prompt tokens in one request of {len(requests)} sequences can never fit: the"
+                f" queue has room for {self.engine.max_queue_tokens}; send several requests"
+            )
+
+    def _within_timeout(self, request: TextRequest) -> TextRequest:
+        limit, wanted = self._request_timeout_s, request.terms.timeout_s
+        if limit is None or (wanted is not None and wanted <= limit):
+            return request
+        return replace(request, terms=replace(request.terms, timeout_s=limit))
+
+    def _forget(self, ended: PendingAnswer) -> None:
+        request_id = ended.request.request_id
+        self._under_way[request_id].remove(ended)
+        if not self._under_way[request_id]:
+            del self._under_way[request_id]
+
+    def _answering(self, request: TextRequest) -> PendingAnswer:
+        return self._stream(request) if request.num_beams == 1 else self._beams(request)
+
+    def _stream(self, request: TextRequest) -> TextStream:
+        engine_id, timer = self._engine_id(request), self._timer(request)
+        return TextStream(request, self.tokenizer, self.engine, engine_id, timer, self._forget)
+
+    def _beams(self, request: TextRequest) -> TextBeams:
+        call = request.call(self._engine_id(request))
+        timer = self._timer(request)
+        search = BeamSearch(self.engine, call, request.num_beams, self.tokenizer.eos_token_ids)
+        return TextBeams(request, self.tokenizer, search, timer, self._forget)
+
+    def _engine_id(self, request: TextRequest) -> str:
+        return f"{request.request_id}.{next(self._serial)}"  # clients may repeat theirs
+
+    def _timer(self, request: TextRequest) -> RequestTimer:
+        return self._metrics.start_request(len(request.prompt_ids), request.params.max_tokens)
+
+
+def with_seed(params: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of the `index`-th choice of one prompt: its own seed, if there is one."""
+    if params.seed is None or index == 0:
+        return params
+    return replace(params, seed=(params.seed + index) % 2**63)

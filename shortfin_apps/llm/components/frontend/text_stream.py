@@ -1,0 +1,340 @@
+"""An answer under way: token ids from the engine, text to whoever asked.
+
+TextStream <── Delta (ids) ── detokenizer ── stop strings ──> TextDelta
+TextBeams <── Hypothesis (ids) ── detokenizer ──> TextDelta, a whole one each
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.frontend.metrics import RequestTimer
+from shortfin_apps.llm.components.request.messages import (
+    DEFAULT_TERMS,
+    Delta,
+    FinishReason,
+    GenerateCall,
+    Terms,
+    TokenLogprobs,
+)
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.text.detokenizer import Detokenizer, StopMatcher
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.errors import InvocationError, LlmError, RequestAbortedError
+
+
+class PendingAnswer(Protocol):
+    """A request under way, for who wants its answers whole: a TextStream has one, TextBeams several."""
+
+    request: TextRequest
+    timer: RequestTimer
+
+    async def answers(self) -> list[TextDelta]:
+        """All of them, best first; the request is aborted if this is cancelled."""
+        ...
+
+    def abort(self) -> None:
+        """Ends the request; its reader gets what there is so far, or RequestAbortedError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Aborts the request unless it ended. Closing twice is a no-op."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One prompt to continue, checked by `TextGenerator.fit`; `params` is the engine's part of it.
+
+    `choice` numbers the requests that one prompt gets, from 0.
+
+    With `num_beams` above 1 it is a beam search, which heeds neither stop strings nor what of `params`
+    is about sampling, and has so many answers.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    cache_salt: str | None = None
+    num_beams: int = 1
+    terms: Terms = DEFAULT_TERMS
+    choice: int = 0
+
+    def call(self, engine_id: str) -> GenerateCall:
+        """What the engine is asked for; `engine_id` is its name for the request."""
+        return GenerateCall(
+            request_id=engine_id,
+            prompt_ids=self.prompt_ids,
+            params=self.params,
+            cache_salt=self.cache_salt,
+            terms=self.terms,
+        )
+
+    def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
+        """A new one, for the text after the prompt."""
+        return Detokenizer(tokenizer, self.prompt_ids, skip_special_tokens=self.skip_special_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """What became certain since the last one. `finish_reason` is set on the last one only.
+
+    `text` may lag behind `token_ids`: half a character, or what may become a stop string, is held
+    back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or the stop
+    token that ended it, None for end-of-sequence. `error` is why it was aborted, if nobody asked for
+    that. A whole answer is one delta, too.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: LlmError | None = None
+
+
+class TextStream:
+    """One request under way. Iterate it to its end or `aclose` it, which aborts the request."""
+
+    def __init__(
+        self,
+        request: TextRequest,
+        tokenizer: Tokenizer,
+        engine: EngineClient,
+        engine_id: str,
+        timer: RequestTimer,
+        on_end: Callable[[PendingAnswer], None],
+    ) -> None:
+        assert request.num_beams == 1, "a beam search cannot be streamed"
+        self.request = request
+        self._engine = engine
+        self._engine_id = engine_id
+        self._detokenizer = request.detokenizer(tokenizer)
+        self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
+        self.timer = timer
+        self._num_tokens = 0
+        self._finished = False
+        self._on_end = on_end
+        self._deltas = engine.submit(request.call(engine_id))
+
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        if self._finished:
+            raise StopAsyncIteration
+        try:
+            delta = await anext(self._deltas)
+        except StopAsyncIteration:
+            raise self._fail(InvocationError("the engine ended the stream without a reason")) from None
+        if delta.finish_reason is FinishReason.ERROR:
+            raise self._fail(delta.error or InvocationError("the engine failed under this request"))
+        if delta.error is not None and self._num_tokens == 0 and not delta.token_ids:
+            raise self._fail(delta.error, FinishReason.ABORT)  # there is nothing to answer with
+        text_delta = self._read(delta)
+        self.timer.tokens(len(text_delta.token_ids), delta.queue_s, delta.num_cached_tokens)
+        if text_delta.finish_reason is not None:
+            await self._finish(text_delta.finish_reason)
+        return text_delta
+
+    def abort(self) -> None:
+        self._engine.abort(self._engine_id)
+
+    async def aclose(self) -> None:
+        if not self._finished:
+            await self._finish(FinishReason.ABORT)
+
+    async def answers(self) -> list[TextDelta]:
+        try:
+            return [_join([delta async for delta in self])]
+        finally:
+            await self.aclose()
+
+    def _read(self, delta: Delta) -> TextDelta:
+        """Turns ids into text up to a stop string, which ends the request here."""
+        pieces: list[str] = []
+        for position, token_id in enumerate(delta.token_ids):
+            is_last = position + 1 == len(delta.token_ids)
+            if not (delta.finish_reason is FinishReason.STOP and is_last and not self.request.include_stop):
+                pieces.append(self._match(self._detokenizer.push(token_id)))
+            self._num_tokens += 1
+            if self._matcher.matched is not None:
+                return self._delta(delta, "".join(pieces), position + 1)
+        if delta.finish_reason is not None:
+            pieces.append(self._match(self._detokenizer.finish()))
+            pieces.append(self._matcher.finish())
+        return self._delta(delta, "".join(pieces), len(delta.token_ids))
+
+    def _match(self, piece: str) -> str:
+        if self._num_tokens + 1 < self.request.params.min_tokens:
+            return piece  # too early to stop
+        return self._matcher.push(piece)
+
+    def _delta(self, delta: Delta, text: str, num_tokens: int) -> TextDelta:
+        matched = self._matcher.matched
+        return TextDelta(
+            text=text,
+            token_ids=delta.token_ids[:num_tokens],
+            logprobs=delta.logprobs[:num_tokens],
+            num_cached_tokens=delta.num_cached_tokens,
+            finish_reason=delta.finish_reason if matched is None else FinishReason.STOP,
+            stop_reason=delta.stop_token_id if matched is None else matched,
+            error=delta.error,
+        )
+
+    def _fail(self, error: Exception, reason: FinishReason = FinishReason.ERROR) -> Exception:
+        self._end(reason)
+        return error
+
+    def _end(self, reason: FinishReason) -> None:
+        self._finished = True
+        self.timer.finish(reason)
+        self._on_end(self)
+
+    async def _finish(self, reason: FinishReason) -> None:
+        self._end(reason)
+        # A generator that was never started does not notice being closed, so the engine is told.
+        self._engine.abort(self._engine_id)
+        await self._deltas.aclose()
+
+
+class TextBeams:
+    """A beam search under way; one request in the metrics, of as many tokens as it makes steps."""
+
+    def __init__(
+        self,
+        request: TextRequest,
+        tokenizer: Tokenizer,
+        search: BeamSearch,
+        timer: RequestTimer,
+        on_end: Callable[[PendingAnswer], None],
+    ) -> None:
+        self.request = request
+        self._tokenizer = tokenizer
+        self._search = search
+        self.timer = timer
+        self._on_end = on_end
+        self._finished = False
+
+    async def answers(self) -> list[TextDelta]:
+        try:
+            while not self._search.done:
+                queue_s = await self._search.step()
+                self.timer.tokens(1, queue_s, self._search.num_cached_tokens)
+            answers = [self._read(hypothesis) for hypothesis in self._search.hypotheses]
+        except Exception as error:
+            aborted = isinstance(error, RequestAbortedError)
+            await self._finish(FinishReason.ABORT if aborted else FinishReason.ERROR)
+            raise
+        else:
+            await self._finish(answers[0].finish_reason or FinishReason.LENGTH)
+            return answers
+        finally:
+            await self.aclose()
+
+    def abort(self) -> None:
+        self._search.abort()
+
+    async def aclose(self) -> None:
+        if not self._finished:
+            await self._finish(FinishReason.ABORT)
+
+    async def _finish(self, reason: FinishReason) -> None:
+        self._finished = True
+        self.timer.finish(reason)
+        self._on_end(self)
+        await self._search.aclose()
+
+    def _read(self, hypothesis: Hypothesis) -> TextDelta:
+        return TextDelta(
+            text=self._text(hypothesis),
+            token_ids=hypothesis.token_ids,
+            logprobs=hypothesis.logprobs,
+            num_cached_tokens=self._search.num_cached_tokens,
+            finish_reason=hypothesis.finish_reason,
+            stop_reason=hypothesis.stop_token_id,
+        )
+
+    def _text(self, hypothesis: Hypothesis) -> str:
+        ids = hypothesis.token_ids
+        if hypothesis.finish_reason is FinishReason.STOP and not self.request.include_stop:
+            ids = ids[:-1]
+        detokenizer = self.request.detokenizer(self._tokenizer)
+        return "".join(map(detokenizer.push, ids)) + detokenizer.finish()
+
+
+async def gather(streams: Sequence[TextStream]) -> list[TextDelta]:
+    """The one answer of each, as `gather_answers`."""
+    return [answer for [answer] in await gather_answers(streams)]
+
+
+async def gather_answers(requests: Sequence[PendingAnswer]) -> list[list[TextDelta]]:
+    """All answers, whole, in order. When one fails or this is cancelled, all the others are aborted."""
+    tasks = [asyncio.ensure_future(request.answers()) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await close_all(requests)
+
+
+async def merge(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Deltas of all streams as they come, each with its stream's index. Closing aborts what runs."""
+    pending: dict[asyncio.Task[TextDelta], int] = {}
+    try:
+        if len(streams) == 1:  # the usual case needs no tasks
+            async for delta in streams[0]:
+                yield 0, delta
+            return
+        pending = {_next(stream): index for index, stream in enumerate(streams)}
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=pending.__getitem__):
+                index = pending.pop(task)
+                delta = task.result()
+                if delta.finish_reason is None:
+                    pending[_next(streams[index])] = index
+                yield index, delta
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await close_all(streams)
+
+
+async def close_all(requests: Sequence[PendingAnswer]) -> None:
+    for request in requests:
+        await request.aclose()
+
+
+def _next(stream: TextStream) -> asyncio.Task[TextDelta]:
+    return asyncio.ensure_future(_anext(stream))
+
+
+async def _anext(stream: TextStream) -> TextDelta:
+    return await anext(stream)
+
+
+def _join(deltas: Sequence[TextDelta]) -> TextDelta:
+    last = deltas[-1]
+    return TextDelta(
+        text="".join(d.text for d in deltas),
+        token_ids=tuple(itertools.chain.from_iterable(d.token_ids for d in deltas)),
+        logprobs=tuple(itertools.chain.from_iterable(d.logprobs for d in deltas)),
+        num_cached_tokens=max(d.num_cached_tokens for d in deltas),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+    )

@@ -1,0 +1,138 @@
+"""A request inside the engine, and the one table of what may happen to it.
+
+    WAITING ──> RUNNING ──> FINISHED
+       ^           │
+       └─ preempt ─┘        (any state but FINISHED may go to FINISHED)
+
+A request holds a lease on pages exactly while it is RUNNING: `start` is given one and `leave` hands
+it back, so there is one way for pages to come and one way for them to go. What the table does not allow
+raises; the engine's thread ends that request and goes on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from enum import StrEnum
+
+from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
+from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.RUNNING, State.FINISHED}),
+    State.RUNNING: frozenset({State.WAITING, State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
+
+
+class IllegalTransitionError(AssertionError):
+    """The lifecycle table does not allow it: a bug, never load. Nothing has changed for `request`."""
+
+    def __init__(self, request: Request, state: State) -> None:
+        super().__init__(f"{request.request_id}: {request.state} -> {state}")
+        self.request = request
+
+
+class Request:
+    """One prompt being continued.
+
+    `tokens` is the prompt and what was generated so far; `num_computed` of them have their K/V in the
+    cache. One token to compute is a decode, more are a prefill; nothing else tells the two apart, so a
+    request that was preempted needs no special case.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "blocked_at",
+        "call",
+        "finish_reason",
+        "last_turn",
+        "lease",
+        "num_cached",
+        "num_computed",
+        "num_overtakes",
+        "queue_s",
+        "seed",
+        "state",
+        "tokens",
+    )
+
+    def __init__(self, call: GenerateCall, arrival_s: float = 0.0) -> None:
+        self.call = call
+        self.arrival_s = arrival_s
+        self.queue_s = 0.0  # until its first task
+        self.tokens: list[int] = list(call.prompt_ids)
+        self.num_computed = 0
+        self.num_cached = 0  # prompt tokens found in the cache at the first start
+        self.num_overtakes = 0  # requests that started before it though they came later
+        self.blocked_at = -1  # pages there were when it last did not fit
+        self.state = State.WAITING
+        self.lease: Lease | None = None
+        self.finish_reason: FinishReason | None = None
+        self.last_turn = -1  # when it last had a task; counts tasks, so that no two are equal
+        self.seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
+
+    @property
+    def request_id(self) -> str:
+        return self.call.request_id
+
+    @property
+    def tenant(self) -> str:
+        return self.call.terms.tenant
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.call.prompt_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def page_ids(self) -> list[int]:
+        """The block table; owned by the lease."""
+        assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
+        return self.lease.page_ids
+
+    def start(self, lease: Lease) -> None:
+        self._move(State.RUNNING)
+        self.lease = lease
+        self.num_overtakes, self.blocked_at = 0, -1
+        self.num_computed = lease.num_cached_tokens
+        if self.num_generated == 0:
+            self.num_cached = lease.num_cached_tokens
+
+    def preempt(self, cache: KVCache) -> None:
+        """Back to waiting; its tokens are kept, their K/V will be computed again."""
+        self._leave(State.WAITING, cache)
+
+    def finish(self, reason: FinishReason, cache: KVCache) -> None:
+        self._leave(State.FINISHED, cache)
+        self.finish_reason = reason
+
+    def discard(self, cache: KVCache) -> None:
+        """Ends it against the table, for one that a bug has brought out of step."""
+        self.state = State.FINISHED
+        self.finish_reason = FinishReason.ERROR
+        self._release(cache)
+
+    def _leave(self, state: State, cache: KVCache) -> None:
+        self._move(state)
+        self._release(cache)
+
+    def _release(self, cache: KVCache) -> None:
+        if self.lease is not None:
+            cache.release(self.lease)
+            self.lease = None
+        self.num_computed = 0
+
+    def _move(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(self, state)
+        self.state = state

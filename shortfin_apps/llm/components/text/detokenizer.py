@@ -1,0 +1,144 @@
+"""Token ids to text as they come: never half a character, never part of a stop string."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.text.tokenizer import REPLACEMENT, Tokenizer
+
+MAX_WINDOW = 16  # tokens decoded at once, at most; only a run of broken bytes gets there
+MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # of them, the prompt's
+UTF8_TOKENS = 4  # tokens that certainly cover an unfinished character (three bytes) and one before it
+
+
+class Detokenizer:
+    """Decodes what follows a prompt, each token with only the few before it.
+
+    A decoder needs context (SentencePiece drops a leading space at the very start; a character may
+    span tokens), so the last piece that was settled, at first the prompt's end, is decoded again
+    together with what follows it:
+
+        window:  | settled, decoded for context | new, not settled |
+        text:    | ............ sent .......... |  next piece ...  | U+FFFD: maybe half a character |
+
+    A character that the prompt's last token leaves unfinished belongs to what follows.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._silent = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        settled, unfinished = self._end_of(prompt_ids)
+        self._window = settled + unfinished
+        self._context_len = len(settled)  # tokens of the window that are settled
+        self._sent = len(self._decode(settled))  # characters of the decoded window already handed out
+        self._prompt_marks = len(self._decode(self._window)) - self._sent  # U+FFFD, if they stay that
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token; often one word, sometimes empty."""
+        if not self._has_text(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if not text.endswith(REPLACEMENT):
+            piece = text[self._sent :]
+            if piece or len(self._window) >= MAX_WINDOW:
+                self._settle(keep=len(self._window) - self._context_len, unsettled_chars=0)
+        elif len(self._window) >= MAX_WINDOW:
+            # So many tokens cannot all be one unfinished character: only the last mark is open.
+            piece = text[self._sent : -1]
+            self._settle(keep=UTF8_TOKENS, unsettled_chars=1)
+        else:
+            end = len(text.rstrip(REPLACEMENT))
+            piece = text[self._sent : end]
+            self._sent = max(self._sent, end)
+        return self._without_prompt_marks(piece)
+
+    def finish(self) -> str:
+        """What was still held back; an unfinished character comes as U+FFFD."""
+        piece = self._without_prompt_marks(self._decode(self._window)[self._sent :])
+        self._window.clear()
+        self._context_len = self._sent = self._prompt_marks = 0
+        return piece
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Few tokens before the end, with text of whole characters, and those that begin one more."""
+        with_text = filter(self._has_text, reversed(prompt_ids))
+        last = list(itertools.islice(with_text, MAX_PROMPT_WINDOW + UTF8_TOKENS - 1))[::-1]
+        for end in range(len(last), max(len(last) - UTF8_TOKENS, -1), -1):
+            for start in range(max(end - 1, 0), max(end - MAX_PROMPT_WINDOW, 0) - 1, -1):
+                text = self._decode(last[start:end])
+                if REPLACEMENT not in (text[:1], text[-1:]) and (text or start == 0):
+                    return last[start:end], last[end:]
+        return last[-UTF8_TOKENS:], []  # broken bytes
+
+    def _has_text(self, token_id: int) -> bool:
+        return token_id not in self._silent and self._tokenizer.id_to_token(token_id) is not None
+
+    def _without_prompt_marks(self, piece: str) -> str:
+        while self._prompt_marks and piece.startswith(REPLACEMENT):
+            piece = piece[1:]
+            self._prompt_marks -= 1
+        if piece:
+            self._prompt_marks = 0
+        return piece
+
+    def _settle(self, keep: int, unsettled_chars: int) -> None:
+        self._window = self._window[-keep:]
+        self._context_len = len(self._window)
+        self._sent = len(self._decode(self._window)) - unsettled_chars
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class StopMatcher:
+    """Holds text back while it may still turn out to be a stop string.
+
+    The match that is complete first wins, and of two that end together the longer one, so the result
+    does not depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_match: bool = False) -> None:
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self._stops = tuple(stops)
+        self._include_match = include_match
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, piece: str) -> str:
+        """The text that is certainly before (or, on a match, up to) a stop string; "" after a match."""
+        if not self._stops:
+            return piece
+        if self.matched is not None:
+            return ""
+        text = self._held + piece
+        if (match := self._find(text)) is not None:
+            start, end = match
+            self.matched, self._held = text[start:end], ""
+            return text[: end if self._include_match else start]
+        split = len(text) - self._undecided(text)
+        self._held = text[split:]
+        return text[:split]
+
+    def finish(self) -> str:
+        """What was held back and is no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, text: str) -> tuple[int, int] | None:
+        starts = ((text.find(stop), len(stop)) for stop in self._stops)
+        matches = [(start + length, start) for start, length in starts if start >= 0]
+        return min(matches)[::-1] if matches else None
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

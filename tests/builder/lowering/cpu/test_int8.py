@@ -1,0 +1,187 @@
+"""Matrices in 8-bit integers on vectors against numpy, over shapes that do not divide evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.lowering.cpu.int8 import FEW_ROWS, Input, Int8Operations
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.errors import BuildError
+from tests.builder.compiled_model import TINY
+from tests.builder.kernels.test_kernels import (
+    HOST,
+    NO_TILES,
+    ROWS,
+    ConstantWeights,
+    Inputs,
+    function,
+    load,
+    narrow,
+    widen,
+)
+
+F32 = npt.NDArray[np.float32]
+
+OPTIONS = BuildOptions(weights="int8")
+# Neither 96 nor 112 is whole tiles of 64 along K; 48 and 224 leave half a panel.
+SPEC = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)
+FEW = [1, 5, FEW_ROWS]  # rows that are known when the kernel is made
+SHAPES = {
+    "blk.0.attn_norm.weight": (96,),
+    "blk.0.attn_qkv.weight": (48, 96),
+    "blk.0.attn_output.weight": (96, 1600),
+    "blk.0.ffn_gate_up.weight": (224, 96),
+    "blk.0.ffn_down.weight": (96, 112),
+}
+
+pytestmark = pytest.mark.skipif(not HOST.has_byte_dot, reason="this CPU has no dot product of bytes")
+
+
+def make_weights() -> ConstantWeights:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    return ConstantWeights(weights, {name: weight_layout(name, SPEC, OPTIONS, NO_TILES) for name in SHAPES})
+
+
+@dataclass(frozen=True)
+class Kernels:
+    weights: ConstantWeights
+    module: Any
+
+    @classmethod
+    def build(cls, folder: Path) -> Kernels:
+        weights = make_weights()
+        rendered: dict[str, str] = {}
+
+        def kernel(template: str, name: str, **parameters: Any) -> str:
+            rendered[name] = render(template, name, **parameters)
+            return name
+
+        operations = Int8Operations(SPEC, OPTIONS, NO_TILES, weights, kernel)
+
+        def plain(e: Emitter, x: Tensor) -> list[Tensor]:
+            normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
+            return [operations.linear(e, normed, "blk.0.attn_qkv.weight")]
+
+        def gated(e: Emitter, x: Tensor) -> list[Tensor]:
+            normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
+            return [widen(e, operations.gated_linear(e, normed, "blk.0.ffn_gate_up.weight"))]
+
+        def residual(weight: str) -> Callable[..., list[Tensor]]:
+            return lambda e, h, r: [operations.linear(e, Input(narrow(e, h, "bf16")), weight, r)]
+
+        functions: list[str] = []
+        suffixes: dict[str, int | str] = {"": "?"} | {f"_{few}": few for few in FEW}
+        for name, rows in suffixes.items():
+            x: Inputs = {"x": (rows, 96)}
+            functions += [
+                function(f"plain{name}", x, plain),
+                function(f"gated{name}", x, gated),
+                function(
+                    f"down{name}", {"h": (rows, 112), "r": (rows, 96)}, residual("blk.0.ffn_down.weight")
+                ),
+                function(
+                    f"output{name}",
+                    {"h": (rows, 1600), "r": (rows, 96)},
+                    residual("blk.0.attn_output.weight"),
+                ),
+            ]
+        text = [*weights.declarations(), *rendered.values(), *functions]
+        return cls(weights, load("\n".join(["module @kernels {", *text, "}"]), folder))
+
+    def outputs(self, inputs: dict[str, F32], rows: int, suffix: str = "") -> dict[str, F32]:
+        """What each function makes of the first `rows` rows."""
+        x, h, wide = (inputs[name][:rows] for name in ("x", "h", "wide"))
+        arguments = {"plain": (x,), "gated": (x,), "down": (h, x), "output": (wide, x)}
+        return {name: getattr(self.module, name + suffix)(*a).to_host() for name, a in arguments.items()}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels.build(tmp_path_factory.mktemp("int8"))
+
+
+def random_inputs(rows: int) -> dict[str, F32]:
+    """bf16 values, some of them large; row 3 is zeros."""
+    rng = np.random.default_rng(rows)
+    inputs = {}
+    for name, width in (("x", 96), ("h", 112), ("wide", 1600)):
+        values = rng.standard_normal((rows, width)).astype(np.float32)
+        values[:, rng.integers(width)] *= 20
+        values[3:4] = 0
+        inputs[name] = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    return inputs
+
+
+def rounded(x: F32) -> F32:
+    """What bytes with one scale a row keep of it."""
+    largest = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-30))
+    kept: F32 = np.rint(x * (np.float32(127) / largest)) * (largest / np.float32(127))
+    return kept
+
+
+def expected(weights: dict[str, F32], inputs: dict[str, F32]) -> dict[str, F32]:
+    x = inputs["x"]
+    inverse = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5)
+    normed = rounded(x * weights["blk.0.attn_norm.weight"]) * inverse
+    gate, up = np.split(normed @ weights["blk.0.ffn_gate_up.weight"].T, 2, axis=1)
+    return {
+        "plain": normed @ weights["blk.0.attn_qkv.weight"].T,
+        "gated": gate / (1 + np.exp(-gate)) * up,
+        "down": x + rounded(inputs["h"]) @ weights["blk.0.ffn_down.weight"].T,
+        "output": x + rounded(inputs["wide"]) @ weights["blk.0.attn_output.weight"].T,
+    }
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_kernels_agree_with_numpy(kernels: Kernels, rows: int) -> None:
+    inputs = random_inputs(rows)
+    wanted = expected(kernels.weights.values, inputs)
+    for name, got in kernels.outputs(inputs, rows).items():
+        scale = np.abs(wanted[name]).max()
+        tolerance = 5e-3 if name == "gated" else 2e-6  # the one is rounded to bf16 afterwards
+        np.testing.assert_allclose(got / scale, wanted[name] / scale, rtol=0, atol=tolerance, err_msg=name)
+
+
+def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(kernels: Kernels) -> None:
+    inputs = random_inputs(ROWS[-1])
+    everything = kernels.outputs(inputs, ROWS[-1])
+    for rows, suffix in [*((rows, "") for rows in ROWS), *((few, f"_{few}") for few in FEW)]:
+        for name, got in kernels.outputs(inputs, rows, suffix).items():
+            np.testing.assert_array_equal(got, everything[name][:rows], err_msg=f"{name}{suffix} {rows}")
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_what_is_no_number_befalls_its_own_row_and_no_other(kernels: Kernels, odd: float) -> None:
+    inputs = random_inputs(20)
+    clean = kernels.outputs(inputs, 20)
+    for values in inputs.values():
+        values[17, 5] = odd
+    others = np.arange(20) != 17
+    for name, got in kernels.outputs(inputs, 20).items():
+        assert not np.isfinite(got[17]).any(), name
+        np.testing.assert_array_equal(got[others], clean[name][others])
+
+
+def test_refuses_a_cpu_without_byte_dots() -> None:
+    target = resolve_target("cpu:haswell")
+    with pytest.raises(BuildError, match="haswell is not; use q8_0"):
+        Int8Operations(SPEC, OPTIONS, target, WeightTypes(SPEC, OPTIONS, target), render)
+
+
+def test_refuses_a_model_that_leaves_half_a_panel() -> None:
+    spec = replace(SPEC, hidden_size=80)
+    with pytest.raises(BuildError, match="multiples of 32, not 80; use q8_0"):
+        Int8Operations(spec, OPTIONS, HOST, WeightTypes(spec, OPTIONS, HOST), render)

@@ -1,0 +1,138 @@
+"""A decode's layer in one dispatch: to the bit what its attention and the rest of it make apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.cpu.lowering import CpuLowering
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.program.entry import page_elements
+from tests.builder.compiled_model import block_table
+from tests.builder.crowd import check_in_a_crowd
+from tests.builder.decode_batch import decode_batch
+from tests.builder.kernels.test_kernels import load
+from tests.builder.lowering.amx.test_fused_layer import HOST, KINDS, SPEC, make_weights
+
+WHOLE_TILES = replace(SPEC, head_dim=32)
+PAGES = 80
+NAN = -1  # every bit set: NaN as bf16
+Layer = Callable[[Emitter, Tensor, Tensor, int, Batch], tuple[Tensor, Tensor | None]]
+Arrays = dict[str, npt.NDArray[Any]]
+
+pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
+
+
+@dataclass(frozen=True)
+class Layers:
+    module: Any
+    options: BuildOptions
+    vmfb: Path
+
+    def run(self, name: str, inputs: Arrays) -> list[npt.NDArray[Any]]:
+        return [result.to_host() for result in self.module[name](*inputs.values())]
+
+
+def entry(name: str, number: int, spec: LlamaSpec, options: BuildOptions, layer: Layer) -> str:
+    """x and q, k, v [rows, features], the decode's batch, the cache's bits -> x past the layer, the next
+    one's q, k and v if there is one, the cache's new bits."""
+    types = {
+        "x": f"tensor<?x{spec.hidden_size}xf32>",
+        "qkv": f"tensor<?x{spec.qkv_features}xf32>",
+        "rotary": f"tensor<?x2x{spec.head_dim // 2}xf32>",
+        "starts": "tensor<?xi64>",
+        "seq_lens": "tensor<?xi64>",
+        "blocks": "tensor<?x?xi64>",
+        "bits": f"tensor<?x{page_elements(spec, options)}xi16>",
+    }
+    e = Emitter()
+
+    def dim(argument: str, axis: int) -> str:
+        return e.value(f"tensor.dim %{argument}, {e.constant(axis)} : {types[argument]}")
+
+    rows, width, pages = dim("x", 0), dim("blocks", 1), dim("bits", 0)
+    batch = decode_batch(options, spec, rows=rows, width=width, pages=pages)
+    bits = Tensor("%bits", batch.cache.shape, "i16")
+    e.line(f"%cache = flow.tensor.bitcast %bits : {bits.sized_type} -> {batch.cache.sized_type}")
+    x, qkv = (
+        Tensor(f"%{n}", (rows, size), "f32")
+        for n, size in (("x", spec.hidden_size), ("qkv", spec.qkv_features))
+    )
+    past, following = layer(e, x, qkv, number, batch)
+    written = Tensor(e.fresh(), bits.shape, "i16")
+    cache = batch.cache
+    e.line(f"{written.name} = flow.tensor.bitcast {cache.name} : {cache.sized_type} -> {written.sized_type}")
+    results = [past, *([following] if following else []), written]
+    arguments = ", ".join(f"%{argument}: {kind}" for argument, kind in types.items())
+    kinds = ", ".join(result.type for result in results)
+    lines = "\n".join(e.lines)
+    returned = ", ".join(result.name for result in results)
+    return f"func.func @{name}({arguments}) -> ({kinds}) {{\n{lines}\nreturn {returned} : {kinds}\n}}"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Layers:
+    kind: WeightType = request.param
+    options = BuildOptions(weights=kind)
+    weights = make_weights(WHOLE_TILES, options)
+    form = CpuLowering(WHOLE_TILES, options, HOST, weights)
+
+    def apart(e: Emitter, x: Tensor, qkv: Tensor, number: int, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        return form._operations.advance(e, x, form._attention.attend(e, qkv, number, batch), number)
+
+    functions = [
+        entry(f"{name}_{number}", number, WHOLE_TILES, options, layer)
+        for name, layer in (("together", form.layer), ("apart", apart))
+        for number in range(WHOLE_TILES.num_hidden_layers)
+    ]
+    assert {"decode_advance", "decode_finish", "decode_attention"} <= form._kernels.keys()
+    text = "\n".join(["module @layers {", *weights.declarations(), *form.declarations(), *functions, "}"])
+    folder = tmp_path_factory.mktemp("layers")
+    return Layers(load(text, folder), options, folder / "kernel.vmfb")
+
+
+def make_inputs(lengths: list[int], options: BuildOptions) -> Arrays:
+    """Rows that so many tokens precede; one below 0 is padding. What no row reads is NaN."""
+    spec, rng, rows = WHOLE_TILES, np.random.default_rng(len(lengths)), len(lengths)
+    stride = options.block_seq_stride
+    blocks = block_table(rng, [length // stride + 1 if length >= 0 else 0 for length in lengths], 9, PAGES)
+    cache = np.full((PAGES, page_elements(spec, options)), NAN, np.int16)
+    cache[np.unique(blocks)] = rng.integers(0x3C00, 0x3F80, (len(np.unique(blocks)), cache.shape[1]))
+    starts = np.maximum(np.array(lengths, np.int64), 0)
+    return {
+        "x": rng.standard_normal((rows, spec.hidden_size)).astype(np.float32),
+        "qkv": rng.standard_normal((rows, spec.qkv_features)).astype(np.float32),
+        "rotary": rng.uniform(-1, 1, (rows, 2, spec.head_dim // 2)).astype(np.float32),
+        "starts": starts,
+        "seq_lens": np.where(np.array(lengths) < 0, 0, starts + 1),
+        "blocks": blocks,
+        "cache": cache,
+    }
+
+
+@pytest.mark.parametrize("number", range(WHOLE_TILES.num_hidden_layers))
+@pytest.mark.parametrize("lengths", [[0], [130], [15, -1, 16, 70, 5], [*range(33)]], ids=len)
+def test_one_dispatch_makes_the_bits_of_several(layers: Layers, number: int, lengths: list[int]) -> None:
+    inputs = make_inputs(lengths, layers.options)
+    together = layers.run(f"together_{number}", inputs)
+    apart = layers.run(f"apart_{number}", inputs)
+    assert len(together) == len(apart)
+    for one, other in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(one, other)
+    rows = [row for row, length in enumerate(lengths) if length >= 0]
+    assert np.isfinite(together[0][rows]).all()
+    assert not np.array_equal(together[-1], inputs["cache"])
+
+
+def test_more_workers_than_processors_attend_with_the_same_result(layers: Layers, tmp_path: Path) -> None:
+    inputs = make_inputs([40] * 20, layers.options)
+    expected = layers.run("together_0", inputs)
+    check_in_a_crowd(layers.vmfb, "together_0", list(inputs.values()), expected, tmp_path, calls=50)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.builder.model.config import model_config
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import BuildError
+
+LARGE = replace(
+    SPEC, num_hidden_layers=32, num_key_value_heads=8, num_attention_heads=32, head_dim=128,
+    max_position_embeddings=131072,
+)  # fmt: skip
+
+
+def test_fields() -> None:
+    config = model_config(SPEC, BuildOptions(kv="f16"))
+    assert config.max_seq_len == SPEC.max_position_embeddings
+    assert (config.transformer_block_count, config.attn_head_dim, config.top_k) == (2, 16, 64)
+    assert config.has_prefill_position
+    cache = config.paged_kv_cache
+    assert cache.kv_cache_dtype == "float16"
+    assert cache.paged_kv_block_size_elements_per_device == (2 * 2 * 16 * 2 * 16,)
+    assert cache.device_block_count == 8 * 64 + 1
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_context_is_capped_unless_asked_for() -> None:
+    assert model_config(LARGE, BuildOptions()).max_seq_len == 8192
+    assert model_config(LARGE, BuildOptions(context_length=20000)).max_seq_len == 20000
+
+
+@given(
+    layers=st.integers(1, 80),
+    heads=st.sampled_from([1, 2, 8, 32]),
+    context=st.integers(128, 131072),
+    asked=st.none() | st.integers(128, 131072),
+)
+def test_pages_hold_a_context_and_fit_a_gibibyte(
+    layers: int, heads: int, context: int, asked: int | None
+) -> None:
+    spec = replace(
+        LARGE, num_hidden_layers=layers, num_key_value_heads=heads, max_position_embeddings=context
+    )
+    if asked is not None:
+        asked = min(asked, context)
+    config = model_config(spec, BuildOptions(context_length=asked))
+    pages, page_bytes = config.paged_kv_cache.device_block_count, config.page_elements[0] * 2
+    one_context = -(-config.max_seq_len // 16) + 1
+    assert one_context <= pages <= 8 * one_context
+    assert pages * page_bytes <= 1 << 30 or pages == one_context
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_length": 2048}, "--context-length: 2048 exceeds the 1024"),
+        ({"context_length": 8, "chunk_sizes": ()}, "--context-length: 8 is less than a page"),
+        ({"chunk_sizes": (100,)}, "--chunk-sizes: 100 is not a multiple of the page of 16"),
+        ({"chunk_sizes": (2048,)}, "--chunk-sizes: 2048 exceeds the context length of 1024"),
+        ({"extend_sizes": (0,)}, "--extend-sizes: must be positive, not 0"),
+        ({"prefill_batch_sizes": ()}, "at least one prefill and one decode"),
+        ({"decode_batch_sizes": (0, 1)}, "--decode-batch-sizes: must be positive, not 0"),
+        ({"decode_batch_sizes": (1, 1)}, "--decode-batch-sizes: each size once"),
+        ({"top_k": 300}, "--top-k: 300 exceeds the vocabulary of 272"),
+        ({"top_k": 0}, "--top-k: must be positive"),
+        ({"device_block_count": 1}, "--pages: must be at least 2"),
+        ({"block_seq_stride": 0}, "--block-seq-stride: must be positive"),
+    ],
+)
+def test_refuses_what_does_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        model_config(SPEC, BuildOptions(**options))
+
+
+def test_pages_as_asked() -> None:
+    config = model_config(SPEC, BuildOptions(device_block_count=7))
+    assert config.paged_kv_cache.device_block_count == 7

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from iree.compiler import version
+from iree.compiler.tools.binaries import find_tool
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.program.compiler import compile_model, compile_text
+from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.components.runtime.vmfb import read_exports
+from shortfin_apps.llm.errors import BuildError
+from tests.builder.compiled_model import GENERIC, HOST, TINY
+
+ONE_LAYER = replace(TINY, num_hidden_layers=1)
+SMALL = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=4)
+
+
+COMMANDS = r"stream\.\w+\.(copy|clone|fill|update)"
+
+
+def cache_commands(text: str) -> list[str]:
+    """What would copy the cache, or into it, or fill it, in the module once compiled to command buffers."""
+    target = resolve_target("cpu")
+    run = subprocess.run(
+        [find_tool("iree-compile"), "-", "--compile-to=stream", *target.flags],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = []
+    for function in run.stdout.split("util.func public ")[1:]:
+        sizes = re.findall(r"tensor<\?x1024xbf16>\{[^}]*\} in !stream\.resource<\w+>\{(%\w+)\}", function)
+        assert sizes, "the cache is imported somewhere"
+        commands = [line for line in function.splitlines() if re.search(COMMANDS, line)]
+        found += [line for line in commands if any(f"{{{size}}}" in line for size in set(sizes))]
+    return found
+
+
+@pytest.mark.parametrize("target", [HOST, GENERIC], ids=["kernels", "generic"])
+def test_only_dispatches_write_the_cache(target: Target) -> None:
+    text = LlamaGraph(ONE_LAYER, SMALL, target).module()
+    assert cache_commands(text) == []
+    # What that check is for: a cache that is not handed over is copied.
+    assert cache_commands(text.replace("=> consume %cache", "=> %cache")) != []
+
+
+def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
+    options = replace(SMALL, device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(2,))
+    result = compile_model(TINY, options, tmp_path / "model.vmfb")
+    assert (tmp_path / "model.vmfb").stat().st_size > 0
+    assert result.entries == ("prefill_bs1", "decode_bs2", "extend")
+    assert (result.target.architecture, result.target.cpu) == ("amdgpu", "gfx942")
+
+
+def test_says_what_it_did(tmp_path: Path) -> None:
+    steps: list[str] = []
+    options = replace(SMALL, chunk_sizes=(32,), extend_sizes=(64, 128))
+    result = compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", steps.append)
+    assert result.entries == (
+        "prefill_bs2",
+        "prefill_bs2_s32",
+        "decode_bs2",
+        "extend",
+        "extend_t64",
+        "extend_t128",
+    )
+    exports = read_exports(tmp_path / "model.vmfb", "module")
+    assert all(export.signature.only_dispatches for export in exports.values())
+    assert result.compiler_version == version.VERSION
+    assert "--iree-llvmcpu-target-cpu=host" in result.flags
+    assert result.target.cpu
+    assert result.target.features
+    assert len(steps) == 2
+
+
+def test_the_same_model_makes_the_same_text() -> None:
+    target = resolve_target("cpu")
+    first, second = (LlamaGraph(ONE_LAYER, SMALL, target).module() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("device", ["cuda", "hip", "hip:", "cpu:nosuchcpu"])
+def test_refuses_unknown_devices(device: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=device.removeprefix("cpu:")):
+        compile_model(ONE_LAYER, replace(SMALL, device=device), tmp_path / "model.vmfb")
+
+
+def test_quantised_weights_are_for_cpus(tmp_path: Path) -> None:
+    options = replace(SMALL, weights="q8_0", device="hip:gfx942")
+    with pytest.raises(BuildError, match="q8_0 are for CPUs"):
+        compile_model(ONE_LAYER, options, tmp_path / "model.vmfb")
+
+
+def test_refuses_sizes_that_the_kernels_do_not_take(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="hidden_size 60"):
+        compile_model(replace(ONE_LAYER, hidden_size=60), SMALL, tmp_path / "model.vmfb")
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "model.vmfb"
+    out.write_bytes(b"before")
+    with pytest.raises(BuildError, match="error"):
+        compile_text("module { nonsense }", resolve_target("cpu").flags, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.vmfb"]
+    assert out.read_bytes() == b"before"
+
+
+def test_another_cpu_gets_other_features() -> None:
+    old = resolve_target("cpu:haswell")
+    assert old.cpu == "haswell"
+    assert not old.has_bf16_dot
+    assert not old.has_wide_vectors

@@ -1,0 +1,73 @@
+"""The forward pass in numpy, f32, dense, without a cache: what the compiled model is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
+
+F32 = npt.NDArray[np.float32]
+
+
+def forward(spec: LlamaSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64]) -> F32:
+    """Logits [tokens, vocab] of one sequence that starts at position 0."""
+    x = weights["token_embd.weight"][tokens]
+    cos, sin = _rotary(spec, len(tokens))
+    for layer in range(spec.num_hidden_layers):
+        block = {
+            k.removeprefix(f"blk.{layer}."): w for k, w in weights.items() if k.startswith(f"blk.{layer}.")
+        }
+        h = _rms_norm(spec, x, block["attn_norm.weight"])
+        x = x + _attention(spec, h @ block["attn_qkv.weight"].T, cos, sin) @ block["attn_output.weight"].T
+        h = _rms_norm(spec, x, block["ffn_norm.weight"])
+        gate, up = np.split(h @ block["ffn_gate_up.weight"].T, 2, axis=-1)
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ block["ffn_down.weight"].T
+    head = weights["token_embd.weight" if spec.tie_word_embeddings else "output.weight"]
+    logits: F32 = _rms_norm(spec, x, weights["output_norm.weight"]) @ head.T
+    return logits
+
+
+def _rms_norm(spec: LlamaSpec, x: F32, weight: F32) -> F32:
+    mean = np.mean(x * x, axis=-1, keepdims=True)
+    normal: F32 = x / np.sqrt(mean + np.float32(spec.rms_norm_eps)) * weight
+    return normal
+
+
+def _attention(spec: LlamaSpec, qkv: F32, cos: F32, sin: F32) -> F32:
+    tokens, heads, kv_heads, dim = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    q, k, v = np.split(qkv.reshape(tokens, -1, dim), [heads, heads + kv_heads], axis=1)
+    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5)
+    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    out: F32 = np.einsum("hqk,khd->qhd", p, v).reshape(tokens, heads * dim)
+    return out
+
+
+def _rotate(x: F32, cos: F32, sin: F32) -> F32:
+    lo, hi = np.split(x, 2, axis=-1)
+    return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
+
+
+def _rotary(spec: LlamaSpec, tokens: int) -> tuple[F32, F32]:
+    """[tokens, 1, head_dim / 2] each. Llama 3's scaling follows its reference code's three cases."""
+    frequencies = []
+    for i in range(spec.head_dim // 2):
+        frequency = spec.rope_theta ** (-2 * i / spec.head_dim)
+        if (s := spec.rope_scaling) is not None:
+            wavelength = 2 * np.pi / frequency
+            if wavelength > s.original_max_position_embeddings / s.low_freq_factor:
+                frequency /= s.factor
+            elif wavelength > s.original_max_position_embeddings / s.high_freq_factor:
+                smooth = (s.original_max_position_embeddings / wavelength - s.low_freq_factor) / (
+                    s.high_freq_factor - s.low_freq_factor
+                )
+                frequency = (1 - smooth) * frequency / s.factor + smooth * frequency
+        frequencies.append(frequency)
+    angles = np.arange(tokens)[:, None, None] * np.array(frequencies)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

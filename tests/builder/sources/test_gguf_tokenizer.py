@@ -1,0 +1,179 @@
+"""Round trips through rebuilt tokenizers, and encodings known from the models' own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from shortfin_apps.llm.builder.sources.base import TokenizerFiles
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import PRE_TOKENIZERS, GgufVocabulary, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.random_tiny import byte_tokenizer
+from shortfin_apps.llm.errors import BuildError
+
+CORPUS = ["Hello world, it's 2024 and I'll say hello 12345 times.\n\n  def f(x):\n\treturn x"] * 4
+
+
+def byte_level_keys(pre: str, **keys: Any) -> dict[str, Any]:
+    """GGUF keys of a vocabulary with the 256 bytes, two control tokens and merges learned from CORPUS."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned.train_from_iterator(CORPUS, trainer)
+    tokens = [token for token, _ in sorted(learned.get_vocab().items(), key=lambda item: item[1])]
+    merges = [" ".join(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
+    return {
+        "ggml.model": "gpt2",
+        "ggml.pre": pre,
+        "ggml.tokens": [*tokens, "<s>", "<|im_end|>", "<think>"],
+        "ggml.token_type": [1] * len(tokens) + [3, 3, 4],
+        "ggml.merges": merges,
+        "ggml.bos_token_id": len(tokens),
+        "ggml.eos_token_id": len(tokens) + 1,
+        **keys,
+    }
+
+
+SPM_PIECES = ["▁", "a", "b", "c", "ab", "▁ab", "bc", "▁a"]
+SPM_SCORES = [-10.0, -11.0, -12.0, -13.0, -2.0, -1.0, -0.5, -3.0]
+
+
+def sentence_piece_keys(**keys: Any) -> dict[str, Any]:
+    """Llama 2's layout: unknown, begin, end, the bytes, then pieces."""
+    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
+    return {
+        "ggml.model": "llama",
+        "ggml.tokens": ["<unk>", "<s>", "</s>", *bytes_, *SPM_PIECES],
+        "ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(SPM_PIECES),
+        "ggml.scores": [0.0] * 259 + SPM_SCORES,
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": 2,
+        "ggml.unknown_token_id": 0,
+        **keys,
+    }
+
+
+def rebuild(keys: dict[str, Any]) -> tuple[Tokenizer, TokenizerFiles]:
+    files = rebuild_tokenizer("x.gguf", GgufVocabulary.model_validate(keys))
+    return Tokenizer.from_str(files.tokenizer), files
+
+
+BYTE_LEVEL = {
+    pre: rebuild(byte_level_keys(pre, **{"ggml.add_bos_token": False}))[0] for pre in PRE_TOKENIZERS
+}
+SPM = rebuild(sentence_piece_keys())[0]
+
+
+@given(text=st.text(max_size=40), pre=st.sampled_from(sorted(PRE_TOKENIZERS)))
+def test_byte_level_round_trip(text: str, pre: str) -> None:
+    tokenizer = BYTE_LEVEL[pre]
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+@given(text=st.text(max_size=40).filter(lambda text: "▁" not in text))
+def test_sentence_piece_round_trip(text: str) -> None:
+    ids = SPM.encode(text, add_special_tokens=False).ids
+    assert SPM.decode(ids, skip_special_tokens=False) == text
+
+
+def words(pre: str, text: str) -> list[str]:
+    """How the rule cuts `text`, before merges."""
+    splits = BYTE_LEVEL[pre].pre_tokenizer.pre_tokenize_str(text)
+    return [text[start:end] for _, (start, end) in splits]
+
+
+@pytest.mark.parametrize(
+    ("pre", "cut"),
+    [
+        ("gpt-2", ["I", "'m", " 12345", " ok", "\n\n ", " X"]),
+        ("smollm", ["I", "'m", " ", "1", "2", "3", "4", "5", " ok", "\n\n ", " X"]),
+        ("llama-bpe", ["I", "'m", " ", "123", "45", " ok", "\n\n", " ", " X"]),
+        ("tekken", ["I", "'m", " ", "1", "2", "3", "4", "5", " ok", "\n\n", " ", " X"]),
+    ],
+)
+def test_words_are_cut_as_the_model_cuts_them(pre: str, cut: list[str]) -> None:
+    text = "I'm 12345 ok\n\n  X"
+    assert "".join(words(pre, text)) == text
+    assert words(pre, text) == cut
+
+
+def test_sentence_piece_takes_the_best_score_first() -> None:
+    """`bc` outranks `▁ab`, so `abc` is `▁a` + `bc`; and what has no piece falls back to bytes."""
+    assert SPM.encode("abc").tokens == ["<s>", "▁a", "bc"]
+    assert SPM.encode("ab").tokens == ["<s>", "▁ab"]
+    assert SPM.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
+
+
+def test_sentence_piece_without_space_prefix() -> None:
+    tokenizer, _ = rebuild(sentence_piece_keys(**{"ggml.add_space_prefix": False}))
+    assert tokenizer.encode("ab", add_special_tokens=False).tokens == ["ab"]
+    assert tokenizer.decode(tokenizer.encode(" ab", add_special_tokens=False).ids) == " ab"
+
+
+def test_special_tokens_are_found_in_text_and_skipped_in_output() -> None:
+    tokenizer, files = rebuild(byte_level_keys("smollm"))
+    encoding = tokenizer.encode("hi<|im_end|><think>")
+    assert encoding.tokens[-2:] == ["<|im_end|>", "<think>"]
+    assert tokenizer.decode(encoding.ids) == "hi<think>"
+    assert files.config["eos_token"] == "<|im_end|>"
+    assert files.generation["eos_token_id"] == [tokenizer.token_to_id("<|im_end|>")]
+
+
+def test_end_tokens_that_the_file_does_not_name_are_found() -> None:
+    keys = byte_level_keys("smollm")
+    keys["ggml.eos_token_id"] = keys["ggml.bos_token_id"]
+    tokenizer, files = rebuild(keys)
+    expected = [tokenizer.token_to_id(token) for token in ("<s>", "<|im_end|>")]
+    assert files.generation["eos_token_id"] == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "adds"),
+    [
+        (byte_level_keys("smollm"), False),
+        (byte_level_keys("llama-bpe"), True),
+        (byte_level_keys("smollm", **{"ggml.add_bos_token": True}), True),
+        (sentence_piece_keys(), True),
+        (sentence_piece_keys(**{"ggml.add_bos_token": False}), False),
+    ],
+)
+def test_begin_token(keys: dict[str, Any], adds: bool) -> None:
+    tokenizer, files = rebuild(keys)
+    bos = keys["ggml.bos_token_id"]
+    assert (bos in tokenizer.encode("ab").ids) is adds
+    assert bos not in tokenizer.encode("ab", add_special_tokens=False).ids
+    assert files.config["add_bos_token"] is adds
+
+
+def test_llama3_takes_whole_words_without_merges() -> None:
+    """A token that no merges lead to is still found, as `ignore_merges` has it."""
+    keys = byte_level_keys("llama-bpe")
+    keys["ggml.tokens"] = ["zqz" if token == "<think>" else token for token in keys["ggml.tokens"]]
+    keys["ggml.token_type"][-1] = 1
+    assert "zqz" in rebuild(keys)[0].encode("zqz").tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ggml.model": "bert"}, "tokenizer model `bert` is not supported; known are gpt2, llama"),
+        ({"ggml.pre": "qwen2"}, "pre-tokenizer `qwen2` is not supported; known are default, gpt-2"),
+        ({"ggml.merges": ["a"]}, "not a pair"),
+        ({"ggml.merges": ["nope nope"]}, "cannot be rebuilt"),
+        ({"ggml.tokens": ["a", "a"]}, "names a token twice"),
+        ({"ggml.model": "llama"}, "0 scores"),
+    ],
+)
+def test_refuses_what_it_does_not_know(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        rebuild({**byte_level_keys("smollm"), **change})
+
+
+def test_bytes_are_gpt2s() -> None:
+    assert set(byte_tokenizer().get_vocab()) >= set(pre_tokenizers.ByteLevel.alphabet())

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.builder.model.spec import RopeScaling
+from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.errors import BuildError
+from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_hf
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_reads_what_was_written(tmp_path: Path, shards: int) -> None:
+    source = HfDirectorySource(write_hf(tmp_path / "random-tiny", shards=shards))
+    assert source.spec == SPEC
+    for name, expected in tiny_tensors().items():
+        np.testing.assert_array_equal(source.tensor(name), expected, err_msg=name)
+
+
+def test_reads_bf16(tmp_path: Path) -> None:
+    source = HfDirectorySource(write_hf(tmp_path, dtype=ml_dtypes.bfloat16))
+    name = "blk.1.attn_k.weight"
+    np.testing.assert_array_equal(source.tensor(name), TINY.tensor(name).astype(ml_dtypes.bfloat16))
+
+
+def test_tokenizer_files(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path)
+    files, expected = HfDirectorySource(directory).tokenizer_files(), TINY.tokenizer_files()
+    assert files.tokenizer == expected.tokenizer
+    assert files.config == expected.config
+    assert files.generation == {**expected.generation, "temperature": 0.5}
+    (directory / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert HfDirectorySource(directory).tokenizer_files().config["chat_template"] == "{{ messages }}"
+    (directory / "generation_config.json").unlink()
+    assert HfDirectorySource(directory).tokenizer_files().generation == {"eos_token_id": [258]}
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(BuildError, match=r"tokenizer\.json: no such file"):
+        HfDirectorySource(directory).tokenizer_files()
+
+
+def test_every_file_counts_in_the_hash(tmp_path: Path) -> None:
+    before = HfDirectorySource(write_hf(tmp_path)).sha256
+    assert HfDirectorySource(tmp_path).sha256 == before
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    assert HfDirectorySource(tmp_path).sha256 != before
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_llama3_rotary_scaling(tmp_path: Path, key: str) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        **({"rope_theta": 500000.0} if key == "rope_parameters" else {}),
+    }
+    spec = HfDirectorySource(write_hf(tmp_path, config={key: rope})).spec
+    assert spec.rope_scaling == RopeScaling(
+        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
+    assert spec.rope_theta == (500000.0 if key == "rope_parameters" else SPEC.rope_theta)
+    del rope["factor"]
+    with pytest.raises(BuildError, match="`llama3` is incomplete"):
+        HfDirectorySource(write_hf(tmp_path, config={key: rope}))
+
+
+def test_mistral_with_a_window_gets_its_window_as_context(tmp_path: Path) -> None:
+    directory = write_hf(tmp_path / "random-tiny", config={"model_type": "mistral", "sliding_window": 256})
+    expected = replace(SPEC, architecture="mistral", max_position_embeddings=256)
+    assert HfDirectorySource(directory).spec == expected
+
+
+def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
+    assert HfDirectorySource(
+        write_hf(tmp_path, config={"tie_word_embeddings": True})
+    ).spec.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "qwen3"}, "architecture `qwen3` is not supported; supported are Llama"),
+        ({"hidden_act": "gelu"}, "activation `gelu`"),
+        ({"attention_bias": True}, "bias"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by `gptq`"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling `linear`"),
+        ({"num_hidden_layers": "many"}, "`num_hidden_layers`"),
+        ({"num_hidden_layers": 3}, r"`blk\.2\.attn_k\.weight` is missing"),
+        ({"head_dim": 15}, "not even"),
+        ({"intermediate_size": 100}, "has shape"),
+    ],
+)
+def test_refuses_what_is_no_llama(tmp_path: Path, config: dict[str, object], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        HfDirectorySource(write_hf(tmp_path, config=config))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5, which is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"`rope_parameters\.partial_rotary_factor`"),
+        ({"embedding_multiplier": 12.0}, "`embedding_multiplier` is 12.0"),
+        ({"final_logit_softcapping": 30.0}, "`final_logit_softcapping` is 30.0"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "`layer_types` of `sliding_attention`"),
+        ({"hyper_gates": 3}, "`hyper_gates` is 3, and whether .*`--accept-field hyper_gates`"),
+    ],
+)
+def test_refuses_fields_that_it_does_not_compute_with(
+    tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BuildError, match=message):
+        HfDirectorySource(write_hf(tmp_path, config=config))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"partial_rotary_factor": 1.0},
+        {"layer_types": ["full_attention", "full_attention"]},
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512},
+        {"embedding_multiplier": 1, "rope_interleaved": False, "num_experts": 0},
+    ],
+)
+def test_values_that_change_nothing_pass(tmp_path: Path, config: dict[str, object]) -> None:
+    HfDirectorySource(write_hf(tmp_path, config=config))
+
+
+def test_an_unknown_field_may_be_accepted(tmp_path: Path) -> None:
+    HfDirectorySource(write_hf(tmp_path, config={"hyper_gates": 3}), accepted=["hyper_gates"])
+
+
+def test_refuses_weights_that_are_not_there_or_lie_outside(tmp_path: Path) -> None:
+    write_hf(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(BuildError, match="must be in safetensors form"):
+        HfDirectorySource(tmp_path)
+    index = {"weight_map": {"lm_head.weight": "../other.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(BuildError, match="not the name of a file beside it"):
+        HfDirectorySource(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = [
+    "hidden_size",
+    "rope_scaling",
+    "head_dim",
+    "rope_theta",
+    "eos_token_id",
+    "sliding_window",
+    "vocab_size",
+]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1))
+def test_any_config_is_read_or_refused(tmp_path: Path, config: dict[str, object]) -> None:
+    if not (tmp_path / "config.json").exists():
+        write_hf(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}), encoding="utf-8")
+    assert "\n" not in (_refusal(tmp_path) or "")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["config.json", "model.safetensors", "tokenizer_config.json"]), content=st.binary()
+)
+def test_any_bytes_are_read_or_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    write_hf(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    assert "\n" not in (_refusal(tmp_path) or "")
+
+
+def _refusal(directory: Path) -> str | None:
+    """Why the directory was refused; None when all of it could be read."""
+    try:
+        HfDirectorySource(directory).tokenizer_files()
+    except BuildError as error:
+        return str(error)
+    return None

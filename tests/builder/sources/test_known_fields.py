@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from gguf.constants import Keys
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.builder.sources import gguf_file, hf_directory
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
+from shortfin_apps.llm.builder.sources.known_fields import (
+    GGUF_FILE,
+    GGUF_LLAMA,
+    GGUF_TOKENIZER,
+    HF_CONFIG,
+    HF_ROPE,
+    KnownFields,
+)
+from shortfin_apps.llm.errors import BuildError
+
+TABLES = (HF_CONFIG, HF_ROPE, GGUF_LLAMA, GGUF_FILE, GGUF_TOKENIZER)
+
+# As it is published; the values are those of TinyLlama, SmolLM2, Llama 3.2 and Mistral 7B.
+PUBLISHED = {
+    "_name_or_path": "checkpoints",
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": [128001, 128008, 128009],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536,
+    "is_llama_config": True,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "pad_token_id": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_interleaved": False,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+    "transformers_version": "4.42.3",
+    "use_cache": True,
+    "vocab_size": 49152,
+}
+
+
+def test_published_configs_pass() -> None:
+    HF_CONFIG.check("x", PUBLISHED)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_field_is_in_one_table(table: KnownFields) -> None:
+    assert not table.used & table.harmless
+    assert not (table.used | table.harmless) & table.neutral.keys()
+
+
+def aliases(model: type[GgufVocabulary] | type[hf_directory._Config]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def test_what_is_called_used_is_what_the_readers_read() -> None:
+    assert set(HF_CONFIG.used) == aliases(hf_directory._Config)
+    assert set(HF_ROPE.used) == set(hf_directory._Rope.model_fields)
+    assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary)
+    read = {f.alias or name for name, f in gguf_file._Hyperparameters.model_fields.items()}
+    assert set(GGUF_LLAMA.used) == read
+
+
+def test_the_tokenizer_keys_that_the_library_knows_are_known() -> None:
+    keys = [v for k, v in vars(Keys.Tokenizer).items() if isinstance(v, str) and not k.startswith("_")]
+    for key in keys:
+        name = key.removeprefix("tokenizer.")
+        known = GGUF_TOKENIZER.used | GGUF_TOKENIZER.harmless | GGUF_TOKENIZER.neutral.keys()
+        assert name in known or name.startswith(GGUF_TOKENIZER.harmless_prefixes), key
+
+
+@given(
+    table=st.sampled_from(TABLES),
+    name=st.text(min_size=1, max_size=8).map("x-{}".format),
+    value=st.one_of(
+        st.integers(), st.floats(), st.just(True), st.text(min_size=1), st.lists(st.none(), min_size=1)
+    ),
+)
+def test_an_unknown_field_that_says_something_is_refused_unless_accepted(
+    table: KnownFields, name: str, value: object
+) -> None:
+    with pytest.raises(BuildError, match="is not known here") as refused:
+        table.check("x", {name: value})
+    assert f"--accept-field {name}`" in str(refused.value)
+    table.check("x", {name: value}, accepted=[name])
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_an_unknown_field_that_says_nothing_passes(table: KnownFields, value: object) -> None:
+    table.check("x", {"whatever": value})
+
+
+@given(value=st.floats(allow_nan=False).filter(lambda v: not math.isclose(v, 1, rel_tol=1e-5)) | st.just(0))
+def test_a_factor_that_is_not_one_is_refused_and_cannot_be_accepted(value: float) -> None:
+    for table, prefix in ((HF_CONFIG, ""), (HF_ROPE, "rope_parameters.")):
+        with pytest.raises(BuildError, match=rf"`{prefix}partial_rotary_factor` is .*not supported"):
+            table.check("x", {"partial_rotary_factor": value}, ["partial_rotary_factor"], prefix)
+        table.check("x", {"partial_rotary_factor": 1.0})
+
+
+def test_a_message_stays_a_line() -> None:
+    with pytest.raises(BuildError) as refused:
+        HF_CONFIG.check("x", {"odd": "a\n" + "b" * 1000, "long": "c" * 1000})
+    assert "\n" not in str(refused.value)
+    with pytest.raises(BuildError) as refused:
+        HF_CONFIG.check("x", {"long": "c" * 1000})
+    assert len(str(refused.value)) < 200

@@ -1,0 +1,267 @@
+"""The compiler is faked here where a test is about files; `tiny_artifact` is the real thing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType
+
+from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder import builder
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.program.compiler import CompileResult
+from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.errors import ArtifactError, BuildError
+from tests.builder.model_files import write_gguf, write_hf
+
+OPTIONS = BuildOptions()
+
+
+@dataclass
+class FakeCompiler:
+    """Counts its calls; `fail` is raised by the next one, after it has written half a program."""
+
+    calls: int = 0
+    fail: BaseException | None = None
+
+    def compile_model(
+        self,
+        spec: LlamaSpec,
+        options: BuildOptions,
+        out: Path,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> CompileResult:
+        self.calls += 1
+        out.write_bytes(b"program")
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            raise error
+        return CompileResult("3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",))
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCompiler:
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path / "cache"))
+    fake = FakeCompiler()
+    monkeypatch.setattr(builder, "compile_model", fake.compile_model)
+    return fake
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"cache"}
+
+
+def build_tiny(out: Path, options: BuildOptions = OPTIONS, *, use_cache: bool = True) -> Artifact:
+    return build("random:tiny", out, options, QuietProgress(), use_cache=use_cache)
+
+
+def test_an_artefact_has_its_files_and_nothing_else(tiny_artifact: Artifact) -> None:
+    folder = tiny_artifact.vmfb.parent
+    assert names(folder) == {*layout.FILES, layout.MANIFEST}
+    assert names(folder.parent) == {folder.name}
+    config = json.loads((folder / layout.CONFIG).read_text())
+    assert config == json.loads(json.dumps(tiny_artifact.config.to_dict()))
+
+
+def test_the_same_thing_again_is_up_to_date(compiler: FakeCompiler, tmp_path: Path) -> None:
+    first = build_tiny(tmp_path / "a")
+    before = (tmp_path / "a" / layout.MANIFEST).stat().st_ino
+    assert build_tiny(tmp_path / "a") == first
+    assert (tmp_path / "a" / layout.MANIFEST).stat().st_ino == before
+    assert compiler.calls == 1
+
+
+def test_a_second_folder_comes_from_the_cache(
+    compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_tiny(tmp_path / "a")
+    monkeypatch.setattr(builder, "write_weights", None)  # calling it would fail
+    second = build_tiny(tmp_path / "b")
+    assert compiler.calls == 1
+    assert second.manifest == first.manifest
+    assert second.vmfb.read_bytes() == first.vmfb.read_bytes()
+
+
+def test_weights_and_program_are_cached_apart(compiler: FakeCompiler, tmp_path: Path) -> None:
+    first = build_tiny(tmp_path / "a")
+    other_buckets = build_tiny(tmp_path / "b", replace(OPTIONS, decode_batch_sizes=(1,)))
+    assert compiler.calls == 2
+    assert other_buckets.parameters[0].read_bytes() == first.parameters[0].read_bytes()
+    other_pages = build_tiny(tmp_path / "c", replace(OPTIONS, device_block_count=99))
+    assert compiler.calls == 2
+    assert other_pages.config.paged_kv_cache.device_block_count == 99
+    same_shape = build(str(write_hf(tmp_path / "hf")), tmp_path / "d", OPTIONS, QuietProgress())
+    assert compiler.calls == 2
+    assert same_shape.manifest is not None
+    assert first.manifest is not None
+    assert same_shape.manifest.source != first.manifest.source
+
+
+def test_other_options_replace_the_artefact(compiler: FakeCompiler, tmp_path: Path) -> None:
+    build_tiny(tmp_path / "a")
+    again = build_tiny(tmp_path / "a", replace(OPTIONS, weights="f32"))
+    assert again.manifest is not None
+    assert again.manifest.options.weights == "f32"
+    assert names(tmp_path) == {"a"}
+
+
+def test_a_damaged_artefact_is_built_again(compiler: FakeCompiler, tmp_path: Path) -> None:
+    (build_tiny(tmp_path / "a").vmfb).unlink()
+    assert build_tiny(tmp_path / "a").vmfb.is_file()
+
+
+def flip_last_byte(path: Path) -> None:
+    """In place, as a user's tool or a bad disk would."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 0xFF]))
+
+
+@pytest.mark.parametrize("name", layout.FILES)
+def test_a_build_repairs_a_flipped_byte(compiler: FakeCompiler, tmp_path: Path, name: str) -> None:
+    path = build_tiny(tmp_path / "a").vmfb.with_name(name)
+    whole = path.read_bytes()
+    flip_last_byte(path)
+    build_tiny(tmp_path / "a")
+    assert path.read_bytes() == whole
+    assert compiler.calls == 1
+
+
+@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+def test_writing_to_an_artefact_leaves_the_cache_and_other_artefacts_alone(
+    compiler: FakeCompiler, tmp_path: Path, name: str
+) -> None:
+    first, second = (build_tiny(tmp_path / folder).vmfb.with_name(name) for folder in ("a", "b"))
+    whole = second.read_bytes()
+    flip_last_byte(first)
+    assert second.read_bytes() == whole
+    assert build_tiny(tmp_path / "c").vmfb.with_name(name).read_bytes() == whole
+    assert compiler.calls == 1
+
+
+@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+def test_a_damaged_cache_is_found_and_made_again(
+    compiler: FakeCompiler, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = build_tiny(tmp_path / "a").vmfb.with_name(name).read_bytes()
+    (cached,) = (tmp_path / "cache" / "build").rglob(name)
+    flip_last_byte(cached)
+    shutil.rmtree(tmp_path / "a")
+    build("random:tiny", tmp_path / "a", OPTIONS, PlainProgress())
+    assert (tmp_path / "a" / name).read_bytes() == whole
+    assert f"{cached}: has another content (its SHA-256 differs); it is made again" in capsys.readouterr().err
+
+
+def test_no_cache_keeps_no_copy(compiler: FakeCompiler, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        build_tiny(tmp_path / name, use_cache=False)
+    assert compiler.calls == 2
+    assert not (tmp_path / "cache" / "build").exists()
+    assert names(tmp_path) == {"a", "b"}
+
+
+def test_the_same_model_from_gguf_and_safetensors_has_the_same_parameters(
+    compiler: FakeCompiler, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    sources = ("random:tiny", str(tmp_path / "tiny.gguf"), str(write_hf(tmp_path / "hf", shards=2)))
+    built = [
+        build(source, tmp_path / "out" / str(index), OPTIONS, QuietProgress())
+        for index, source in enumerate(sources)
+    ]
+    contents = [artifact.parameters[0].read_bytes() for artifact in built]
+    assert contents[0] == contents[1] == contents[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "says"),
+    [
+        ("Q4_1", "bf16", r"are Q4_1, and `--weights q4` keeps them as they are, in "),
+        ("Q8_0", "q4", r"are Q8_0, and `--weights q8_0` keeps them as they are, in "),
+        ("Q5_1", "f16", r"are Q5_1, and `--weights q8_0` makes "),
+    ],
+)
+def test_a_quantised_source_is_told_what_becomes_of_it(
+    compiler: FakeCompiler,
+    tmp_path: Path,
+    kind: str,
+    weights: WeightType,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = str(write_gguf(tmp_path / "tiny.gguf", quantised=GGMLQuantizationType[kind]))
+    options = replace(OPTIONS, weights=weights)
+    artifact = build(source, tmp_path / "a", options, PlainProgress())
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if says in line)
+    size = artifact.parameters[0].stat().st_size / 1e6
+    assert line.startswith(f"weights: {weights}, ")
+    assert float(line.split()[2]) == pytest.approx(size, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"), [(None, "bf16"), (None, "q4"), ("Q4_0", "q4"), ("Q8_0", "q8_0")]
+)
+def test_weights_as_they_are_in_the_source_need_no_words(
+    compiler: FakeCompiler,
+    tmp_path: Path,
+    kind: str | None,
+    weights: WeightType,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quantised = None if kind is None else GGMLQuantizationType[kind]
+    source = str(write_gguf(tmp_path / "tiny.gguf", quantised=quantised))
+    build(source, tmp_path / "a", replace(OPTIONS, weights=weights), PlainProgress())
+    assert "the source's" not in capsys.readouterr().err
+
+
+def test_builds_for_a_cpu_that_this_host_is_not(compiler: FakeCompiler, tmp_path: Path) -> None:
+    options = replace(OPTIONS, device="cpu:diamondrapids")
+    first = build_tiny(tmp_path / "a", options)
+    assert build_tiny(tmp_path / "a", options) == first
+    assert compiler.calls == 1
+    with pytest.raises(ArtifactError, match=r"compiled for a CPU \(diamondrapids\)"):
+        Artifact.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BuildError("no"), OSError(errno.EIO, "bad disk")])
+def test_a_build_that_stops_leaves_things_as_they_were(
+    compiler: FakeCompiler, tmp_path: Path, error: BaseException
+) -> None:
+    build_tiny(tmp_path / "old")
+    before = (tmp_path / "old" / layout.MANIFEST).read_bytes()
+    other = replace(OPTIONS, top_k=5)
+    for name in ("old", "new"):
+        compiler.fail = error
+        with pytest.raises((KeyboardInterrupt, BuildError)):
+            build_tiny(tmp_path / name, other)
+    assert names(tmp_path) == {"old"}
+    assert (tmp_path / "old" / layout.MANIFEST).read_bytes() == before
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_a_full_disk_is_one_sentence(compiler: FakeCompiler, tmp_path: Path) -> None:
+    compiler.fail = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(BuildError, match=r"^no space left while building .*; free some"):
+        build_tiny(tmp_path / "a")
+
+
+def test_a_cache_that_cannot_be_written_is_a_build_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BuildError, match="file"):
+        build_tiny(tmp_path / "a")

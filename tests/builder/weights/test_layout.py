@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.builder.quantise import BLOCK, Bits, quantise, quantise_rows
+from shortfin_apps.llm.builder.weights.layout import (
+    LANES,
+    Int8Panels,
+    Panels,
+    QuantisedPanels,
+    RowMajor,
+    TilePanels,
+    num_panels,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where panels hold a weight of the matrix."""
+
+    panel: int
+    half: int
+    lane: int
+
+    @classmethod
+    def of(cls, row: int, rows: int, gated: bool) -> Place:
+        half_size = rows // 2
+        if gated:
+            return cls(row % half_size // LANES, row // half_size, row % LANES)
+        return cls(row // (2 * LANES), row // LANES % 2, row % LANES)
+
+
+CASES = [(1, False, 48), (2, False, 48), (2, True, 96), (1, True, 32), (2, False, 64)]
+
+
+@pytest.mark.parametrize(("pair", "gated", "rows"), CASES)
+def test_panels(pair: int, gated: bool, rows: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, 64)).astype(np.float32)
+    layout = Panels("f32", pair, gated)
+    [panels] = layout.store(matrix)
+    assert {"w": (panels.shape, "f32")} == layout.stored("w", matrix.shape)
+    split = panels.reshape(num_panels(rows), 64 // pair, 2, LANES, pair)
+    for row in range(rows):
+        at = Place.of(row, rows, gated)
+        np.testing.assert_array_equal(split[at.panel, :, at.half, at.lane].reshape(-1), matrix[row])
+    assert np.count_nonzero(panels) == np.count_nonzero(matrix)
+
+
+@pytest.mark.parametrize(("gated", "rows"), [(False, 32), (True, 96), (False, 64)])
+def test_tile_panels(gated: bool, rows: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, 96)).astype(ml_dtypes.bfloat16)
+    layout = TilePanels(gated)
+    [tiles] = layout.store(matrix)
+    assert {"w": (tiles.shape, "bf16")} == layout.stored("w", matrix.shape)
+    steps = tiles.reshape(num_panels(rows), 3, 2, 16, LANES, 2)
+    for row in range(rows):
+        at = Place.of(row, rows, gated)
+        np.testing.assert_array_equal(steps[at.panel, :, at.half, :, at.lane].reshape(-1), matrix[row])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("pair", "gated", "rows"), CASES)
+def test_quantised_panels(bits: Bits, pair: int, gated: bool, rows: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, 96)).astype(np.float32)
+    blocks = quantise(matrix, bits)
+    layout = QuantisedPanels(bits, pair, gated)
+    quants, scales = layout.store(blocks)
+    assert layout.stored("w", matrix.shape) == {"w": (quants.shape, "i8"), "w.scales": (scales.shape, "f16")}
+    panels = num_panels(rows)
+    if bits == 4:
+        both = quants.view(np.uint8)
+        wide = np.stack([both & 15, both >> 4], axis=2)
+    else:
+        wide = quants
+    split = wide.reshape(panels, 96 // pair, 2, LANES, pair)
+    terms = scales.reshape(panels, 96 // BLOCK, -1, 2, LANES).astype(np.float32)
+    for row in range(rows):
+        at = Place.of(row, rows, gated)
+        values = split[at.panel, :, at.half, at.lane].reshape(-1, BLOCK).astype(np.float32)
+        term = terms[at.panel, :, :, at.half, at.lane]
+        expected = values * term[:, :1] + (term[:, 1:] if bits == 4 else 0)
+        np.testing.assert_array_equal(expected.reshape(-1), blocks.dequantise()[row])
+
+
+@pytest.mark.parametrize(("gated", "rows"), [(False, 48), (True, 96), (False, 64)])
+@pytest.mark.parametrize("columns", [64, 80])
+def test_int8_panels(gated: bool, rows: int, columns: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    layout = Int8Panels(gated)
+    quants, scales = layout.store(matrix)
+    assert layout.stored("w", matrix.shape) == {"w": (quants.shape, "i8"), "w.scales": (scales.shape, "f32")}
+    steps = quants.reshape(num_panels(rows), -(-columns // 64), 2, 16, LANES, 4)
+    wanted_quants, wanted_scales = quantise_rows(matrix)
+    for row in range(rows):
+        at = Place.of(row, rows, gated)
+        got = steps[at.panel, :, at.half, :, at.lane].reshape(-1)
+        np.testing.assert_array_equal(got[:columns], wanted_quants[row])
+        assert scales.reshape(-1, 2, LANES)[at.panel, at.half, at.lane] == wanted_scales[row]
+    assert np.count_nonzero(quants) == np.count_nonzero(wanted_quants)
+
+
+def test_floats_are_quantised_on_the_way() -> None:
+    matrix = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    layout = QuantisedPanels(8, 2, gated=False)
+    for direct, through in zip(layout.store(matrix), layout.store(quantise(matrix, 8)), strict=True):
+        np.testing.assert_array_equal(direct, through)
+
+
+def test_f16_saturates() -> None:
+    [value] = RowMajor("f16").store(np.array([1e6, -1e6, 1.0], np.float32))
+    assert value.tolist() == [65504.0, -65504.0, 1.0]

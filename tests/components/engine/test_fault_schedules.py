@@ -1,0 +1,121 @@
+"""10,000 schedules of arrivals, departures, preemptions and faults; nothing is lost and nothing leaks.
+
+`pytest tests/components/engine/test_fault_schedules.py --fault-seed 1234` runs one of them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.errors import OverloadedError
+from tests.components.fault_schedule import Client, Schedule, random_arrival, random_rig
+
+NUM_SCHEDULES, PER_JOB = 10_000, 500
+NUM_THREADED, PATIENCE_S = 300, 60
+
+
+def run_all(seeds: range) -> int:
+    """How often requests were preempted in them. Raises what does not hold, and says of which seed."""
+    # Thousands of expected errors, each logged with its traceback, take longer than what they are about.
+    logging.disable(logging.CRITICAL)
+    try:
+        return sum(run_one(seed) for seed in seeds)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def run_one(seed: int) -> int:
+    schedule = Schedule(seed)
+    try:
+        schedule.run()
+    except BaseException as error:
+        error.add_note(f"to run it again: --fault-seed {seed}")
+        raise
+    return schedule.rig.scheduler.num_preemptions
+
+
+@pytest.mark.timeout(900)  # seconds on a busy machine, a minute on a quiet one
+def test_nothing_is_lost_and_nothing_leaks(fault_seed: int | None) -> None:
+    if fault_seed is not None:
+        run_one(fault_seed)
+        return
+    jobs = [range(first, first + PER_JOB) for first in range(0, NUM_SCHEDULES, PER_JOB)]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        preemptions = sum(pool.map(run_all, jobs))
+    assert preemptions > NUM_SCHEDULES / 10, "the pools are too large to find anything"
+
+
+def test_a_seed_is_one_schedule() -> None:
+    once, again = Schedule(3), Schedule(3)
+    once.run()
+    again.run()
+    assert [repr(client.deltas) for client in once.clients] == [repr(c.deltas) for c in again.clients]
+
+
+class FaultyThread:
+    """Breaks calls of the device by chance, in whichever thread they are made."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.hit: set[str] = set()
+        self.rig = random_rig(rng, time.monotonic, self._note)
+        self.rig.program.faults.call = self._on_call
+        self._rng = random.Random(rng.random())
+        self._rate = rng.choice([0.0, 0.01, 0.05])
+        self._invoked: list[str] = []
+
+    def _note(self, batch: Batch) -> None:
+        self._invoked = [task.request.request_id for task in batch.tasks]
+
+    def _on_call(self, name: str) -> None:
+        if self._rng.random() < self._rate:
+            self.hit.update(self._invoked)
+            raise RuntimeError(f"broken in {name}")
+
+
+async def run_threaded(seed: int) -> None:
+    rng = random.Random(seed)
+    device = FaultyThread(rng)
+    engine = AsyncEngine(device.rig.engine, max_requests=8)
+    engine.start()
+    clients: list[Client] = []
+    for number in range(rng.randint(1, 20)):
+        try:
+            clients.append(Client(engine, *random_arrival(rng, str(number)), is_slow=False))
+        except OverloadedError:
+            await asyncio.sleep(0)
+        if rng.random() < 0.3:
+            rng.choice(clients).leave()
+        if rng.random() < 0.1:
+            engine.abort(rng.choice(clients).request_id)
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+    while not all(client.task.done() for client in clients):
+        await asyncio.wait([client.task for client in clients])
+    await engine.drain(20)
+    assert await engine.close()
+    for client in clients:
+        client.check(client.request_id in device.hit, was_stalled=False)
+    device.rig.cache.check_integrity()
+    assert device.rig.cache.usage().leased == 0
+    assert device.rig.all_pages_back()
+
+
+async def test_nor_with_the_engines_own_thread() -> None:
+    """Not the same run twice: the two threads take turns as they like. What is asked is the seed's."""
+    logging.disable(logging.CRITICAL)
+    try:
+        for seed in range(NUM_THREADED):
+            async with asyncio.timeout(PATIENCE_S):
+                await run_threaded(seed)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.errors import OverloadedError
+from tests.api.scripted_engine import ScriptedEngine
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"model_name": "m", **labels})
+
+
+def test_the_times_of_a_request() -> None:
+    clock = Clock()
+    metrics = ServerMetrics("m", clock)
+    timer = metrics.start_request(prompt_tokens=7, max_tokens=20)
+    for seconds, count in ((0.5, 1), (0.25, 0), (0.25, 2), (1.0, 1)):
+        clock.now += seconds
+        timer.tokens(count, queue_s=0.125)
+    clock.now += 3
+    timer.finish(FinishReason.LENGTH)
+    assert value(metrics, "vllm:time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert value(metrics, "vllm:request_queue_time_seconds_sum") == pytest.approx(0.125)
+    assert value(metrics, "vllm:inter_token_latency_seconds_count") == 2
+    assert value(metrics, "vllm:inter_token_latency_seconds_sum") == pytest.approx(1.5)
+    assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(5.0)
+    assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == pytest.approx(0.5)
+    assert value(metrics, "vllm:request_prompt_tokens_sum") == 7
+    assert value(metrics, "vllm:request_generation_tokens_sum") == 4
+    assert value(metrics, "vllm:request_params_max_tokens_sum") == 20
+    assert value(metrics, "vllm:request_success_total", finished_reason="length") == 1
+    assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 0
+
+
+def test_a_request_without_tokens_has_no_first_one() -> None:
+    metrics = ServerMetrics("m")
+    metrics.start_request(1, 1).finish(FinishReason.ABORT)
+    assert value(metrics, "vllm:time_to_first_token_seconds_count") == 0
+    assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
+
+
+def test_rejections_are_counted_by_reason() -> None:
+    metrics = ServerMetrics("m")
+    metrics.rejected(OverloadedError("full"))
+    metrics.rejected(ValueError("a bug is no rejection"))
+    assert value(metrics, "vllm:admission_rejections_total", reason="queue_full") == 1
+    assert value(metrics, "vllm:admission_rejections_total", reason="unavailable") == 0
+
+
+def test_the_process_is_measured_too() -> None:
+    samples = {sample.name for family in ServerMetrics("m").registry.collect() for sample in family.samples}
+    assert {
+        *("process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes"),
+        *("process_open_fds", "process_max_fds", "process_start_time_seconds"),
+    } <= samples
+
+
+async def test_the_engines_numbers_are_read_when_scraped() -> None:
+    metrics = ServerMetrics("m")
+    metrics.watch(ScriptedEngine(lambda call: iter(())))
+    expected = {
+        "vllm:num_requests_running": 2,
+        "vllm:num_requests_waiting": 1,
+        "vllm:kv_cache_usage_perc": 0.4,
+        "vllm:prompt_tokens_total": 16,
+        "vllm:prefix_cache_queries_total": 16,
+        "vllm:prefix_cache_hits_total": 5,
+        "vllm:generation_tokens_total": 13,
+        "vllm:num_preemptions_total": 1,
+        "shortfin_llm:steps_total": 7,
+        "shortfin_llm:plans_total": 3,
+        "shortfin_llm:block_table_uploads_total": 6,
+        "shortfin_llm:padded_tokens_total": 17,
+        "shortfin_llm:step_seconds_total": 0.5,
+        "shortfin_llm:device_seconds_total": 0.4,
+    }
+    assert {name: value(metrics, name) for name in expected} == expected
+    assert value(metrics, "shortfin_llm:invocations_total", entry="prefill_bs1") == 1
+    rows = {("decode_bs4", "decode"): 18, ("decode_bs4", "prefill"): 0, ("decode_bs4", "padding"): 6}
+    rows |= {("prefill_bs1", "decode"): 0, ("prefill_bs1", "prefill"): 117, ("prefill_bs1", "padding"): 11}
+    name = "shortfin_llm:computed_tokens_total"
+    assert {key: value(metrics, name, entry=key[0], kind=key[1]) for key in rows} == rows
+    assert value(metrics, "shortfin_llm:patched_rows_total", why="joined") == 4
+    assert value(metrics, "shortfin_llm:patched_rows_total", why="grew") == 9
+    assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 11
+
+
+async def test_the_mix_in_each_invocation() -> None:
+    metrics = ServerMetrics("m")
+    metrics.watch(ScriptedEngine(lambda call: iter(())))
+    decode, prefill = {"entry": "decode_bs4"}, {"entry": "prefill_bs1"}
+    assert value(metrics, "shortfin_llm:invocation_tasks_sum", **decode) == 18
+    assert value(metrics, "shortfin_llm:invocation_tasks_count", **decode) == 6
+    assert value(metrics, "shortfin_llm:invocation_decode_tokens_bucket", le="2.0", **decode) == 0
+    assert value(metrics, "shortfin_llm:invocation_decode_tokens_bucket", le="4.0", **decode) == 6
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="0.0", **decode) == 6
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="64.0", **prefill) == 0
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="128.0", **prefill) == 1
+    assert value(metrics, "shortfin_llm:invocation_prefill_tokens_bucket", le="+Inf", **prefill) == 1
+
+
+def test_two_servers_do_not_share_metrics() -> None:
+    one, other = ServerMetrics("m"), ServerMetrics("m")
+    one.start_request(1, 1).finish(FinishReason.STOP)
+    assert value(other, "vllm:request_success_total", finished_reason="stop") == 0

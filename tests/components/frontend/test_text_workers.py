@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from shortfin_apps.llm.components.frontend.text_workers import (
+    LONG_CHARS,
+    LONG_THREADS,
+    SHORT_THREADS,
+    TextWorkers,
+)
+
+PATIENCE_S = 30
+
+
+@pytest.mark.parametrize(("num_chars", "threads"), [(1, SHORT_THREADS), (LONG_CHARS, LONG_THREADS)])
+async def test_so_many_run_at_once_and_the_others_wait(num_chars: int, threads: int) -> None:
+    workers, gate, started = TextWorkers(), threading.Event(), threading.Semaphore(0)
+    running: list[int] = []
+    most = 0
+
+    def work(number: int) -> int:
+        nonlocal most
+        running.append(number)
+        most = max(most, len(running))
+        started.release()
+        assert gate.wait(PATIENCE_S)
+        running.remove(number)
+        return number
+
+    tasks = [asyncio.create_task(workers.run(num_chars, work, number)) for number in range(12)]
+    await asyncio.sleep(0)
+    for _ in range(threads):
+        assert await asyncio.to_thread(started.acquire, timeout=PATIENCE_S)
+    assert len(running) == threads
+    gate.set()
+    assert await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S) == list(range(12))
+    assert most == threads
+
+
+async def test_short_texts_do_not_wait_for_long_ones() -> None:
+    workers, gate = TextWorkers(), threading.Event()
+    long = [asyncio.create_task(workers.run(LONG_CHARS, gate.wait, PATIENCE_S)) for _ in range(8)]
+    try:
+        assert await asyncio.wait_for(workers.run(10, len, "abc"), PATIENCE_S) == 3
+        assert not any(task.done() for task in long)
+    finally:
+        gate.set()
+        await asyncio.gather(*long)
+
+
+async def test_an_error_reaches_who_asked() -> None:
+    with pytest.raises(ValueError, match="x"):
+        await asyncio.wait_for(TextWorkers().run(1, int, "x"), PATIENCE_S)

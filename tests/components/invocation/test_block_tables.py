@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.block_tables import MAX_TABLES, BlockTables
+from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
+from shortfin_apps.llm.components.invocation.invocation import BatchResult
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer
+from tests.components.engine_fixture import call, make_rig
+from tests.components.fake_device import FakeBuffer, FakePending, array_of, fake_config
+
+
+def made_anew(tasks: Sequence[LlmTaskInput], rows: int, blocks: int) -> np.ndarray:
+    """The table of a batch, by the definition."""
+    table = np.zeros((rows, blocks), np.int64)
+    for row, task in enumerate(tasks):
+        for block, page_id in enumerate(task.page_ids[:blocks]):
+            table[row, block] = page_id
+    return table
+
+
+def tasks_of(*page_lists: list[int]) -> list[LlmTaskInput]:
+    request = Request(call("r", [1]))
+    return [LlmTaskInput(request, [1], 0, 1, page_ids) for page_ids in page_lists]
+
+
+class Tables:
+    """Tables whose every answer is held against one made anew."""
+
+    def __init__(self) -> None:
+        self.num_uploads = 0
+        self.tables = BlockTables(self._upload)
+
+    def _upload(self, array: np.ndarray) -> FakeBuffer:
+        self.num_uploads += 1
+        return FakeBuffer(array.copy())
+
+    def step(self, tasks: Sequence[LlmTaskInput], rows: int, blocks: int) -> PlanCounts:
+        buffer = self.tables.on_device(tasks, rows, blocks)
+        assert array_of(buffer).tolist() == made_anew(tasks, rows, blocks).tolist()
+        assert self.tables.counts.uploads == self.num_uploads
+        return self.tables.counts
+
+
+def test_a_batch_that_stays_the_same_is_laid_out_once() -> None:
+    tables, tasks = Tables(), tasks_of([1, 2], [3])
+    for _ in range(3):
+        counts = tables.step(tasks, 4, 2)
+    assert counts == PlanCounts(plans=1, uploads=1)
+
+
+def test_only_the_row_that_got_a_page_is_written() -> None:
+    tables, pages = Tables(), ([1, 2], [3, 4])
+    tables.step(tasks_of(*pages), 2, 2)
+    pages[1].append(5)
+    assert tables.step(tasks_of(*pages), 2, 3) == PlanCounts(plans=1, rows_grew=1, uploads=2)
+
+
+def test_who_joins_gets_a_row_and_who_leaves_gives_it_back() -> None:
+    tables, (a, b, c) = Tables(), ([1], [2], [3])
+    tables.step(tasks_of(a, b), 2, 2)
+    assert tables.step(tasks_of(a, b, c), 4, 2) == PlanCounts(plans=1, rows_joined=1, uploads=2)
+    a.clear()  # as a lease does that is released
+    assert tables.step(tasks_of(b, c), 2, 2) == PlanCounts(plans=1, rows_joined=1, uploads=3)
+
+
+def test_batches_that_take_turns_keep_their_tables() -> None:
+    tables = Tables()
+    turns = [tasks_of([4 * turn + 1], [4 * turn + 2]) for turn in range(MAX_TABLES)]
+    for _ in range(3):
+        for tasks in turns:
+            counts = tables.step(tasks, 2, 2)
+    assert counts == PlanCounts(plans=MAX_TABLES, uploads=MAX_TABLES)
+
+
+def test_tables_are_not_kept_without_end() -> None:
+    tables = Tables()
+    turns = [tasks_of([4 * turn + 1], [4 * turn + 2]) for turn in range(MAX_TABLES + 1)]
+    for tasks in (*turns, turns[0]):
+        counts = tables.step(tasks, 2, 2)
+    assert counts.plans == MAX_TABLES + 2
+
+
+def test_a_task_alone_is_a_row_and_not_a_plan() -> None:
+    tables = Tables()
+    tables.step(tasks_of([1, 2]), 1, 2)
+    assert tables.step(tasks_of([3, 4]), 1, 2) == PlanCounts(rows_joined=2, uploads=2)
+
+
+def test_an_upload_that_failed_is_made_up_for() -> None:
+    def fail(array: np.ndarray) -> DeviceBuffer:
+        raise RuntimeError("boom")
+
+    tables, pages = Tables(), [1]
+    upload, tables.tables._upload = tables.tables._upload, fail
+    with pytest.raises(RuntimeError, match="boom"):
+        tables.tables.on_device(tasks_of(pages), 1, 2)
+    tables.tables._upload = upload
+    tables.step(tasks_of(pages), 1, 2)
+
+
+class BlockTablesMachine(RuleBasedStateMachine):
+    """Leases that come, grow and go, in batches of any members, order, rows and width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = Tables()
+        self.page_lists: list[list[int]] = []
+        self.new_page = count(1)
+
+    @rule(length=st.integers(1, 6))
+    def acquire(self, length: int) -> None:
+        self.page_lists.append([next(self.new_page) for _ in range(length)])
+
+    @precondition(lambda self: self.page_lists)
+    @rule(data=st.data(), by=st.integers(1, 3))
+    def grow(self, data: st.DataObject, by: int) -> None:
+        data.draw(st.sampled_from(self.page_lists)).extend(next(self.new_page) for _ in range(by))
+
+    @precondition(lambda self: self.page_lists)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.page_lists) - 1))
+        self.page_lists.pop(index).clear()
+
+    @precondition(lambda self: self.page_lists)
+    @rule(data=st.data(), padding=st.integers(0, 3), blocks=st.integers(2, 8), times=st.integers(1, 2))
+    def run_batch(self, data: st.DataObject, padding: int, blocks: int, times: int) -> None:
+        order = data.draw(st.permutations(self.page_lists))
+        members = order[: data.draw(st.integers(1, len(order)))]
+        for _ in range(times):
+            self.tables.step(tasks_of(*members), len(members) + padding, blocks)
+
+    @invariant()
+    def few_tables_are_kept(self) -> None:
+        assert len(self.tables.tables._tables) <= MAX_TABLES
+
+
+TestBlockTables = BlockTablesMachine.TestCase
+TestBlockTables.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=14),
+    waves=st.lists(st.integers(0, 12), min_size=14, max_size=14),
+    leaves=st.sets(st.integers(0, 13)),
+    prefix_cache=st.sampled_from(["none", "trie"]),
+    mode=st.sampled_from(["default", "extend-attention"]),
+    pages=st.integers(17, 60),
+    max_running=st.integers(1, 12),
+)
+def test_every_invocation_gets_the_table_that_it_would_get_made_anew(
+    lengths: list[tuple[int, int]],
+    waves: list[int],
+    leaves: set[int],
+    prefix_cache: str,
+    mode: str,
+    pages: int,
+    max_running: int,
+) -> None:
+    """Arrivals at random steps, some of which leave again, on pools that preempt; decodes take turns too."""
+    config = fake_config(pages=pages, decode=(1, 2, 4))
+    rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, max_running=max_running)  # type: ignore[arg-type]
+    batches: list[Batch] = []
+    run, submit = rig.runner.run, rig.program.submit
+
+    def watched_run(batch: Batch) -> BatchResult:
+        batches.append(batch)
+        return run(batch)
+
+    def watched_submit(entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
+        shape = rig.runner.buckets.of(batches[-1])
+        expected = made_anew(batches[-1].tasks, shape.rows, shape.blocks)
+        assert array_of(arguments[-2]).tolist() == expected.tolist()
+        return submit(entry, arguments)
+
+    rig.runner.run = watched_run  # type: ignore[method-assign]
+    rig.program.submit = watched_submit  # type: ignore[method-assign]
+    for index, (prompt_tokens, max_tokens) in enumerate(lengths):
+        rig.engine.add(call(str(index), [index + 1] * prompt_tokens, max_tokens))
+        for _ in range(waves[index]):
+            rig.step()
+        if index in leaves and (delta := rig.engine.abort(str(index))) is not None:
+            rig.take([delta])
+    rig.run()
+    stats = rig.engine.stats()
+    assert len(batches) == stats.steps
+    assert stats.plans.uploads <= stats.steps

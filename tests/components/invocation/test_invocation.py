@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.components.invocation.invocation import BatchResult, BatchRunner
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer
+from tests.components.engine_fixture import call
+from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
+from tests.components.simulation import AMX, Simulation
+
+
+class Recorder(FakeProgram):
+    """Keeps the arguments of the last submission, and does not run it."""
+
+    arguments: list[np.ndarray]
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
+        self.arguments = [array_of(a).copy() for a in arguments]
+        rows = len(self.arguments[0])
+        results = [
+            self.device_buffer(np.zeros((rows, 1, 4))),
+            self.device_buffer(np.zeros((rows, 1, 4), int)),
+        ]
+        return FakePending(lambda: results)
+
+    @staticmethod
+    def device_buffer(array: np.ndarray) -> DeviceBuffer:
+        return FakeDevice(FakeProgram(fake_config())).upload(array)
+
+
+def task(tokens: list[int], start: int, pages: list[int]) -> LlmTaskInput:
+    return LlmTaskInput(Request(call("r", [1])), tokens, start, start + len(tokens), pages)
+
+
+def run(batch: Batch, *, has_position: bool = True) -> list[list[object]]:
+    config = fake_config(has_prefill_position=has_position)
+    program = Recorder(config)
+    device = FakeDevice(program)
+    slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
+    BatchRunner(device, program, config, page_table=[slab]).run(batch)
+    assert all(a.dtype == np.int64 for a in program.arguments[:-1])
+    assert program.arguments[-1].shape == (32, 4)
+    return [a.tolist() for a in program.arguments[:-1]]
+
+
+def test_prefill_arguments_are_tokens_starts_lens_blocks() -> None:
+    """A short chunk behind a long history beside a long chunk: B covers the latest start and S."""
+    tasks = (task([1, 2, 3, 4, 5], 0, [7, 8]), task([6, 7], 8, [3, 4, 5]))
+    tokens, starts, lens, blocks = run(Batch(Phase.PREFILL, tasks))
+    assert tokens == [[1, 2, 3, 4, 5, 0, 0, 0], [6, 7] + [0] * 6, [0] * 8, [0] * 8]
+    assert starts == [0, 8, 0, 0]
+    assert lens == [5, 10, 1, 1]
+    assert blocks == [[7, 8, 0, 0], [3, 4, 5, 0], [0] * 4, [0] * 4]
+
+
+def test_without_start_positions_s_and_b_are_one() -> None:
+    tokens, lens, blocks = run(Batch(Phase.PREFILL, (task([1, 2, 3], 0, [9]),)), has_position=False)
+    assert tokens == [[1, 2, 3, 0, 0, 0, 0, 0]]
+    assert lens == [3]
+    assert blocks == [[9, 0]]
+
+
+def test_decode_arguments_are_tokens_lens_starts_blocks() -> None:
+    tasks = tuple(task([i], 4 * i, list(range(1, i + 2))) for i in (1, 2, 3))
+    tokens, lens, starts, blocks = run(Batch(Phase.DECODE, tasks))
+    assert tokens == [[1], [2], [3], [0]]
+    assert lens == [5, 9, 13, 1]
+    assert starts == [4, 8, 12, 0]
+    assert blocks == [[1, 2, 0, 0], [1, 2, 3, 0], [1, 2, 3, 4], [0] * 4]
+
+
+def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:
+    config = fake_config()
+    program = FakeProgram(config, static_lengths=(8,))
+    device = FakeDevice(program)
+    slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
+    BatchRunner(device, program, config, page_table=[slab]).warm_up()
+    assert {name for name, _ in program.calls} == set(program.entries)
+    assert not slab.array[1:].any()
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_values_of_which_one_is_no_number_are_none(place: int) -> None:
+    """A program of another compiler need not put it first."""
+    values = np.arange(8, 0, -1, dtype=np.float16).reshape(2, 1, 4)
+    values[1, 0, place] = np.nan
+    tasks = (task([1], 0, [3]), task([2], 0, [4]))
+    result = BatchResult(Batch(Phase.DECODE, tasks), values, np.zeros((2, 1, 4), np.int64), None)
+    assert result.row(0, with_logits=False).best == 8
+    assert np.isnan(result.row(1, with_logits=False).best)
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+def test_in_a_steady_decode_few_steps_change_a_block_table(mode: str) -> None:
+    """Pages hold 16 tokens, and everybody's table row grows at the same step."""
+    simulation = Simulation(AMX, mode)
+    for client in range(8):
+        simulation.add(str(client), 128 + client, 256)
+    simulation.run_until(lambda: all(simulation.times_s.values()))  # all have a token: they decode
+    before = simulation.engine.stats()
+    for _ in range(200):
+        simulation.step()
+    after = simulation.engine.stats()
+    assert after.steps - before.steps == 200
+    assert after.plans.plans == before.plans.plans
+    assert after.plans.uploads - before.plans.uploads <= 0.07 * 200
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+@pytest.mark.parametrize(
+    ("prompts", "output_tokens", "most"),
+    [([128] * 8, 128, 0.07), (list(range(16, 513, 16)), 64, 0.15)],
+    ids=["W2", "W3"],
+)
+def test_few_steps_plan(mode: str, prompts: list[int], output_tokens: int, most: float) -> None:
+    """Prefills beside decodes, requests that come and leave, and pages that fill up are no reason for one."""
+    simulation = Simulation(AMX, mode)
+    simulation.serve(prompts, output_tokens, clients=len(prompts))
+    stats = simulation.engine.stats()
+    assert stats.plans.plans <= most * stats.steps

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import models
+
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer, first_out_of_range
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+from tests.components.text.tiny_tokenizers import (
+    BOS,
+    EOS,
+    SentencePieceForm,
+    byte_level_backend,
+    byte_level_tokenizer,
+    sentencepiece_tokenizer,
+)
+
+TOKENIZER = byte_level_tokenizer()
+PATIENCE_S = 60
+MESSAGES = [{"role": "user", "content": "hé"}]
+
+
+@given(st.text())
+def test_text_survives_the_round_trip(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_long_texts_leave_the_interpreter_to_other_threads(work: str) -> None:
+    text = "0123456789" * 20_000
+    ids = TOKENIZER.encode(text)
+    began, done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        began.set()
+        assert (TOKENIZER.encode(text) == ids) if work == "encode" else (TOKENIZER.decode(ids) == text)
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert began.wait(PATIENCE_S)
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0)  # gives the interpreter away; what holds it is not interrupted
+        turns += 1
+    assert done.is_set()
+    assert turns > 20, "one or two, if it is held"
+
+
+def test_lone_surrogates_become_the_replacement_character() -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode("a\ud800b")) == "a\ufffdb"
+    assert TOKENIZER.decode(TOKENIZER.encode("\ud83d\ude00")) == "😀"
+
+
+def test_special_tokens_are_skipped_on_request() -> None:
+    ids = TOKENIZER.encode(f"a{EOS}b")
+    assert TOKENIZER.decode(ids) == "ab"
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == f"a{EOS}b"
+
+
+def test_ids_that_name_no_token_decode_to_nothing() -> None:
+    assert TOKENIZER.decode([TOKENIZER.vocab_size + 5]) == ""
+    assert TOKENIZER.id_to_token(-1) is None
+
+
+@pytest.mark.parametrize("form", get_args(SentencePieceForm))
+def test_a_token_reads_as_within_a_text(tmp_path: Path, form: SentencePieceForm) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path, form)
+    ids = tokenizer.encode("hello world 12!")
+    assert "".join(map(tokenizer.token_text, ids)) == "<s> hello world 12!"
+    assert [tokenizer.token_text(i) for i in tokenizer.encode("the")] == ["<s>", " the"]
+
+
+def test_the_text_of_a_token_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level_tokenizer()
+    [token_id] = tokenizer.encode("the")
+    assert tokenizer.token_text(token_id) == "the"
+    monkeypatch.setattr(tokenizer, "decode", None)
+    assert tokenizer.token_text(token_id) == "the"
+
+
+def test_a_vocabulary_without_letters_has_token_texts() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"1": 0, "2": 1}, unk_token="1"))
+    assert Tokenizer(backend).token_text(1) == " 2"
+    empty = tokenizers.Tokenizer(models.BPE())
+    assert Tokenizer(empty).token_text(1) == ""
+
+
+def test_truncation_and_padding_in_the_file_are_switched_off() -> None:
+    backend = byte_level_backend()
+    backend.enable_truncation(max_length=2)
+    backend.enable_padding(length=64)
+    assert len(Tokenizer(backend).encode("xyxyxy")) == 6
+
+
+def test_eos_ids_come_from_both_files() -> None:
+    tokenizer = Tokenizer(byte_level_backend(), {"eos_token": EOS}, {"eos_token_id": [3, 4]})
+    eos = tokenizer.encode(EOS)
+    assert tokenizer.eos_token_ids == {3, 4, *eos}
+
+
+def test_unknown_eos_token_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="eos_token"):
+        Tokenizer(byte_level_backend(), {"eos_token": "<nope>"})
+
+
+def test_chat_template_renders_messages() -> None:
+    assert TOKENIZER.apply_chat_template(MESSAGES) == f"{BOS}[user]hé\n[assistant]"
+    assert TOKENIZER.apply_chat_template(MESSAGES, add_generation_prompt=False) == f"{BOS}[user]hé\n"
+
+
+def test_a_template_that_refuses_names_the_messages() -> None:
+    with pytest.raises(InvalidRequestError, match="no tools here") as caught:
+        TOKENIZER.apply_chat_template([{"role": "tool", "content": ""}])
+    assert caught.value.param == "messages"
+
+
+def test_a_model_without_template_says_what_to_use_instead() -> None:
+    with pytest.raises(InvalidRequestError, match="/v1/completions"):
+        byte_level_tokenizer(chat_template=None).apply_chat_template(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "hé"),
+        ("{% for m in messages %}{{ m.role }}{% break %}{% endfor %}", "user"),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "hé"}]'),
+        ("  {% if true %}\nx\n  {% endif %}\n", "x\n"),
+        ("{{ strftime_now('%%') }}", "%"),
+        ([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+    ],
+)
+def test_templates_find_what_they_expect(template: object, rendered: str) -> None:
+    assert byte_level_tokenizer(chat_template=template).apply_chat_template(MESSAGES) == rendered
+
+
+def test_templates_run_in_a_sandbox() -> None:
+    tokenizer = byte_level_tokenizer(chat_template="{{ ''.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequestError, match="unsafe"):
+        tokenizer.apply_chat_template(MESSAGES)
+
+
+def test_a_template_that_does_not_compile_is_an_artefact_error() -> None:
+    with pytest.raises(ArtifactError, match="chat template"):
+        byte_level_tokenizer(chat_template="{% for %}")
+
+
+def test_load_reads_the_neighbouring_files(tmp_path: Path) -> None:
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}!")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.eos_token_ids == {7}
+    assert tokenizer.apply_chat_template([]) == f"{BOS}!"
+
+
+@pytest.mark.parametrize("content", [None, "{}", "not json"])
+def test_a_bad_tokenizer_file_is_named(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "\xff"])
+def test_a_bad_settings_file_is_named(tmp_path: Path, content: str) -> None:
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ArtifactError, match=r"tokenizer_config\.json"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_first_out_of_range() -> None:
+    assert first_out_of_range([0, 9], 10) is None
+    assert first_out_of_range([0, 10], 10) == 10
+    assert first_out_of_range([-3], 10) == -3
