@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "host_cpu": (),
     "address_space": ("errors",),
+    "abi": (),
     "config": ("errors",),
     "cli": ("address_space", "errors"),
     "__main__": ("cli",),
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "builder.program": (
         *(
+            "abi",
             "builder.graph",
             "builder.lowering",
             "builder.model",
@@ -59,10 +61,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.runtime": ("components.runtime.device", "config", "errors", "host_cpu"),
     "components.request": ("components.kvcache", "errors"),
     "components.sampling": ("components.request", "errors"),
-    "components.batching": ("components.kvcache", "components.request", "config", "errors"),
+    "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
     "components.invocation": (
         *("components.batching", "components.kvcache", "components.runtime.device", "components.sampling"),
-        *("config", "errors"),
+        *("abi", "config", "errors"),
     ),
     "components.engine": (
         *("components.batching", "components.invocation", "components.kvcache", "components.request"),
@@ -87,7 +89,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "terminal": ("cli", "client", "errors"),
     "bench.console": ("errors",),
     "bench.roofline": (  # the one tool that measures a compiled model and no server
-        *("artifact", "bench.console", "builder.graph", "builder.lowering", "builder.model"),
+        *("abi", "artifact", "bench.console", "builder.graph", "builder.lowering", "builder.model"),
         *("builder.program", "builder.target", "builder.weights", "cli", "components.batching"),
         *("components.invocation", "components.loading", "components.request", "components.runtime"),
         *("components.runtime.device", "config", "errors"),

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Plan, choose, make_batch, plans
-from shortfin_apps.llm.components.batching.batch import Phase
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.runtime.device import EntrySignature
@@ -22,7 +22,7 @@ ENTRIES = buckets("decode_bs1", "decode_bs4", "prefill_bs1", "prefill_bs1_s8", "
 
 @pytest.mark.parametrize(("rows", "new_tokens", "context"), [(1, 1, 1), (4, 1, 9), (2, 7, 7), (3, 4, 12)])
 def test_rows_have_pages_of_their_own_in_any_order(rows: int, new_tokens: int, context: int) -> None:
-    plan = Plan(Phase.EXTEND, rows, new_tokens, context)
+    plan = Plan(EntryFamily.EXTEND, rows, new_tokens, context)
     batch = make_batch(plan, STRIDE)
     pages = [page for task in batch.tasks for page in task.page_ids]
     assert sorted(pages) == list(range(1, 1 + plan.pages(STRIDE)))
@@ -34,7 +34,7 @@ def test_rows_have_pages_of_their_own_in_any_order(rows: int, new_tokens: int, c
 
 
 def test_pages_are_not_in_order() -> None:
-    (task,) = make_batch(Plan(Phase.DECODE, 1, 1, 64), STRIDE).tasks
+    (task,) = make_batch(Plan(EntryFamily.DECODE, 1, 1, 64), STRIDE).tasks
     assert list(task.page_ids) != sorted(task.page_ids)
 
 
@@ -43,19 +43,27 @@ def test_plans_leave_out_what_is_longer_than_the_model_allows() -> None:
     longest = config.max_seq_len
     found = list(plans(config, [longest, longest + 1], [longest + 1, STRIDE], has_extend=True))
     assert {plan.context for plan in found} == {longest, STRIDE}
-    assert {plan.phase for plan in found} == set(Phase)
+    assert {plan.family for plan in found} == set(EntryFamily)
     without = plans(config, [longest], [STRIDE], has_extend=False)
-    assert Phase.EXTEND not in {plan.phase for plan in without}
+    assert EntryFamily.EXTEND not in {plan.family for plan in without}
 
 
 def test_the_entry_is_the_one_a_server_would_take() -> None:
-    chosen = [Plan(Phase.DECODE, 3, 1, 5), Plan(Phase.PREFILL, 1, 8, 8), Plan(Phase.PREFILL, 1, 12, 12)]
+    chosen = [
+        Plan(EntryFamily.DECODE, 3, 1, 5),
+        Plan(EntryFamily.PREFILL, 1, 8, 8),
+        Plan(EntryFamily.PREFILL, 1, 12, 12),
+    ]
     cases = choose(chosen, ENTRIES, STRIDE, [])
     assert [case.entry for case in cases] == ["decode_bs4", "prefill_bs1_s8", "prefill_bs1"]
 
 
 def test_patterns_choose_entries() -> None:
-    chosen = [Plan(Phase.DECODE, 1, 1, 5), Plan(Phase.PREFILL, 1, 8, 8), Plan(Phase.EXTEND, 1, 8, 8)]
+    chosen = [
+        Plan(EntryFamily.DECODE, 1, 1, 5),
+        Plan(EntryFamily.PREFILL, 1, 8, 8),
+        Plan(EntryFamily.EXTEND, 1, 8, 8),
+    ]
     cases = choose(chosen, ENTRIES, STRIDE, ["decode_*", "extend"])
     assert [case.entry for case in cases] == ["decode_bs1", "extend"]
     with pytest.raises(InvalidRequestError, match=r"no entry fits verify; there are decode_bs1, extend"):

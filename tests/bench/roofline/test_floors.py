@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.bench.roofline.floors import CostModel, Work
 from shortfin_apps.llm.builder.model.spec import LlamaSpec
-from shortfin_apps.llm.components.batching.batch import Phase
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 
 # One layer of 2 query heads and 1 K/V head of 4: hidden 8, qkv 16, ffn 16, 10 words.
@@ -51,31 +51,31 @@ def work(plan: Plan, spec: LlamaSpec = SPEC) -> Work:
 def test_a_decode_reads_the_weights_once_and_the_pages_of_its_past() -> None:
     """Token 9 of each row has 8 before it: two pages."""
     expected = sum(PARAMETERS.values()) + 2 * (2 * 8 + 2 * 4 * TOKEN_BYTES + TOKEN_BYTES)
-    assert work(Plan(Phase.DECODE, 2, 1, 9)) == Work(
+    assert work(Plan(EntryFamily.DECODE, 2, 1, 9)) == Work(
         expected, 2 * (2 * MATRICES + 2 * HEAD + 9 * KV_PAIR_FLOPS)
     )
 
 
 def test_a_part_of_a_page_counts_as_the_page() -> None:
-    bytes_of = [work(Plan(Phase.DECODE, 1, 1, context)).num_bytes for context in (5, 6, 9, 10)]
+    bytes_of = [work(Plan(EntryFamily.DECODE, 1, 1, context)).num_bytes for context in (5, 6, 9, 10)]
     page = 4 * TOKEN_BYTES
     assert [b - bytes_of[0] for b in bytes_of] == [0, page, page, 2 * page]
 
 
 def test_a_prefill_needs_the_head_once_and_attends_causally() -> None:
-    prefill = work(Plan(Phase.PREFILL, 1, 6, 6))
+    prefill = work(Plan(EntryFamily.PREFILL, 1, 6, 6))
     assert prefill.flops == 2 * 6 * MATRICES + 2 * HEAD + (1 + 2 + 3 + 4 + 5 + 6) * KV_PAIR_FLOPS
     assert prefill.num_bytes == sum(PARAMETERS.values()) + 6 * (2 * 8 + TOKEN_BYTES)
 
 
 def test_chunks_do_together_the_attention_of_the_whole() -> None:
-    whole = work(Plan(Phase.EXTEND, 1, 12, 12))
-    first, second = work(Plan(Phase.EXTEND, 1, 8, 8)), work(Plan(Phase.EXTEND, 1, 4, 12))
+    whole = work(Plan(EntryFamily.EXTEND, 1, 12, 12))
+    first, second = work(Plan(EntryFamily.EXTEND, 1, 8, 8)), work(Plan(EntryFamily.EXTEND, 1, 4, 12))
     assert first.flops + second.flops == whole.flops + 2 * HEAD
 
 
 def test_a_table_that_is_not_the_head_is_read_by_rows_alone() -> None:
-    plan = Plan(Phase.DECODE, 1, 1, 5)
+    plan = Plan(EntryFamily.DECODE, 1, 1, 5)
     untied = work(plan, replace(SPEC, tie_word_embeddings=False))
     assert work(plan).num_bytes - untied.num_bytes == 2 * HEAD
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Case, Plan, make_batch
 from shortfin_apps.llm.bench.roofline.floors import Work
 from shortfin_apps.llm.bench.roofline.measure import MIN_RUNS, MIN_SAMPLE_S, Result, Sample, measure, sample_s
-from shortfin_apps.llm.components.batching.batch import Batch, Phase
+from shortfin_apps.llm.components.batching.batch import Batch
 
-PLAN = Plan(Phase.DECODE, 1, 1, 5)
+PLAN = Plan(EntryFamily.DECODE, 1, 1, 5)
 CASE = Case("decode_bs1", PLAN, make_batch(PLAN, 4))
 
 

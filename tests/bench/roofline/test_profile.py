@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.bench.roofline.perf_events import PERIOD_NS
@@ -17,7 +18,6 @@ from shortfin_apps.llm.bench.roofline.profile import (
     profile,
     shares,
 )
-from shortfin_apps.llm.components.batching.batch import Phase
 from shortfin_apps.llm.components.loading import make_runner
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import InvalidRequestError
@@ -46,7 +46,7 @@ def test_a_running_model_is_seen_in_its_own_kernels(tiny_artifact: Artifact, cop
         device.load_program(tiny_artifact.vmfb, tiny_artifact.parameters, config.module_name)
         for _ in range(2)
     ]
-    batch = make_batch(Plan(Phase.PREFILL, 1, 64, 64), config.stride)
+    batch = make_batch(Plan(EntryFamily.PREFILL, 1, 64, 64), config.stride)
     runner = make_runner(device, loaded[copy], config, 64)
     try:
         found = profile(runner, batch, load_code_map(tiny_artifact.vmfb))

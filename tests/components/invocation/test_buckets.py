@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Layout, Shape
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import EntrySignature, TensorType
@@ -24,14 +25,14 @@ def task(num_tokens: int, start: int) -> LlmTaskInput:
 
 
 def prefill(*tasks: LlmTaskInput) -> Batch:
-    return Batch(Phase.PREFILL, tasks)
+    return Batch(EntryFamily.PREFILL, tasks)
 
 
 def test_the_nearest_bucket_above() -> None:
     made = buckets("decode_bs2", "decode_bs8", "prefill_bs1", "prefill_bs4", "other")
     one = task(1, 4)
-    assert made.of(Batch(Phase.DECODE, (one,))) == Shape("decode_bs2", Layout.DECODE, 2, 2, 2)
-    assert made.of(Batch(Phase.DECODE, (one,) * 3)) == Shape("decode_bs8", Layout.DECODE, 8, 8, 2)
+    assert made.of(Batch(EntryFamily.DECODE, (one,))) == Shape("decode_bs2", Layout.DECODE, 2, 2, 2)
+    assert made.of(Batch(EntryFamily.DECODE, (one,) * 3)) == Shape("decode_bs8", Layout.DECODE, 8, 8, 2)
     assert made.of(prefill(one, one)) == Shape("prefill_bs4", Layout.PREFILL, 4, 16, 2)
 
 
@@ -56,14 +57,14 @@ def test_packed_tokens_go_to_the_nearest_bucket_and_past_them_to_the_dynamic_ent
     made = buckets("decode_bs1", "prefill_bs1", "extend_t8", "extend_t16", "extend")
     assert made.has_extend
     mixed = (task(1, 5), task(6, 0))
-    assert made.of(Batch(Phase.EXTEND, mixed)) == Shape("extend_t8", Layout.PACKED, 2, 8, 2)
-    assert made.of(Batch(Phase.EXTEND, mixed * 2)) == Shape("extend_t16", Layout.PACKED, 4, 16, 2)
-    assert made.of(Batch(Phase.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
+    assert made.of(Batch(EntryFamily.EXTEND, mixed)) == Shape("extend_t8", Layout.PACKED, 2, 8, 2)
+    assert made.of(Batch(EntryFamily.EXTEND, mixed * 2)) == Shape("extend_t16", Layout.PACKED, 4, 16, 2)
+    assert made.of(Batch(EntryFamily.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
 
 
 def test_an_extend_entry_of_rank_two_has_the_padded_layout() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "extend", extend_rank=2)
-    shape = made.of(Batch(Phase.EXTEND, (task(1, 5), task(6, 0))))
+    shape = made.of(Batch(EntryFamily.EXTEND, (task(1, 5), task(6, 0))))
     assert shape == Shape("extend", Layout.PREFILL, 2, 16, 3)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.invocation import BatchResult, BatchRunner
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
@@ -51,7 +52,7 @@ def run(batch: Batch, *, has_position: bool = True) -> list[list[object]]:
 def test_prefill_arguments_are_tokens_starts_lens_blocks() -> None:
     """A short chunk behind a long history beside a long chunk: B covers the latest start and S."""
     tasks = (task([1, 2, 3, 4, 5], 0, [7, 8]), task([6, 7], 8, [3, 4, 5]))
-    tokens, starts, lens, blocks = run(Batch(Phase.PREFILL, tasks))
+    tokens, starts, lens, blocks = run(Batch(EntryFamily.PREFILL, tasks))
     assert tokens == [[1, 2, 3, 4, 5, 0, 0, 0], [6, 7] + [0] * 6, [0] * 8, [0] * 8]
     assert starts == [0, 8, 0, 0]
     assert lens == [5, 10, 1, 1]
@@ -59,7 +60,7 @@ def test_prefill_arguments_are_tokens_starts_lens_blocks() -> None:
 
 
 def test_without_start_positions_s_and_b_are_one() -> None:
-    tokens, lens, blocks = run(Batch(Phase.PREFILL, (task([1, 2, 3], 0, [9]),)), has_position=False)
+    tokens, lens, blocks = run(Batch(EntryFamily.PREFILL, (task([1, 2, 3], 0, [9]),)), has_position=False)
     assert tokens == [[1, 2, 3, 0, 0, 0, 0, 0]]
     assert lens == [3]
     assert blocks == [[9, 0]]
@@ -67,7 +68,7 @@ def test_without_start_positions_s_and_b_are_one() -> None:
 
 def test_decode_arguments_are_tokens_lens_starts_blocks() -> None:
     tasks = tuple(task([i], 4 * i, list(range(1, i + 2))) for i in (1, 2, 3))
-    tokens, lens, starts, blocks = run(Batch(Phase.DECODE, tasks))
+    tokens, lens, starts, blocks = run(Batch(EntryFamily.DECODE, tasks))
     assert tokens == [[1], [2], [3], [0]]
     assert lens == [5, 9, 13, 1]
     assert starts == [4, 8, 12, 0]
@@ -90,7 +91,7 @@ def test_values_of_which_one_is_no_number_are_none(place: int) -> None:
     values = np.arange(8, 0, -1, dtype=np.float16).reshape(2, 1, 4)
     values[1, 0, place] = np.nan
     tasks = (task([1], 0, [3]), task([2], 0, [4]))
-    result = BatchResult(Batch(Phase.DECODE, tasks), values, np.zeros((2, 1, 4), np.int64), None)
+    result = BatchResult(Batch(EntryFamily.DECODE, tasks), values, np.zeros((2, 1, 4), np.int64), None)
     assert result.row(0, with_logits=False).best == 8
     assert np.isnan(result.row(1, with_logits=False).best)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
@@ -20,7 +21,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 class Plan:
     """A batch before it has pages: `rows` tasks of `new_tokens` each, the last of them at `context - 1`."""
 
-    phase: Phase
+    family: EntryFamily
     rows: int
     new_tokens: int
     context: int
@@ -48,14 +49,14 @@ def plans(
     for context in contexts:
         for rows in config.decode_batch_sizes:
             if context <= config.max_seq_len:
-                yield Plan(Phase.DECODE, rows, 1, context)
+                yield Plan(EntryFamily.DECODE, rows, 1, context)
     for tokens in prompt_tokens:
         if tokens > config.max_seq_len:
             continue
         for rows in config.prefill_batch_sizes:
-            yield Plan(Phase.PREFILL, rows, tokens, tokens)
+            yield Plan(EntryFamily.PREFILL, rows, tokens, tokens)
         if has_extend:
-            yield Plan(Phase.EXTEND, 1, tokens, tokens)
+            yield Plan(EntryFamily.EXTEND, 1, tokens, tokens)
 
 
 def choose(all_plans: Iterable[Plan], buckets: Buckets, stride: int, patterns: Sequence[str]) -> list[Case]:
@@ -82,7 +83,7 @@ def make_batch(plan: Plan, stride: int) -> Batch:
     random.Random(0).shuffle(pages)
     per_row = len(pages) // plan.rows
     tasks = [_task(plan, pages[row * per_row : (row + 1) * per_row]) for row in range(plan.rows)]
-    return Batch(plan.phase, tuple(tasks))
+    return Batch(plan.family, tuple(tasks))
 
 
 def _task(plan: Plan, page_ids: list[int]) -> LlmTaskInput:

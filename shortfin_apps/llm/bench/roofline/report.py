@@ -42,7 +42,7 @@ def _entry(result: Result) -> dict[str, Any]:
     plan, samples = result.case.plan, result.samples
     return {
         "entry": result.case.entry,
-        "phase": plan.phase.value,
+        "phase": plan.family.value,
         "rows": plan.rows,
         "new_tokens": plan.new_tokens,
         "context": plan.context,

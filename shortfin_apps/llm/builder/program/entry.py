@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
@@ -32,18 +32,10 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 Body = Callable[[Emitter, Tensor, Batch], tuple[Tensor, Tensor, Tensor]]
 
 
-class Phase(Enum):
-    """How an entry lays out its tokens."""
-
-    PREFILL = auto()
-    DECODE = auto()
-    EXTEND = auto()
-
-
 _ARGUMENTS = {
-    Phase.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids", "cache"),
-    Phase.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids", "cache"),
-    Phase.EXTEND: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "cache"),
+    EntryFamily.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids", "cache"),
+    EntryFamily.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids", "cache"),
+    EntryFamily.EXTEND: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "cache"),
 }
 
 
@@ -52,22 +44,22 @@ class Entry:
     """One exported function. `length` is S or T, None where dynamic; `rows` is None in an extend."""
 
     name: str
-    phase: Phase
+    family: EntryFamily
     rows: int | None
     length: int | None
 
 
 def entries_of(options: BuildOptions) -> list[Entry]:
     """Every entry that the options ask for."""
-    prefills = [Entry(f"prefill_bs{n}", Phase.PREFILL, n, None) for n in options.prefill_batch_sizes]
+    prefills = [Entry(f"prefill_bs{n}", EntryFamily.PREFILL, n, None) for n in options.prefill_batch_sizes]
     chunks = [
-        Entry(f"prefill_bs{n}_s{s}", Phase.PREFILL, n, s)
+        Entry(f"prefill_bs{n}_s{s}", EntryFamily.PREFILL, n, s)
         for n in options.prefill_batch_sizes
         for s in options.chunk_sizes
     ]
-    decodes = [Entry(f"decode_bs{n}", Phase.DECODE, n, 1) for n in options.decode_batch_sizes]
-    extends = [Entry("extend", Phase.EXTEND, None, None)]
-    extends += [Entry(f"extend_t{t}", Phase.EXTEND, None, t) for t in options.extend_sizes]
+    decodes = [Entry(f"decode_bs{n}", EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes]
+    extends = [Entry("extend", EntryFamily.EXTEND, None, None)]
+    extends += [Entry(f"extend_t{t}", EntryFamily.EXTEND, None, t) for t in options.extend_sizes]
     return [*prefills, *chunks, *decodes, *extends]
 
 
@@ -85,7 +77,7 @@ def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: 
     results = [e.reshape(t, (batch.rows, 1, t.shape[1])) for t in (values, indices, logits)]
     _return(e, results, batch.cache)
     declaration = _declaration(entry, elements, options, results)
-    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in _ARGUMENTS[entry.phase])
+    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in _ARGUMENTS[entry.family])
     body_text = "\n".join(e.lines)
     return (
         f"util.func public @{entry.name}$async({arguments}, %wait: !hal.fence, %signal: !hal.fence) "
@@ -99,7 +91,7 @@ def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: 
 
 def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -> tuple[Tensor, Batch]:
     """Imports the arguments: token ids [tokens] i64, and where each token belongs."""
-    is_extend = entry.phase is Phase.EXTEND
+    is_extend = entry.family is EntryFamily.EXTEND
     length = entry.length or _dim(e, "tokens", 0 if is_extend else 1)
     rows = entry.rows or _dim(e, "offsets", 0)
     tokens = _import(e, "tokens", (length,) if is_extend else (rows, length), "i64")
@@ -115,7 +107,7 @@ def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -
         rows=rows,
         tokens=total,
         chunk=None if is_extend else length,
-        whole_pages=entry.phase is Phase.PREFILL,
+        whole_pages=entry.family is EntryFamily.PREFILL,
         starts=starts,
         seq_lens=seq_lens,
         blocks=blocks,
@@ -162,8 +154,8 @@ def _declaration(entry: Entry, elements: int, options: BuildOptions, results: li
     """The signature in the words IREE uses for its own entries; the runtime border reads it back."""
     rows, length = entry.rows or "?", entry.length or "?"
     vector = tensor_type((rows,), "i64")
-    types = dict.fromkeys(_ARGUMENTS[entry.phase], vector) | {
-        "tokens": tensor_type((length,) if entry.phase is Phase.EXTEND else (rows, length), "i64"),
+    types = dict.fromkeys(_ARGUMENTS[entry.family], vector) | {
+        "tokens": tensor_type((length,) if entry.family is EntryFamily.EXTEND else (rows, length), "i64"),
         "seq_block_ids": tensor_type((rows, "?"), "i64"),
         "cache": tensor_type(("?", elements), options.kv),
     }

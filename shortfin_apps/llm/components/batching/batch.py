@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.request.request import Request
-
-
-class Phase(StrEnum):
-    """Which family of entries a batch runs on."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    EXTEND = "extend"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,5 +32,5 @@ class LlmTaskInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    phase: Phase
+    family: EntryFamily
     tasks: tuple[LlmTaskInput, ...]

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.errors import ArtifactError
 
@@ -73,9 +74,9 @@ class Buckets:
 
     def of(self, batch: Batch) -> Shape:
         """The nearest compiled shape that holds the batch."""
-        if batch.phase is Phase.DECODE:
+        if batch.family is EntryFamily.DECODE:
             return self._decode_shape(batch.tasks)
-        if batch.phase is Phase.PREFILL:
+        if batch.family is EntryFamily.PREFILL:
             return self._prefill_shape(batch.tasks)
         return self._extend_shape(batch.tasks)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from shortfin_apps.llm.components.batching.batch import Phase
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.modes.default import DefaultMode
 from shortfin_apps.llm.components.batching.prefill_chunks import FixedChunks
 from tests.components.batching.modes.running_requests import running
@@ -36,23 +36,23 @@ def test_a_last_chunk_that_fills_as_many_pages_counts_as_the_same_size() -> None
 
 def test_prefills_and_decodes_never_share_an_invocation_and_take_turns() -> None:
     long, stream = running("long", 400), running("stream", 40, computed=39)
-    batching, phases = mode(), []
+    batching, families = mode(), []
     for _ in range(6):
         batch = batching.next_batch([long, stream])
         assert batch is not None
         assert {t.request.request_id for t in batch.tasks} in ({"long"}, {"stream"})
-        phases.append(batch.phase)
-    assert phases == [Phase.PREFILL, Phase.DECODE] * 3
+        families.append(batch.family)
+    assert families == [EntryFamily.PREFILL, EntryFamily.DECODE] * 3
 
 
 def test_a_ratio_lets_that_many_prefills_through_for_each_decode() -> None:
-    batching, phases = mode(ratio=2), []
+    batching, families = mode(ratio=2), []
     requests = [running("long", 400), running("stream", 40, computed=39)]
     for _ in range(6):
         batch = batching.next_batch(requests)
         assert batch is not None
-        phases.append(batch.phase)
-    assert phases == [Phase.PREFILL, Phase.PREFILL, Phase.DECODE] * 2
+        families.append(batch.family)
+    assert families == [EntryFamily.PREFILL, EntryFamily.PREFILL, EntryFamily.DECODE] * 2
 
 
 def test_more_decodes_than_the_largest_bucket_rotate() -> None:
@@ -72,13 +72,13 @@ def test_more_decodes_than_the_largest_bucket_rotate() -> None:
 def test_one_token_on_a_cached_prefix_is_a_decode() -> None:
     batch = mode().next_batch([running("r", 33, computed=32)])
     assert batch is not None
-    assert batch.phase is Phase.DECODE
+    assert batch.family is EntryFamily.DECODE
 
 
 def test_a_one_token_prompt_is_a_prefill() -> None:
     batch = mode().next_batch([running("r", 1)])
     assert batch is not None
-    assert batch.phase is Phase.PREFILL
+    assert batch.family is EntryFamily.PREFILL
 
 
 def test_nothing_to_do() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
@@ -24,7 +25,7 @@ def mode(
 def next_batch(batching: ExtendAttentionMode, requests: Iterable[Request]) -> Batch:
     batch = batching.next_batch([r for r in requests if r.num_uncomputed])
     assert batch is not None
-    assert batch.phase is Phase.EXTEND
+    assert batch.family is EntryFamily.EXTEND
     return batch
 
 

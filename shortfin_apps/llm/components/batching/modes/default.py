@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.prefill_chunks import FixedChunks
 from shortfin_apps.llm.components.request.request import Request
@@ -36,13 +37,13 @@ class DefaultMode(BatchMode):
             return self._decode_batch(decodes)
         if prefills:
             self._prefills_since_decode += 1
-            return Batch(Phase.PREFILL, tuple(self._chunks.next_tasks(prefills, bool(decodes))))
+            return Batch(EntryFamily.PREFILL, tuple(self._chunks.next_tasks(prefills, bool(decodes))))
         return None
 
     def _decode_batch(self, decodes: list[Request]) -> Batch:
         if len(decodes) > self._max_decode_batch:
             decodes = sorted(decodes, key=lambda r: r.last_turn)[: self._max_decode_batch]
-        return Batch(Phase.DECODE, tuple(_decode_task(r) for r in decodes))
+        return Batch(EntryFamily.DECODE, tuple(_decode_task(r) for r in decodes))
 
 
 def _is_decode(request: Request) -> bool:

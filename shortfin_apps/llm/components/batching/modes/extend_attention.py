@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Phase
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
@@ -55,7 +56,7 @@ class ExtendAttentionMode(BatchMode):
             for r, length in zip(prefills, lengths, strict=False)
             if length
         ]
-        return Batch(Phase.EXTEND, tuple(tasks)) if tasks else None
+        return Batch(EntryFamily.EXTEND, tuple(tasks)) if tasks else None
 
     @staticmethod
     def _rotate(decodes: list[Request], places: int) -> list[Request]:
