@@ -13,7 +13,8 @@ import httpx
 
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.server import config as server_config
-from shortfin_apps.llm.server.serve import Loaded, Server, bind, limits_of
+from shortfin_apps.llm.server.http_server import Server, bind, limits_of
+from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import TOKENIZER, Harness
 from tests.api.scripted_engine import Script, ScriptedEngine
 

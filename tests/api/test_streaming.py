@@ -11,8 +11,8 @@ import pytest
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.protocol import BoundedProtocol
-from shortfin_apps.llm.server.serve import Loaded
 from tests.api.harness import TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
 from tests.api.scripted_engine import forever

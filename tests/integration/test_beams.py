@@ -26,8 +26,8 @@ from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.server import config as server_config
-from shortfin_apps.llm.server import serve as server
 from shortfin_apps.llm.server.config import ServerConfigError
+from shortfin_apps.llm.server.model_loading import load_model
 from tests.builder.reference import forward
 from tests.components.frontend.beam_reference import Logits, reference_search
 from tests.conftest import BuildTiny
@@ -116,7 +116,7 @@ async def test_beams_are_those_of_the_reference(
 async def test_the_servers_beams_over_http(artifact: Artifact, logits: Logits) -> None:
     config = server_config.load({"artifact": artifact.vmfb.parent, "num_beams": 2}, {})
     metrics = ServerMetrics("m")
-    loaded = server.load_model(artifact, config, metrics)
+    loaded = load_model(artifact, config, metrics)
     loaded.engine.start()
     service = Service(name="m", metrics=metrics, config={})
     service.serve(loaded.model)
@@ -139,4 +139,4 @@ async def test_the_servers_beams_over_http(artifact: Artifact, logits: Logits) -
 def test_a_server_of_too_many_beams_does_not_start(artifact: Artifact) -> None:
     config = server_config.load({"artifact": artifact.vmfb.parent, "num_beams": 11}, {})
     with pytest.raises(ServerConfigError, match=r"--num-beams: .* at most 10"):
-        server.load_model(artifact, config, ServerMetrics("m"))
+        load_model(artifact, config, ServerMetrics("m"))

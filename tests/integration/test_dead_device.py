@@ -13,7 +13,7 @@ import pytest
 from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.server.serve import Loaded
+from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import TOKENIZER
 from tests.api.loopback import Loopback, loopback
 from tests.components.device_gate import Gate

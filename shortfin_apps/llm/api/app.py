@@ -50,7 +50,7 @@ def create_app(
         _add_cors(app, cors_origins)
     app.add_middleware(AccessLogMiddleware, clock=service.metrics.clock)
     app.add_middleware(RequestIdMiddleware)
-    app.add_middleware(LeavingMiddleware, service=service)
+    app.add_middleware(DrainMiddleware, service=service)
     if root_path:
         app.add_middleware(RootPathMiddleware, root_path=root_path)
     return app
@@ -136,7 +136,7 @@ class RequestIdMiddleware:
         await self._app(scope, receive, send_with_id)
 
 
-class LeavingMiddleware:
+class DrainMiddleware:
     """Ends each connection with its answer while the server drains: the next request goes elsewhere.
 
     What a server that stops no longer waits for is cancelled, which is no fault to log.
@@ -148,12 +148,12 @@ class LeavingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_close(message: Message) -> None:
-            if self._service.leaving and message["type"] == "http.response.start":
+            if self._service.stopping and message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
         try:
             await self._app(scope, receive, send_and_close)
         except asyncio.CancelledError:
-            if not self._service.leaving:
+            if not self._service.stopping:
                 raise

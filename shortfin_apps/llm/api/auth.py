@@ -46,7 +46,7 @@ class KeyRing:
         self._admin_keys = tuple(map(self._digest, admin_keys))
 
     @property
-    def asks(self) -> bool:
+    def required(self) -> bool:
         """Whether callers need a key."""
         return bool(self._keys)
 
@@ -57,7 +57,7 @@ class KeyRing:
         is_known = _is_among(digest, self._keys)
         if is_admin or is_known:
             return Caller(digest.hex()[:16], is_admin)
-        return None if self.asks else ANYONE
+        return None if self.required else ANYONE
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode("utf-8", "surrogatepass"), "sha256")

@@ -52,7 +52,7 @@ class Service:
         self.limits = limits or Limits()
         self.field_check = FieldCheck(strict=strict_fields)
         self.config = config  # the effective server configuration, for /server_info
-        self.leaving = False  # the server was told to stop; it may still take requests for a while
+        self.stopping = False  # told to stop; requests are still accepted during the drain delay
         self._model: ServedModel | None = None
 
     def serve(self, model: ServedModel) -> None:
@@ -73,7 +73,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        return not self.leaving and self._model is not None and self._model.generator.engine.ready
+        return not self.stopping and self._model is not None and self._model.generator.engine.ready
 
     @property
     def healthy(self) -> bool:

@@ -1,0 +1,255 @@
+"""The HTTP server: opens the port, loads the model behind it, and drains before it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import errno
+import ipaddress
+import logging
+import math
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TypeVar
+
+import uvicorn
+
+from shortfin_apps.llm.api.app import create_app, refusal
+from shortfin_apps.llm.api.auth import KeyRing
+from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.service import Service
+from shortfin_apps.llm.server import config as server_config
+from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.server.model_loading import Loaded, RunningEngine
+from shortfin_apps.llm.server.protocol import bounded
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+GRACE_S = 5  # beyond the drain, for the answers of aborted requests to reach their clients
+LAST_STEP_S = 1  # how long a forced stop waits for the engine's current step
+POLL_S = 0.1
+
+T = TypeVar("T")
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, over a model that `load` returns; `load` runs in its own thread."""
+
+    def __init__(self, config: ServerConfig, service: Service, load: Callable[[], Loaded]) -> None:
+        super().__init__(http_config(config, service))
+        self.failure: Exception | None = None  # why the model could not be loaded
+        self._drain_delay_s = config.drain_delay
+        self._handshake_timeout_s = config.read_timeout
+        self._shutdown_timeout_s = config.shutdown_timeout
+        self._logs_json = config.log_format == "json"  # stdout may be collected as a log, too
+        self._service = service
+        self._load = load
+        self._loading: asyncio.Task[None] | None = None
+        self._engine: RunningEngine | None = None
+        self._engine_closed = True
+
+    @property
+    def leaves_thread(self) -> bool:
+        """The loader's or the engine's thread is still running, inside a device library."""
+        return (self.failure is None and self._engine is None) or not self._engine_closed
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, with a limit on the time of a TLS handshake, which uvicorn's own `startup` lacks."""
+        assert sockets, "the port is bound before anything is loaded"
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        timeout_s = None if tls is None else self._handshake_timeout_s
+        self.servers = [
+            await loop.create_server(
+                self._protocol, sock=sock, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=timeout_s
+            )
+            for sock in sockets
+        ]
+        self.started = True
+        self._loading = asyncio.create_task(self._load_in_background(sockets))
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+        stopping = asyncio.create_task(self._drain_and_stop(sockets))
+        while not stopping.done() and not self.force_exit:
+            await asyncio.wait({stopping}, timeout=POLL_S)
+        if not stopping.done():
+            logger.warning("stopping at once: a second signal came before all requests had finished")
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            self._close_port(sockets)
+        if self._engine is not None:
+            patience_s = LAST_STEP_S if self.force_exit else math.inf
+            self._engine_closed = await self._engine.close(patience_s)
+        await self._abort_connections()
+        if not stopping.cancelled():
+            stopping.result()  # raises what went wrong
+
+    async def _drain_and_stop(self, sockets: list[socket.socket] | None) -> None:
+        """Drains with the port still open, so that new clients get a 503 and not a refused connection."""
+        self._service.stopping = True
+        if self._engine is not None:
+            logger.info("stopping once running requests have finished; a second signal stops at once")
+            await asyncio.sleep(self._drain_delay_s)
+        clock = asyncio.get_running_loop().time
+        give_up_s = clock() + self._shutdown_timeout_s + GRACE_S
+        await self._drain()
+        self._close_port(sockets)
+        await asyncio.sleep(POLL_S)  # requests already received on kept-alive connections are answered first
+        self.config.timeout_graceful_shutdown = max(GRACE_S, math.ceil(give_up_s - clock()))
+        await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        if self._engine is None:
+            return
+        try:
+            drained = self._engine.drain(self._shutdown_timeout_s)
+            await asyncio.wait_for(drained, self._shutdown_timeout_s + GRACE_S)
+        except TimeoutError:
+            logger.warning("the engine did not end its requests in time; stopping without them")
+
+    async def _abort_connections(self) -> None:
+        """Ends the connections left when the engine is closed: clients that do not read their answers."""
+        tasks, connections = self.server_state.tasks, self.server_state.connections
+        if tasks:
+            await asyncio.wait(tasks, timeout=POLL_S)
+        if tasks:
+            logger.warning("%d requests are cut off without an answer", len(tasks))
+        for connection in list(connections):
+            connection.transport.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=POLL_S)
+
+    def _close_port(self, sockets: Sequence[socket.socket] | None) -> None:
+        for server in self.servers:
+            server.close()
+        for sock in sockets or ():
+            sock.close()
+
+    async def _load_in_background(self, sockets: Sequence[socket.socket]) -> None:
+        try:
+            loaded = await _in_daemon_thread(self._load)
+            loaded.engine.start()
+        except Exception as error:
+            self.failure, self.should_exit = error, True
+            return
+        self._engine = loaded.engine
+        self._service.serve(loaded.model)
+        url = url_of(sockets, self.config.is_ssl)
+        if self._logs_json:
+            logger.info("serving %s at %s", self._service.name, url)
+        else:
+            has_chat = loaded.model.generator.tokenizer.has_chat_template
+            print(_banner(self._service.name, url, has_chat), flush=True)
+
+
+def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
+    """uvicorn's settings for `service`. Raises ServerConfigError for invalid keys or certificates."""
+    keys = KeyRing(
+        server_config.read_keys(config.api_key, config.api_key_file),
+        server_config.read_keys(config.admin_api_key, config.admin_api_key_file),
+    )
+    password = config.ssl_keyfile_password
+    http = uvicorn.Config(
+        create_app(service, root_path=config.root_path, keys=keys, cors_origins=config.cors_origin),
+        http=bounded(
+            read_timeout_s=config.read_timeout,
+            send_timeout_s=config.send_timeout,
+            max_body_bytes=config.max_body_bytes,
+            max_connections=config.limit_concurrency,
+            refuse=refusal(
+                f"the server has its {config.limit_concurrency} connections (--limit-concurrency); try again",
+                service.metrics.clock,
+            ),
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # api/access_log.py logs more, and no query string
+        server_header=False,
+        timeout_keep_alive=config.timeout_keep_alive,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_keyfile_password=None if password is None else password.get_secret_value(),
+    )
+    try:
+        http.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ServerConfigError(
+            f"--ssl-certfile, --ssl-keyfile: not a certificate and its key ({error})"
+        ) from error
+    if not (keys.required or _is_loopback(config.host)):
+        logger.warning("anyone who can reach %s may use this server: set an --api-key", config.host)
+    return http
+
+
+def limits_of(config: ServerConfig) -> Limits:
+    """The limits on one request: the settings named `max_...`."""
+    names = (field.name for field in dataclasses.fields(Limits))
+    return Limits(**{name: getattr(config, f"max_{name}") for name in names})
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, opened first so that a port in use is reported before anything is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ServerConfigError(
+                f"port {port} is in use; stop the program that uses it or choose another --port"
+            ) from None
+        raise ServerConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Runs `function` in a daemon thread: unlike an executor's, it does not delay the process's exit."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # it cannot be cancelled while the thread runs
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="model loader", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def url_of(sockets: Sequence[socket.socket], is_tls: bool) -> str:
+    host, port = sockets[0].getsockname()[:2]
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _banner(name: str, url: str, has_chat: bool) -> str:
+    """Startup message with a request to try: a chat if the model has a chat template, else a completion."""
+    route, body = "completions", '{"prompt": "The capital of France is", "temperature": 0}'
+    if has_chat:
+        question = '{"role": "user", "content": "What is the capital of France?"}'
+        route, body = "chat/completions", '{"messages": [' + question + '], "temperature": 0}'
+    return (
+        f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"
+        f"  curl {url}/v1/{route} -H 'Content-Type: application/json' \\\n    -d '{body}'"
+    )

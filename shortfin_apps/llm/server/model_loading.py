@@ -1,0 +1,155 @@
+"""Loads an artefact: tokenizer, sampling defaults and the engine over the compiled model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shortfin_apps.llm import address_space
+from shortfin_apps.llm.api.sampling import SamplingDefaults
+from shortfin_apps.llm.api.service import ServedModel
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.artifact.verification import verifying
+from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_object
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+
+
+class RunningEngine(EngineClient, Protocol):
+    """An engine with its thread, created outside the event loop and started inside it."""
+
+    def start(self) -> None: ...
+
+    async def close(self, patience_s: float = ...) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model and the engine behind it, which is not started yet."""
+
+    model: ServedModel
+    engine: RunningEngine
+
+
+def open_artifact(config: ServerConfig) -> Artifact:
+    """The model directory, or the separate files named by upstream's flags. Raises ArtifactError."""
+    if config.artifact is not None:
+        return Artifact.open(config.artifact, check_sizes=config.verify != "none")
+    assert config.vmfb is not None, "ServerConfig requires it"
+    assert config.model_config_json is not None, "ServerConfig requires it"
+    assert config.tokenizer_json is not None, "ServerConfig requires it"
+    return Artifact.from_files(
+        vmfb=config.vmfb,
+        parameters=config.parameters,
+        model_config=config.model_config_json,
+        tokenizer_json=config.tokenizer_json,
+        tokenizer_config_json=config.tokenizer_config_json,
+        check_sizes=config.verify != "none",
+    )
+
+
+def check_address_space(artifact: Artifact, config: ServerConfig) -> None:
+    """Raises AddressSpaceError when the model cannot be loaded under this process's limit."""
+    file_bytes = sum(path.stat().st_size for path in (artifact.vmfb, *artifact.parameters))
+    num_workers = config.threads or len(os.sched_getaffinity(0))
+    address_space.check_more(address_space.model_bytes(file_bytes, num_workers))
+
+
+def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics) -> Loaded:
+    """The slow part of starting a server. Raises ArtifactError and ServerConfigError."""
+    with verifying(artifact, config.verify) as confirm:
+        return _load_model(artifact, config, metrics, confirm)
+
+
+def _load_model(
+    artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, confirm: Callable[[], None]
+) -> Loaded:
+    tokenizer = _load_tokenizer(artifact, config)
+    _check_num_beams(artifact, config)
+    generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
+    engine = load_engine(artifact, tokenizer, config, confirm)
+    generator = TextGenerator(
+        tokenizer,
+        engine,
+        max_seq_len=engine.max_request_tokens,
+        max_requests=engine.max_requests,
+        metrics=metrics,
+        request_timeout_s=config.request_timeout,
+    )
+    model = ServedModel(
+        generator=generator,
+        native_defaults=_defaults({}, 0.0, config),  # upstream's server is always greedy
+        openai_defaults=_defaults(generation, 1.0, config),
+        exported_top_k=artifact.config.top_k,
+        info=artifact.config.to_dict(),
+        default_num_beams=config.num_beams,
+    )
+    return Loaded(model, engine)
+
+
+def _load_tokenizer(artifact: Artifact, config: ServerConfig) -> Tokenizer:
+    tokenizer = Tokenizer.load(
+        artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
+    )
+    rows = artifact.vocab_size
+    if rows is not None and tokenizer.vocab_size > rows:
+        raise ArtifactError(
+            f"{artifact.tokenizer}: has {tokenizer.vocab_size} tokens but the model only {rows};"
+            " it belongs to another model"
+        )
+    return tokenizer
+
+
+def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
+    try:
+        check_num_beams(config.num_beams, artifact.config.top_k)
+    except InvalidRequestError as error:
+        raise ServerConfigError(f"--num-beams: {error}") from None
+
+
+def load_engine(
+    artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig, confirm: Callable[[], None]
+) -> RunningEngine:
+    """The engine over the artefact's VMFB on the configured device; calls `confirm` before it returns."""
+    from shortfin_apps.llm.components import loading  # imports the device libraries
+
+    stride = artifact.config.stride
+    options = loading.EngineOptions(
+        device=config.device,
+        runtime=config.runtime,
+        threads=config.threads,
+        device_ids=config.device_ids,
+        batch_mode=config.batch_mode,
+        prefix_cache=config.prefix_cache,
+        pages=config.pages,
+        chunk_tokens=_in_tokens(config.chunk_tokens, config.chunk_block_size, stride),
+        token_budget=_in_tokens(config.token_budget, config.max_pages_per_batch, stride),
+        idle_budget=config.idle_budget,
+        prefills_per_decode=config.prefills_per_decode,
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+        max_queue_tokens=config.max_queue_tokens,
+        max_long_prefills=config.max_long_prefills,
+        long_prefill_tokens=config.long_prefill_tokens,
+        tenant_weights=config.weight_of_tenant,
+        num_tokens=tokenizer.vocab_size,
+        stall_timeout_s=config.stall_timeout,
+    )
+    return loading.load_engine(
+        artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options, confirm
+    )
+
+
+def _in_tokens(tokens: int | None, pages: int | None, stride: int) -> int | None:
+    """A length that can be set in tokens or in pages of `stride` tokens; None when neither is set."""
+    return pages * stride if tokens is None and pages is not None else tokens
+
+
+def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:
+    return SamplingDefaults.of_model(generation, otherwise=otherwise, override=config.default_temperature)
