@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.server import config as server_config
+from shortfin_apps.llm.server import config_sources
 from shortfin_apps.llm.server.http_server import Server, bind, limits_of
 from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import TOKENIZER, Harness
@@ -60,7 +60,7 @@ async def loopback(
 
     `flags` are settings of the server; `tls`, if they turn TLS on, is what the client trusts.
     """
-    config = server_config.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
+    config = config_sources.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
     harness = Harness(
         script, limits=limits_of(config), strict_fields=config.strict_fields, tokenizer=tokenizer
     )

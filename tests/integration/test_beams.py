@@ -25,7 +25,7 @@ from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.server import config as server_config
+from shortfin_apps.llm.server import config_sources
 from shortfin_apps.llm.server.config import ServerConfigError
 from shortfin_apps.llm.server.model_loading import load_model
 from tests.builder.reference import forward
@@ -114,7 +114,7 @@ async def test_beams_are_those_of_the_reference(
 
 
 async def test_the_servers_beams_over_http(artifact: Artifact, logits: Logits) -> None:
-    config = server_config.load({"artifact": artifact.vmfb.parent, "num_beams": 2}, {})
+    config = config_sources.load({"artifact": artifact.vmfb.parent, "num_beams": 2}, {})
     metrics = ServerMetrics("m")
     loaded = load_model(artifact, config, metrics)
     loaded.engine.start()
@@ -137,6 +137,6 @@ async def test_the_servers_beams_over_http(artifact: Artifact, logits: Logits) -
 
 
 def test_a_server_of_too_many_beams_does_not_start(artifact: Artifact) -> None:
-    config = server_config.load({"artifact": artifact.vmfb.parent, "num_beams": 11}, {})
+    config = config_sources.load({"artifact": artifact.vmfb.parent, "num_beams": 11}, {})
     with pytest.raises(ServerConfigError, match=r"--num-beams: .* at most 10"):
         load_model(artifact, config, ServerMetrics("m"))

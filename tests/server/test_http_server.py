@@ -22,8 +22,7 @@ from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.server import config as server_config
-from shortfin_apps.llm.server import http_server
+from shortfin_apps.llm.server import config_sources, http_server
 from shortfin_apps.llm.server.config import ServerConfigError
 from shortfin_apps.llm.server.http_server import LAST_STEP_S, bind
 from shortfin_apps.llm.server.model_loading import Loaded
@@ -262,12 +261,12 @@ async def test_limits_from_the_settings_apply() -> None:
 
 
 def test_every_limit_has_a_setting_with_the_same_default() -> None:
-    config = server_config.load({"artifact": "model"}, {})
+    config = config_sources.load({"artifact": "model"}, {})
     assert http_server.limits_of(config) == Limits()
 
 
 def http_config(settings: dict[str, Any]) -> None:
-    config = server_config.load({"artifact": "model", **settings}, {})
+    config = config_sources.load({"artifact": "model", **settings}, {})
     http_server.http_config(config, Service(name="m", metrics=ServerMetrics("m"), config={}))
 
 

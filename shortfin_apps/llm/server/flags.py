@@ -10,15 +10,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import SecretStr
 
-from shortfin_apps.llm.server.config import (
-    UPSTREAM_IGNORED,
-    UPSTREAM_NAMES,
-    Note,
-    ServerConfig,
-    load,
-    note_ignored,
-    read_yaml,
-)
+from shortfin_apps.llm.server.config import ServerConfig, flag
+from shortfin_apps.llm.server.config_sources import load, read_yaml
+from shortfin_apps.llm.server.other_names import OTHER_NAMES, UPSTREAM_IGNORED, Note, note_ignored
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, field in ServerConfig.model_fields.items():
         if name != "artifact":
             _add_flag(parser, name, name, help=_help(name), **_arity(name, field.annotation))
-    for upstream, ours in UPSTREAM_NAMES.items():
-        _add_flag(parser, upstream, ours, help=argparse.SUPPRESS)
+    for other, ours in OTHER_NAMES.items():
+        _add_flag(parser, other, ours, help=argparse.SUPPRESS)
     for name, kind in UPSTREAM_IGNORED.items():
         action = "store_true" if kind == "flag" else "store"
         _add_flag(parser, name, name, action=action, help=argparse.SUPPRESS)
@@ -56,7 +50,7 @@ def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> Ser
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: Any) -> None:
     """The spelling with dashes is shown in the help, the one with underscores works too."""
-    dashed, plain = f"--{name.replace('_', '-')}", f"--{name}"
+    dashed, plain = flag(name), f"--{name}"
     parser.add_argument(dashed, dest=dest, default=argparse.SUPPRESS, **options)
     if plain != dashed:
         hidden = {**options, "help": argparse.SUPPRESS}

@@ -1,0 +1,122 @@
+"""Reads the settings of a server from flags, environment variables and files.
+
+Precedence: flags, then `SHORTFIN_LLM_*` variables, then `--config` (YAML; upstream's JSON
+`--server_config` is read the same way), then the defaults in `config.py`. Logging is set up from these
+settings, so warnings about them go to the caller's `note`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
+
+from shortfin_apps.llm.server.config import (
+    ENV_PREFIX,
+    KEY_FILES,
+    KEYS,
+    SECRETS,
+    ServerConfig,
+    ServerConfigError,
+    flag,
+)
+from shortfin_apps.llm.server.other_names import (
+    FORMER_NAMES,
+    OTHER_NAMES,
+    UPSTREAM_IGNORED,
+    Note,
+    note_ignored,
+)
+
+logger = logging.getLogger(__name__)
+
+# Variables with the prefix that are not settings of a server: where `build` keeps its copies.
+OTHER_VARIABLES = frozenset({"CACHE"})
+# Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT and more in every pod, for every Service: one named
+# `shortfin-llm` overwrites the variable of `--port`.
+SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
+SERVICE_VARIABLE = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+
+
+def load(
+    flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
+) -> ServerConfig:
+    """Flags over environment over YAML over defaults. Raises ServerConfigError."""
+    try:
+        config = ServerConfig(**{**yaml_values, **_environment(note), **flags})
+    except ValidationError as error:
+        raise ServerConfigError(_first_problem(error)) from None
+    for setting, reason in config.without_effect():
+        note(f"`{setting}` has no effect: {reason}")
+    return config
+
+
+def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
+    """The settings in a file, under our names. Raises ServerConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ServerConfigError(f"{path}: not readable as YAML ({error})") from error
+    if not isinstance(raw, dict):
+        raise ServerConfigError(f"{path}: must hold settings by name")
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = str(key).replace("-", "_")
+        if value is None and name not in (*KEYS, *KEY_FILES):
+            continue  # upstream writes null for an unset setting
+        if name in UPSTREAM_IGNORED:
+            note_ignored(name, value, note)
+        else:
+            values[OTHER_NAMES.get(name, name)] = value
+    return values
+
+
+def _environment(note: Note) -> dict[str, Any]:
+    """The settings in variables; notes variables that look like a setting but are none."""
+    former = {ours: value for name, ours in FORMER_NAMES.items() if (value := _variable(name)) is not None}
+    values = {**former, **EnvSettingsSource(ServerConfig)()}
+    if SERVICE_LINK.fullmatch(str(values.get("port"))):
+        link = values.pop("port")
+        note(
+            f"the variable `{ENV_PREFIX}PORT` is {link!r}, which Kubernetes sets for a Service of that name, "
+            "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
+        )
+    for variable in _unknown_variables():
+        note(f"the variable {variable} names no setting and has no effect; `--help` lists the settings")
+    return values
+
+
+def _variable(name: str) -> str | None:
+    """Value of a setting's variable, whose name is not case-sensitive."""
+    wanted = (ENV_PREFIX + name).upper()
+    return next((value for variable, value in os.environ.items() if variable.upper() == wanted), None)
+
+
+def _unknown_variables() -> Iterator[str]:
+    known = {name.upper() for name in (*ServerConfig.model_fields, *FORMER_NAMES)} | OTHER_VARIABLES
+    for variable in os.environ:
+        prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
+        if prefix == ENV_PREFIX and name not in known and not SERVICE_VARIABLE.fullmatch(name):
+            yield variable
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One sentence about the first invalid setting, which shows its value unless that is a secret."""
+    problem = error.errors()[0]
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        return f"there is no setting `{name}`; `--help` lists them"
+    given = "" if name in SECRETS or problem["input"] in ("", None) else f", not {problem['input']!r}"
+    return f"`{flag(name)}`: {message}{given}"

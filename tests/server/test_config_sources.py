@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.server.config import SECRETS, ServerConfigError
+from tests.server.settings import notes_of, parse
+
+SECRET = "sk-do-not-show"
+
+
+def test_special_tokens_in_content_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse("DIR").special_in_content
+    assert not parse("DIR", "--no-special-in-content").special_in_content
+    monkeypatch.setenv("SHORTFIN_LLM_SPECIAL_IN_CONTENT", "false")
+    assert not parse("DIR").special_in_content
+
+
+def test_flags_over_environment_over_yaml_over_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("port: 1\npages: 2\nthreads: 3\nmax-queue: 4\nprefix_sharing_algorithm: none\n")
+    monkeypatch.setenv("SHORTFIN_LLM_PORT", "11")
+    monkeypatch.setenv("SHORTFIN_LLM_PAGES", "12")
+    monkeypatch.setenv("SHORTFIN_LLM_DEVICE_IDS", "0,1")
+    config = parse("DIR", "--config", str(path), "--port", "21")
+    assert (config.port, config.pages, config.threads, config.max_queue) == (21, 12, 3, 4)
+    assert (config.prefix_cache, config.device_ids) == ("none", ("0", "1"))
+
+
+def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "server_config.json"
+    path.write_text('{"prefix_sharing_algorithm": "none", "decode_config": {"num_beams": 1}}')
+    assert parse("DIR", "--server_config", str(path)).prefix_cache == "none"
+
+
+@pytest.mark.parametrize("content", ["- a", "prot: 1", "{", "port: [1]"])
+def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(content)
+    with pytest.raises(ServerConfigError, match=r"server\.yaml|`prot`|`--port`"):
+        parse("DIR", "--config", str(path))
+
+
+@pytest.mark.parametrize("spelling", ["extend-attention", "extend_attention"])
+def test_a_batch_mode_is_spelled_like_a_flag(spelling: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"batch_mode: {spelling}")
+    assert parse("DIR", "--batch_mode", spelling).batch_mode == "extend-attention"
+    assert parse("DIR", "--config", str(path)).batch_mode == "extend-attention"
+
+
+def test_each_ignored_upstream_setting_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "server_config.json"
+    path.write_text(
+        '{"decode_config": {"num_beams": 4, "eos_token_id": 2}, "program_isolation": "per_fiber",'
+        ' "amdgpu_allocators": null}'
+    )
+    noted = {note.split("`")[1] for note in notes_of("DIR", "--server_config", str(path))}
+    assert noted == {"decode_config.num_beams", "decode_config.eos_token_id", "program_isolation"}
+    path.write_text('{"decode_config": "x"}')
+    assert [note.split("`")[1] for note in notes_of("DIR", "--config", str(path))] == ["decode_config"]
+
+
+def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SECRETS:
+        monkeypatch.setenv(f"SHORTFIN_LLM_{name.upper()}", SECRET)
+    monkeypatch.setenv("SHORTFIN_LLM_SSL_CERTFILE", "c.pem")
+    config = parse("DIR")
+    assert SECRET not in repr(config)
+    assert SECRET not in str(config.model_dump(mode="json"))
+    for name in SECRETS:
+        (tmp_path / "c.yaml").write_text(f"{name}: {{a: {SECRET}}}")
+        monkeypatch.delenv(f"SHORTFIN_LLM_{name.upper()}")  # it would win
+        with pytest.raises(ServerConfigError) as caught:
+            parse("DIR", "--config", str(tmp_path / "c.yaml"))
+        assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["SHORTFIN_LLM_API_KEYS", "SHORTFIN_LLM_APIKEY", "shortfin_llm_prot"])
+def test_an_unknown_variable_is_noted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt key would leave the server open without a word."""
+    monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", "of `build`")
+    [note] = notes_of("DIR")
+    assert name in note
+    assert SECRET not in note
+
+
+SERVICE = {  # what Kubernetes sets in every pod beside a Service named `shortfin-llm`
+    "SHORTFIN_LLM_SERVICE_HOST": "10.0.171.239",
+    "SHORTFIN_LLM_SERVICE_PORT": "8000",
+    "SHORTFIN_LLM_SERVICE_PORT_HTTP_METRICS": "8000",
+    "SHORTFIN_LLM_PORT": "tcp://10.0.171.239:8000",
+    "SHORTFIN_LLM_PORT_8000_TCP": "tcp://10.0.171.239:8000",
+    "SHORTFIN_LLM_PORT_8000_TCP_PROTO": "tcp",
+    "SHORTFIN_LLM_PORT_8000_TCP_PORT": "8000",
+    "SHORTFIN_LLM_PORT_8000_TCP_ADDR": "10.0.171.239",
+}
+NEIGHBOUR = {name.replace("LLM", "LLM_CANARY"): value for name, value in SERVICE.items()}
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_variables_of_a_kubernetes_service_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_all(monkeypatch, SERVICE)
+    assert parse("DIR") == parse("DIR", "--port", "8000")
+    [note] = notes_of("DIR")
+    assert "`SHORTFIN_LLM_PORT`" in note
+    assert "enableServiceLinks" in note
+    path = tmp_path / "server.yaml"
+    path.write_text("port: 9")
+    assert parse("DIR", "--config", str(path)).port == 9, "the file's port counts where the variable does not"
+
+
+@pytest.mark.parametrize("value", ["tcp://[fd00::1]:80", "udp://10.0.0.1:53", "sctp://10.0.0.1:1"])
+def test_a_service_link_of_any_protocol_is_ignored(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_PORT", value)
+    assert parse("DIR").port == 8000
+
+
+def test_variables_of_a_service_with_a_similar_name_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, NEIGHBOUR)
+    assert notes_of("DIR") == []
+
+
+@pytest.mark.parametrize("value", ["http://10.0.0.1:80", "tcp://", "tcp", ":80", "80,81", ""])
+def test_an_invalid_port_in_a_variable_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_PORT", value)
+    with pytest.raises(ServerConfigError, match="`--port`"):
+        parse("DIR")
+
+
+@pytest.mark.parametrize("argv", [["--port", "tcp://10.0.0.1:80"], ["--host", ""]])
+def test_an_invalid_flag_is_refused(argv: list[str]) -> None:
+    with pytest.raises(ServerConfigError, match=f"`{argv[0]}`"):
+        parse("DIR", *argv)
+
+
+def test_a_former_name_still_sets_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("alone-budget: 16")
+    assert parse("DIR", "--config", str(path)).idle_budget == 16
+    monkeypatch.setenv("SHORTFIN_LLM_ALONE_BUDGET", "32")
+    assert notes_of("DIR") == []
+    assert parse("DIR", "--config", str(path)).idle_budget == 32
+    monkeypatch.setenv("SHORTFIN_LLM_IDLE_BUDGET", "48")
+    assert parse("DIR").idle_budget == 48
+    for spelling in ("--alone-budget", "--alone_budget"):
+        assert parse("DIR", spelling, "64").idle_budget == 64

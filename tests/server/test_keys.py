@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError, flag
+from shortfin_apps.llm.server.keys import read_keys
+from tests.server.settings import parse
+
+
+def test_keys_come_from_flags_environment_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the night shift\n\n  k3  \nk4\n")
+    config = parse("--api-key", "k1", "--api_key", "k2", "--api-key-file", str(path), "DIR")
+    assert read_keys(config.api_key, config.api_key_file) == ["k1", "k2", "k3", "k4"]
+    monkeypatch.setenv("SHORTFIN_LLM_API_KEY", "k5,k6")
+    monkeypatch.setenv("SHORTFIN_LLM_ADMIN_API_KEY", "k7")
+    config = parse("DIR")
+    assert read_keys(config.api_key, None) == ["k5", "k6"]
+    assert read_keys(config.admin_api_key, None) == ["k7"]
+
+
+@pytest.mark.parametrize("content", ["", "# only\n", "two words\n", "schlüssel\n", "bell\x07\n"])
+def test_a_file_without_valid_keys_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ServerConfigError, match="key") as caught:
+        read_keys([], path)
+    assert "two words" not in str(caught.value)
+
+
+def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ServerConfigError, match=re.escape(str(path))):
+            read_keys([], path)
+
+
+def test_an_empty_key_is_refused() -> None:
+    with pytest.raises(ServerConfigError, match="visible ASCII"):
+        read_keys(parse("DIR", "--api-key", " ").api_key, None)
+    with pytest.raises(ServerConfigError, match="visible ASCII"):
+        read_keys(parse("DIR", "--api-key", ",").api_key, None)
+
+
+KEY_SETTINGS = ("api_key", "admin_api_key", "api_key_file", "admin_api_key_file")
+
+
+def keys_of(config: ServerConfig) -> list[str]:
+    return [
+        *read_keys(config.api_key, config.api_key_file),
+        *read_keys(config.admin_api_key, config.admin_api_key_file),
+    ]
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("value", ["", ",", ",,", " ", "k,", ",k", "k,,l"])
+def test_keys_in_the_environment_that_are_set_but_empty_are_refused(
+    setting: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", value)
+    with pytest.raises(ServerConfigError):
+        keys_of(parse("DIR"))
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+def test_an_empty_key_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", "")
+    with pytest.raises(ServerConfigError, match=f"`{flag(setting)}`: .*empty"):
+        parse("DIR")
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("value", ["", '""', "[]", "[null]", "['']", "null", "~"])
+def test_keys_in_a_file_that_are_set_but_empty_are_refused(setting: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"{setting}: {value}\n")
+    with pytest.raises(ServerConfigError, match=f"`{flag(setting)}`"):
+        parse("DIR", "--config", str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.parametrize("setting", KEY_SETTINGS)
+@pytest.mark.parametrize("value", ["", ",", " "])
+def test_an_empty_key_flag_is_refused(
+    setting: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ServerConfigError):
+        keys_of(parse("DIR", f"--{setting}={value}"))
+
+
+def test_one_empty_key_flag_among_several_is_refused() -> None:
+    with pytest.raises(ServerConfigError, match="`--api-key`"):
+        parse("DIR", "--api-key", "k", "--api-key", "")
