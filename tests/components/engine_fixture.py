@@ -9,7 +9,8 @@ from typing import Any
 
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
-from shortfin_apps.llm.components.engine.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.kvcache.base import KVCache

@@ -15,6 +15,7 @@ from typing import Any
 
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
+from shortfin_apps.llm.components.engine.engine import Rows
 from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.kvcache.base import Lease
@@ -154,13 +155,13 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         ),
         clock=clock,
     )
-    invoke = rig.engine._invoke
+    run = rig.engine._run
 
-    def noting(batch: Batch, began_s: float) -> None:
+    def noting(batch: Batch) -> Rows | None:
         before_run(batch)
-        invoke(batch, began_s)
+        return run(batch)
 
-    rig.engine._invoke = noting  # type: ignore[method-assign]
+    rig.engine._run = noting  # type: ignore[method-assign]
     return rig
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.batching import BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
-from shortfin_apps.llm.components.engine.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import Delta

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
-from shortfin_apps.llm.components.engine.engine import Engine, ModelLimits
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
 from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache

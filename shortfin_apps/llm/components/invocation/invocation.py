@@ -34,7 +34,7 @@ from shortfin_apps.llm.components.runtime.device import (
     Program,
     TensorType,
 )
-from shortfin_apps.llm.components.sampling.sampling import Candidates
+from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
 

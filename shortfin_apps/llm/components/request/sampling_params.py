@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen, and when to stop."""
+"""Sampling parameters: how the tokens of a request are chosen, and when it ends."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20  # alternatives that can be reported for a token
-# The least normal number of f32, in which logits are divided by the temperature: what is smaller turns into
-# 0 or has a reciprocal that overflows.
-LEAST_TEMPERATURE = 2.0**-126
+# The smallest normal f32, the type in which logits are divided by the temperature: a smaller one becomes 0
+# there, or has a reciprocal that overflows.
+SMALLEST_TEMPERATURE = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Values are checked, never clamped. Stop strings are not here: text is the front end's matter.
+    """Values are checked, never clamped. Stop strings are not among them: the front end matches those.
 
-    `temperature` 0 is greedy, and so is any below LEAST_TEMPERATURE; `top_k` 0, `top_p` 1 and `min_p` 0
-    are off. `logprobs` is the number of alternatives to report for each generated token (0: the chosen
-    one alone), None reports nothing.
+    Any `temperature` below SMALLEST_TEMPERATURE is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+    `logprobs` is the number of alternatives to report for each generated token (0: the chosen token
+    alone); None reports nothing.
     """
 
     max_tokens: int
@@ -47,7 +47,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
+        return self.temperature < SMALLEST_TEMPERATURE or self.top_k == 1
 
 
 def _check(param: str, ok: bool, rule: str) -> None:

@@ -1,0 +1,95 @@
+"""The requests of an engine, from `add` until their last delta: one way in and one way out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine.nan_containment import suspect_pages
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason
+from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request
+from shortfin_apps.llm.errors import InvocationError, LlmError
+
+logger = logging.getLogger(__name__)
+
+
+class ActiveRequests:
+    """All that wait or run, with their deadlines. Everything that ends a request returns its last delta.
+
+    With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, strict: bool) -> None:
+        self._scheduler = scheduler
+        self._strict = strict
+        self._requests: dict[str, Request] = {}
+        self._deadlines_s: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        if (timeout_s := request.call.terms.timeout_s) is not None:
+            self._deadlines_s[request.request_id] = request.arrival_s + timeout_s
+        self._scheduler.add(request)
+
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def late(self, now_s: float) -> list[Request]:
+        """Those past their deadline."""
+        return [self._requests[name] for name, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
+
+    def finish(self, request: Request, last: Delta) -> Delta:
+        """Frees the pages of a request that is complete, and forgets it."""
+        assert last.finish_reason is not None
+        try:
+            self._scheduler.finish(request, last.finish_reason)
+        except IllegalTransitionError as bug:
+            last = replace(last, finish_reason=FinishReason.ERROR, error=self._discard(bug))
+        self._forget(request)
+        return last
+
+    def end(self, request: Request, reason: FinishReason, error: LlmError | None) -> Delta:
+        """Ends a request before it is complete."""
+        last = Delta(
+            request_id=request.request_id,
+            num_cached_tokens=request.num_cached,
+            queue_s=request.queue_s,
+            finish_reason=reason,
+            error=error,
+        )
+        return self.finish(request, last)
+
+    def contain(self, bug: IllegalTransitionError) -> Delta | None:
+        """Ends the one request that is out of step; None if it was answered before."""
+        request, error = bug.request, self._discard(bug)
+        if self._requests.get(request.request_id) is not request:
+            return None
+        self._forget(request)
+        return Delta(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
+
+    def discard_all(self, error: LlmError) -> list[Delta]:
+        """Ends everything, in whatever state it is, and has its pages cleared."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self._deadlines_s.clear()
+        for request in requests:
+            suspect_pages(request)
+            self._scheduler.discard(request)
+        reason = FinishReason.ERROR
+        return [Delta(request_id=r.request_id, finish_reason=reason, error=error) for r in requests]
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._deadlines_s.pop(request.request_id, None)
+
+    def _discard(self, bug: IllegalTransitionError) -> LlmError:
+        """Takes a request that is out of step back from everywhere. Raises the bug if `strict`."""
+        if self._strict:
+            raise bug
+        logger.error("a request left its lifecycle and is ended; please report this bug", exc_info=bug)
+        self._scheduler.discard(bug.request)
+        return InvocationError("the engine lost track of this request and ended it")

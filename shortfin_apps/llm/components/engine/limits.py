@@ -1,0 +1,35 @@
+"""Limits of the model and of the page pool, which a request is checked against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """The context in tokens, and the tokens that end a sequence."""
+
+    max_seq_len: int
+    eos_token_ids: frozenset[int]
+
+    def check(self, call: GenerateCall, pool_tokens: int) -> None:
+        """Raises InvalidRequestError for a request that fits neither the context nor `pool_tokens`."""
+        num_prompt, max_tokens = len(call.prompt_ids), call.params.max_tokens
+        total = num_prompt + max_tokens
+        if not num_prompt:
+            raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
+        if total > self.max_seq_len:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}: "
+                f"together more than the model's context of {self.max_seq_len}",
+                "max_tokens",
+            )
+        if total > pool_tokens:
+            raise InvalidRequestError(
+                f"{total} tokens of prompt and output do not fit the server's KV cache, which holds "
+                f"{pool_tokens}; start it with more --pages",
+                "max_tokens",
+            )

@@ -1,0 +1,51 @@
+"""Candidates: what the device returned for one row, which a token is chosen from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The best K logits of a row, best first: `values[K]` of `token_ids[K]`; and all `logits[V]` or None.
+
+    K is 0 for an entry without top-k; then `logits` is never None.
+    """
+
+    values: Floats
+    token_ids: Ints
+    logits: Floats | None
+
+    @property
+    def best(self) -> float:
+        """The greatest logit; NaN if there is none, or if any logit that is known is NaN."""
+        if self.logits is not None:
+            return float(self.logits.max())
+        return float(self.values[0]) if len(self.values) else math.nan
+
+    @property
+    def best_token_id(self) -> int:
+        """The token of the greatest logit, the lowest id among equals."""
+        if len(self.token_ids):
+            return int(self.token_ids[0])
+        assert self.logits is not None, "neither candidates nor logits"
+        return int(self.logits.argmax())
+
+
+def leading(values: Floats, count: int) -> Ints:
+    """Indices of the `count` largest, best first, ties by lower index; sorts no more than it must."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    smallest = np.partition(values, -count)[-count]
+    part = np.flatnonzero(values >= smallest)
+    return part[np.argsort(-values[part], kind="stable")][:count]

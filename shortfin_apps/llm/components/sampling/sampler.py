@@ -1,0 +1,75 @@
+"""Sampler: the next token of a row, in three steps: adjustments, filters, draw.
+
+The device returns the row's best K logits. Greedy and top-k sampling with k <= K need no more. What depends
+on the whole distribution (top-p without top-k, log-probabilities, some adjustments) needs the row's logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shortfin_apps.llm.components.request.messages import TokenLogprobs
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, adjustments
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, leading
+from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
+from shortfin_apps.llm.components.sampling.filters import kept
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+
+
+class Sampler:
+    """Stateless. `num_candidates` is the K of the VMFB's top-k, 0 if it returns logits only."""
+
+    def __init__(
+        self, eos_token_ids: frozenset[int], *, num_candidates: int = 0, returns_logits: bool = True
+    ) -> None:
+        self._adjustments = adjustments(eos_token_ids)
+        self._num_candidates = num_candidates
+        self._returns_logits = returns_logits
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises InvalidRequestError for what needs the logits of a VMFB that returns none."""
+        if self._returns_logits:
+            return
+        refused = [a.param for a in self._adjustments if a.num_lost(params, 0) >= self._num_candidates]
+        if params.logprobs is not None:
+            refused.append("logprobs")
+        if refused:
+            raise InvalidRequestError(
+                f"this model was compiled without logits, so no `{refused[0]}`", refused[0]
+            )
+
+    def needs_logits(self, request: Request) -> bool:
+        """Whether the next token needs the row's logits; False where the VMFB has none to give."""
+        return self._returns_logits and self._num_needed(request) > self._num_candidates
+
+    def sample(self, row: Candidates, request: Request) -> int:
+        """The next token id. Raises InvocationError when the logits are not finite."""
+        params = request.call.params
+        for adjustment in self._adjustments:
+            if adjustment.num_lost(params, request.num_generated):
+                row = adjustment.apply(row, request)
+        best = row.best
+        if not np.isfinite(best):
+            raise InvocationError(NOT_FINITE)
+        if params.greedy:
+            return row.best_token_id
+        return draw(*kept(row, best, params), request.seed, request.num_generated)
+
+    def _num_needed(self, request: Request) -> float:
+        """How many of the row's best logits decide the next token."""
+        params = request.call.params
+        if params.logprobs is not None:
+            return WHOLE_ROW
+        num_kept = 1 if params.greedy else params.top_k or WHOLE_ROW
+        return num_kept + sum(a.num_lost(params, request.num_generated) for a in self._adjustments)
+
+
+def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
+    """Log-probabilities under the model's own distribution, before the steps above. `logits` is `[V]`."""
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max()
+    logprobs = shifted - np.log(np.exp(shifted).sum())
+    top = leading(logprobs, num_top)
+    return TokenLogprobs(float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in top))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
+from tests.components.engine_fixture import call
+from tests.components.sampling.rows import LOGITS, SAMPLER, row, softmax
+
+
+def test_greedy_takes_the_best_and_the_lower_id_of_equals() -> None:
+    request = Request(call("a", [1]))
+    assert SAMPLER.sample(row(), request) == 1
+    equal = np.array([1.0, 2.0, 2.0], np.float32)
+    assert SAMPLER.sample(row(equal), request) == 1
+    assert SAMPLER.sample(row(equal, full=True), request) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
+    spoiled = np.full(6, bad, np.float32)
+    with pytest.raises(InvocationError, match="finite"):
+        SAMPLER.sample(row(spoiled), Request(call("a", [1])))
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
+def test_one_nan_is_an_error_though_it_is_not_among_the_candidates(
+    params: dict[str, Any],
+) -> None:
+    spoiled = LOGITS.copy()
+    spoiled[2] = np.nan
+    best = np.argsort(-LOGITS, kind="stable")[:3]
+    for candidates in (
+        Candidates(LOGITS[best], best, spoiled),
+        Candidates(np.empty(0), np.empty(0, np.int64), spoiled),
+    ):
+        assert np.isnan(candidates.best)
+        with pytest.raises(InvocationError, match="finite"):
+            SAMPLER.sample(candidates, Request(call("a", [1], **params)))
+
+
+@pytest.mark.parametrize(
+    ("params", "banned", "needed"),
+    [
+        ({"temperature": 0}, 0, False),
+        ({"temperature": 0}, 3, False),
+        ({"temperature": 0}, 4, True),
+        ({"temperature": 1, "top_k": 4}, 0, False),
+        ({"temperature": 1, "top_k": 4}, 1, True),
+        ({"temperature": 1, "top_k": 4, "top_p": 0.5}, 0, False),
+        ({"temperature": 1, "top_p": 0.5}, 0, True),
+        ({"temperature": 1, "top_k": 5}, 0, True),
+        ({"temperature": 0, "logprobs": 0}, 0, True),
+    ],
+)
+def test_logits_are_needed_only_when_the_candidates_do_not_decide(
+    params: dict[str, Any], banned: int, needed: bool
+) -> None:
+    stop = frozenset(range(banned))
+    request = Request(call("a", [1], min_tokens=1, stop_token_ids=stop, **params))
+    assert Sampler(frozenset(), num_candidates=4).needs_logits(request) is needed
+    assert not Sampler(frozenset(), num_candidates=4, returns_logits=False).needs_logits(request)
+
+
+@pytest.mark.parametrize(
+    ("params", "refused"),
+    [
+        ({"temperature": 1.0, "top_p": 0.5, "min_tokens": 1}, None),
+        ({"logprobs": 0}, "logprobs"),
+        ({"min_tokens": 1, "stop_token_ids": frozenset({3, 4})}, None),
+        ({"min_tokens": 1, "stop_token_ids": frozenset({3, 4, 5})}, "min_tokens"),
+        ({"stop_token_ids": frozenset({3, 4, 5})}, None),
+    ],
+)
+def test_what_cannot_be_done_without_logits_is_refused(params: dict[str, Any], refused: str | None) -> None:
+    wanted = call("a", [1], **params).params
+    Sampler(frozenset({1}), num_candidates=4).check(wanted)
+    without_logits = Sampler(frozenset({1}), num_candidates=4, returns_logits=False)
+    if refused is None:
+        without_logits.check(wanted)
+        return
+    with pytest.raises(InvalidRequestError, match=f"without logits, so no `{refused}`") as raised:
+        without_logits.check(wanted)
+    assert raised.value.param == refused
+
+
+def test_below_the_normal_numbers_of_f32_the_best_candidate_decides() -> None:
+    request = Request(call("a", [1], temperature=1e-46))
+    assert not Sampler(frozenset(), num_candidates=1).needs_logits(request)
+
+
+def test_logprobs() -> None:
+    got = logprobs_of(LOGITS, 3, 2)
+    expected = np.log(softmax(LOGITS.astype(np.float64)))
+    assert got.logprob == pytest.approx(expected[3])
+    assert [token_id for token_id, _ in got.top] == [1, 4]
+    assert got.top[0][1] == pytest.approx(expected[1])
