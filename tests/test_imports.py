@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components": (),
     "components.kvcache": (),
     "components.runtime.device": (),  # the interface; the rest of `runtime` is behind it
-    "components.runtime": ("components.runtime.device", "config", "errors", "host_cpu"),
+    "components.runtime": ("abi", "components.runtime.device", "config", "errors", "host_cpu"),
     "components.request": ("components.kvcache", "errors"),
     "components.sampling": ("components.request", "errors"),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),

@@ -1,13 +1,125 @@
-"""The ABI of a VMFB: upstream shortfin's for paged language models, and our `extend` entries."""
+"""The ABI between a VMFB and its caller: the names of its entries, their arguments and results in order.
+
+It is upstream shortfin's for paged language models (`module_abi_version` 1; amdsharktank's
+export_paged_llm_v1), and packed `extend` entries of our own. N and R count rows, one for each task; S and T
+tokens; B the pages in a row of the block table; `slabs` is the KV cache, one slab per pipeline stage:
+
+    prefill_bs{N}       tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], slabs
+    prefill_bs{N}_s{S}  the same, S fixed
+    decode_bs{N}        tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs
+    extend              tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], slabs
+    extend_t{T}         the same, T fixed
+
+Prefill and decode differ in the order of their second and third argument. All arguments are i64, except the
+slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place. Without `has_prefill_position` in
+config.json a prefill has no start positions. Upstream's `extend` is padded: it takes the arguments of a
+prefill, for any N.
+
+`seq_lens` counts from position 0, this invocation included. In a packed `extend` the tasks' tokens lie end to
+end: task r's are `tokens[offsets[r]:]`, as many as `seq_lens[r] - start_positions[r]`; offsets ascend from 0,
+and tokens behind the last task's are padding. A task is a decode (one token, anywhere) or a prefill chunk
+(any length, from a page's first slot on). A padding row has tokens 0, start position 0, sequence length 1 and
+the scratch page.
+
+Results are logits `[rows, 1 or S, V]` where config.json has no `top_k`, else values and indices (i64)
+`[rows, 1 or S, K]`, and then perhaps logits. Our own entries return all three, for each row's last token.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+ASYNC_SUFFIX = "$async"  # of a function in IREE's coarse-fences model: a wait and a signal fence come last
+# Reflection attribute of an entry: "true" where nothing but dispatches writes the cache, which may then lie
+# where they read it faster (`Device.allocate`).
+ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
+PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
+MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
+
+_NAME = re.compile(r"(prefill|decode|extend)(?:_bs(\d+))?(?:_[st](\d+))?")
 
 
 class EntryFamily(StrEnum):
-    """The kinds of entries: a batch runs on one of its family, which lays out the tokens."""
+    """The kind of work an entry does."""
 
     PREFILL = "prefill"
     DECODE = "decode"
-    EXTEND = "extend"
+    EXTEND = "extend"  # prefill chunks and decodes in one invocation
+
+
+class Layout(StrEnum):
+    """Which arguments an entry takes, and in which order."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PACKED = "packed"
+
+
+_ARGUMENTS = {
+    Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
+    Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
+    Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"),
+}
+_RESULTS = ("values", "indices", "logits")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An exported function. `rows` is N, None in an `extend`; `length` is S or T, None where dynamic."""
+
+    family: EntryFamily
+    rows: int | None
+    length: int | None
+
+    @classmethod
+    def parse(cls, name: str) -> Entry | None:
+        """The entry of that name (without module prefix and `$async`); None for any other function."""
+        if (match := _NAME.fullmatch(name)) is None:
+            return None
+        family = EntryFamily(match[1])
+        rows, length = (int(number) if number else None for number in match.group(2, 3))
+        entry = cls(family, rows, 1 if family is EntryFamily.DECODE else length)
+        return entry if entry.name == name else None
+
+    @property
+    def name(self) -> str:
+        if self.family is EntryFamily.EXTEND:
+            return "extend" if self.length is None else f"extend_t{self.length}"
+        name = f"{self.family}_bs{self.rows}"
+        is_static = self.family is EntryFamily.PREFILL and self.length is not None
+        return f"{name}_s{self.length}" if is_static else name
+
+    def layout(self, tokens_rank: int | None = None) -> Layout:
+        """`tokens_rank` is the rank of the first argument, where it is known: 2 means a padded `extend`."""
+        if self.family is EntryFamily.EXTEND:
+            return Layout.PREFILL if tokens_rank == 2 else Layout.PACKED
+        return Layout(self.family.value)
+
+    def argument_shapes(
+        self, tokens_rank: int | None = None, *, has_prefill_position: bool = True
+    ) -> dict[str, tuple[int | None, ...]]:
+        """The arguments before the slabs: shape by name, in order; None stands for a dynamic dimension."""
+        layout = self.layout(tokens_rank)
+        tokens = (self.length,) if layout is Layout.PACKED else (self.rows, self.length)
+        shapes = {"tokens": tokens, "seq_block_ids": (self.rows, None)}
+        names = argument_names(layout, has_prefill_position=has_prefill_position)
+        return {name: shapes.get(name, (self.rows,)) for name in names}
+
+
+def argument_names(layout: Layout, *, has_prefill_position: bool = True) -> tuple[str, ...]:
+    """The arguments before the slabs, in order; `has_prefill_position` concerns prefills alone."""
+    names = _ARGUMENTS[layout]
+    if layout is Layout.PREFILL and not has_prefill_position:
+        return tuple(name for name in names if name != "start_positions")
+    return names
+
+
+def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
+    """What an entry returns, by name."""
+    return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))

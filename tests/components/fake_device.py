@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.abi import Entry, EntryFamily, argument_names
 from shortfin_apps.llm.components.runtime.device import (
     Array,
     DeviceBuffer,
@@ -130,13 +131,13 @@ class FakeProgram:
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
-        names = [f"decode_bs{n}" for n in self.config.decode_batch_sizes]
+        entries = [Entry(EntryFamily.DECODE, n, 1) for n in self.config.decode_batch_sizes]
         for n in self.config.prefill_batch_sizes:
-            names += [f"prefill_bs{n}", *(f"prefill_bs{n}_s{s}" for s in self.static_lengths)]
+            entries += [Entry(EntryFamily.PREFILL, n, s) for s in (None, *self.static_lengths)]
         if self.extend_rank:
-            names += ["extend", *(f"extend_t{t}" for t in self.extend_lengths)]
+            entries += [Entry(EntryFamily.EXTEND, None, t) for t in (None, *self.extend_lengths)]
         first = (TensorType((None,) * (self.extend_rank or 2), I64),)
-        return {name: EntrySignature(name, first, self._result_types()) for name in names}
+        return {e.name: EntrySignature(e.name, first, self._result_types()) for e in entries}
 
     def _result_types(self) -> tuple[TensorType, ...]:
         one = TensorType((None, None, None), F32)
@@ -150,34 +151,35 @@ class FakeProgram:
         self.calls.append((entry, arrays[0].shape))
         return FakePending(lambda: self._run(entry, arrays))
 
+    def arguments_of(self, entry: str, arrays: Sequence[Array]) -> dict[str, Array]:
+        """The arguments by name, the slab among them as `cache`."""
+        parsed = Entry.parse(entry)
+        assert parsed is not None
+        layout = parsed.layout(arrays[0].ndim)
+        names = argument_names(layout, has_prefill_position=self.config.has_prefill_position)
+        return dict(zip((*names, "cache"), arrays, strict=True))
+
     def _run(self, entry: str, arrays: list[Array]) -> Sequence[DeviceBuffer]:
         self.faults.call("wait")
         self.faults.before(entry)
-        if entry.startswith("extend") and arrays[0].ndim == 1:
-            arrays = self._unpacked(arrays)
-            entry = "prefill"
-        if entry.startswith("decode"):
-            tokens, lens, starts, blocks, cache = arrays
-        elif self.config.has_prefill_position:
-            tokens, starts, lens, blocks, cache = arrays
-        else:
-            (tokens, lens, blocks, cache), starts = arrays, np.zeros(len(arrays[0]), np.int64)
-        for row, arguments in enumerate(zip(tokens, starts, lens, blocks, strict=True)):
-            self._store(*arguments, cache, is_spoiled=self.faults.spoil(row))
-        rows = [self._row(*arguments, cache) for arguments in zip(lens, blocks, strict=True)]
+        arguments = self.arguments_of(entry, arrays)
+        tokens, lens, blocks, cache = (arguments[n] for n in ("tokens", "seq_lens", "seq_block_ids", "cache"))
+        starts = arguments.get("start_positions", np.zeros(len(lens), np.int64))
+        if "offsets" in arguments:
+            tokens = self._unpacked(tokens, arguments["offsets"], lens - starts)
+        for row, of_row in enumerate(zip(tokens, starts, lens, blocks, strict=True)):
+            self._store(*of_row, cache, is_spoiled=self.faults.spoil(row))
+        rows = [self._row(*of_row, cache) for of_row in zip(lens, blocks, strict=True)]
         return self._results(np.stack(rows)[:, None, :])
 
     @staticmethod
-    def _unpacked(arrays: list[Array]) -> list[Array]:
-        """Packed arguments as those of a prefill; rows past the last task must be zeros."""
-        tokens, offsets, starts, lens, blocks, cache = arrays
-        rows = [tokens[o : o + n - s] for o, s, n in zip(offsets, starts, lens, strict=True)]
-        assert sum(map(len, rows)) <= len(tokens)
-        assert not tokens[sum(map(len, rows)) :].any()
-        padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
-        for index, row in enumerate(rows):
-            padded[index, : len(row)] = row
-        return [padded, starts, lens, blocks, cache]
+    def _unpacked(tokens: Array, offsets: Array, counts: Array) -> Array:
+        """Packed tokens as a prefill's `[R, S]`; those past the last task must be zeros."""
+        assert not tokens[counts.sum() :].any()
+        padded = np.zeros((len(counts), counts.max()), np.int64)
+        for row, (offset, count) in enumerate(zip(offsets, counts, strict=True)):
+            padded[row, :count] = tokens[offset : offset + count]
+        return padded
 
     def _store(
         self, tokens: Array, start: int, seq_len: int, blocks: Array, cache: Array, *, is_spoiled: bool

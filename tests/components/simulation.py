@@ -68,11 +68,10 @@ class TimedProgram(FakeProgram):
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         arrays = [array_of(a) for a in arguments]
-        starts, lens = (arrays[2], arrays[1]) if entry.startswith("decode") else (arrays[-4], arrays[-3])
-        rows = arrays[0].size
-        keys = sum(
-            (n * (n + 1) - s * (s + 1)) // 2 for s, n in zip(starts.tolist(), lens.tolist(), strict=True)
-        )
+        given = self.arguments_of(entry, arrays)
+        spans = zip(given["start_positions"].tolist(), given["seq_lens"].tolist(), strict=True)
+        rows = given["tokens"].size
+        keys = sum((n * (n + 1) - s * (s + 1)) // 2 for s, n in spans)
         self.clock.now_s += self.cost.invocation_s(entry, rows, keys)
         return super().submit(entry, arguments)
 

@@ -39,6 +39,7 @@ LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy",
 
 _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
+_SHARED_CODE = ("abi.py",)  # of the whole package, beside this folder
 # What turns a source's tensors into parameters; how they lie there, the program depends on too, as on every
 # other file but those of `_BORDER`.
 _WEIGHTS_ONLY = ("sources/", "quantise.py", "weights/write.py", "weights/archive.py")
@@ -227,11 +228,11 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _code_hashes() -> dict[str, str]:
-    """The hash of each of the builder's own files, by its name under this folder."""
+    """The hash of each file that the builder's results depend on, by its name under this folder."""
     files = sorted(path for path in _CODE.rglob("*") if path.suffix in _CODE_SUFFIXES)
-    return {
-        path.relative_to(_CODE).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
-    }
+    named = {path.relative_to(_CODE).as_posix(): path for path in files}
+    named |= {name: _CODE.parent / name for name in _SHARED_CODE}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
 
 
 def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact | None:

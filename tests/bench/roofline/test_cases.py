@@ -14,7 +14,9 @@ STRIDE = 4
 
 
 def buckets(*names: str) -> Buckets:
-    return Buckets({name: EntrySignature(name, None, None) for name in names}, STRIDE, has_position=True)
+    return Buckets(
+        {name: EntrySignature(name, None, None) for name in names}, STRIDE, has_prefill_position=True
+    )
 
 
 ENTRIES = buckets("decode_bs1", "decode_bs4", "prefill_bs1", "prefill_bs1_s8", "extend")

@@ -179,7 +179,7 @@ def test_every_invocation_gets_the_table_that_it_would_get_made_anew(
         return run(batch)
 
     def watched_submit(entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
-        shape = rig.runner.buckets.of(batches[-1])
+        shape = rig.runner.buckets.nearest(batches[-1])
         expected = made_anew(batches[-1].tasks, shape.rows, shape.blocks)
         assert array_of(arguments[-2]).tolist() == expected.tolist()
         return submit(entry, arguments)

@@ -3,19 +3,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.abi import EntryFamily, Layout
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.invocation.buckets import Buckets, Layout, Shape
+from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import EntrySignature, TensorType
 from shortfin_apps.llm.errors import ArtifactError
 from tests.components.engine_fixture import call
 
 
-def buckets(*names: str, extend_rank: int = 1, has_position: bool = True) -> Buckets:
+def buckets(*names: str, extend_rank: int = 1, has_prefill_position: bool = True) -> Buckets:
     tokens = TensorType((None,) * extend_rank, np.dtype(np.int64))
     entries = {name: EntrySignature(name, (tokens,), None) for name in names}
-    return Buckets(entries, 4, has_position=has_position)
+    return Buckets(entries, 4, has_prefill_position=has_prefill_position)
 
 
 def task(num_tokens: int, start: int) -> LlmTaskInput:
@@ -31,40 +31,40 @@ def prefill(*tasks: LlmTaskInput) -> Batch:
 def test_the_nearest_bucket_above() -> None:
     made = buckets("decode_bs2", "decode_bs8", "prefill_bs1", "prefill_bs4", "other")
     one = task(1, 4)
-    assert made.of(Batch(EntryFamily.DECODE, (one,))) == Shape("decode_bs2", Layout.DECODE, 2, 2, 2)
-    assert made.of(Batch(EntryFamily.DECODE, (one,) * 3)) == Shape("decode_bs8", Layout.DECODE, 8, 8, 2)
-    assert made.of(prefill(one, one)) == Shape("prefill_bs4", Layout.PREFILL, 4, 16, 2)
+    assert made.nearest(Batch(EntryFamily.DECODE, (one,))) == Shape("decode_bs2", Layout.DECODE, 2, 2, 2)
+    assert made.nearest(Batch(EntryFamily.DECODE, (one,) * 3)) == Shape("decode_bs8", Layout.DECODE, 8, 8, 2)
+    assert made.nearest(prefill(one, one)) == Shape("prefill_bs4", Layout.PREFILL, 4, 16, 2)
 
 
 def test_an_exact_static_chunk_wins_over_the_dynamic_entry() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "prefill_bs1_s8")
-    assert made.of(prefill(task(7, 0))).entry == "prefill_bs1_s8"
-    assert made.of(prefill(task(3, 0))).entry == "prefill_bs1"
+    assert made.nearest(prefill(task(7, 0))).entry == "prefill_bs1_s8"
+    assert made.nearest(prefill(task(3, 0))).entry == "prefill_bs1"
 
 
 def test_a_vmfb_with_static_chunks_alone_pads_to_the_nearest() -> None:
     made = buckets("decode_bs1", "prefill_bs1_s8", "prefill_bs1_s16")
-    assert made.of(prefill(task(9, 0))).entry == "prefill_bs1_s16"
-    assert made.of(prefill(task(5, 0))).entry == "prefill_bs1_s8"
+    assert made.nearest(prefill(task(9, 0))).entry == "prefill_bs1_s16"
+    assert made.nearest(prefill(task(5, 0))).entry == "prefill_bs1_s8"
 
 
 def test_a_short_chunk_behind_a_long_history_widens_the_block_table() -> None:
     made = buckets("decode_bs1", "prefill_bs2")
-    assert made.of(prefill(task(16, 0), task(2, 40))).blocks == 10 + 4
+    assert made.nearest(prefill(task(16, 0), task(2, 40))).blocks == 10 + 4
 
 
 def test_packed_tokens_go_to_the_nearest_bucket_and_past_them_to_the_dynamic_entry() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "extend_t8", "extend_t16", "extend")
     assert made.has_extend
     mixed = (task(1, 5), task(6, 0))
-    assert made.of(Batch(EntryFamily.EXTEND, mixed)) == Shape("extend_t8", Layout.PACKED, 2, 8, 2)
-    assert made.of(Batch(EntryFamily.EXTEND, mixed * 2)) == Shape("extend_t16", Layout.PACKED, 4, 16, 2)
-    assert made.of(Batch(EntryFamily.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
+    assert made.nearest(Batch(EntryFamily.EXTEND, mixed)) == Shape("extend_t8", Layout.PACKED, 2, 8, 2)
+    assert made.nearest(Batch(EntryFamily.EXTEND, mixed * 2)) == Shape("extend_t16", Layout.PACKED, 4, 16, 2)
+    assert made.nearest(Batch(EntryFamily.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
 
 
 def test_an_extend_entry_of_rank_two_has_the_padded_layout() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "extend", extend_rank=2)
-    shape = made.of(Batch(EntryFamily.EXTEND, (task(1, 5), task(6, 0))))
+    shape = made.nearest(Batch(EntryFamily.EXTEND, (task(1, 5), task(6, 0))))
     assert shape == Shape("extend", Layout.PREFILL, 2, 16, 3)
 
 

@@ -74,7 +74,7 @@ def choose(all_plans: Iterable[Plan], buckets: Buckets, stride: int, patterns: S
 
 def _make_case(plan: Plan, buckets: Buckets, stride: int) -> Case:
     batch = make_batch(plan, stride)
-    return Case(buckets.of(batch).entry, plan, batch)
+    return Case(buckets.nearest(batch).entry, plan, batch)
 
 
 def make_batch(plan: Plan, stride: int) -> Batch:

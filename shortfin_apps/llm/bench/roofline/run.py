@@ -58,7 +58,7 @@ def _cases(
     contexts: Sequence[int],
     prompt_tokens: Sequence[int],
 ) -> list[Case]:
-    buckets = Buckets(program.entries, config.stride, has_position=config.has_prefill_position)
+    buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
     all_plans = plans(config, contexts, prompt_tokens, has_extend=buckets.has_extend)
     return choose(all_plans, buckets, config.stride, patterns)
 

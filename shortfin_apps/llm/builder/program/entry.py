@@ -1,29 +1,14 @@
-"""The entries of the module as a caller sees them: upstream shortfin's ABI for paged language models.
+"""Writes the module's entries: functions of the ABI in `abi.py`, around a body that computes the model.
 
-    prefill_bs{N}(tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], cache)
-    prefill_bs{N}_s{S}    the same with S fixed
-    decode_bs{N}(tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], cache)
-    extend(tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], cache)
-    extend_t{T}           the same with T fixed
-
-all i64 but the cache [pages, elements], which is mutated in place; mind the order of the second and third
-argument of the first two. An extend is ours: R tasks lie end to end, task r's tokens from offsets[r] on
-(ascending from 0), seq_lens[r] - start_positions[r] of them, and tokens past the last task's are padding.
-A task is a decode (one token, anywhere) or a prefill chunk (from a page's first slot on, of any length).
-
-Results: values [N,1,K] f32, indices [N,1,K] i64, logits [N,1,V] f32, of each row's last valid
-token. `seq_lens` counts from position 0, this call included. Entries follow IREE's coarse-fences model
-(`name$async`, two fences last), and say of themselves that only dispatches write the cache, which the server
-then puts where dispatches read it faster (`Device.allocate`).
-Source: amdsharktank's export_paged_llm_v1 with has_prefill_position and top_k.
+Entries follow IREE's coarse-fences model (`name$async`, two fences last). Their reflection data declares
+their types, and that only dispatches write the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFamily, Layout
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
@@ -32,35 +17,15 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 Body = Callable[[Emitter, Tensor, Batch], tuple[Tensor, Tensor, Tensor]]
 
 
-_ARGUMENTS = {
-    EntryFamily.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids", "cache"),
-    EntryFamily.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids", "cache"),
-    EntryFamily.EXTEND: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "cache"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One exported function. `length` is S or T, None where dynamic; `rows` is None in an extend."""
-
-    name: str
-    family: EntryFamily
-    rows: int | None
-    length: int | None
-
-
 def entries_of(options: BuildOptions) -> list[Entry]:
     """Every entry that the options ask for."""
-    prefills = [Entry(f"prefill_bs{n}", EntryFamily.PREFILL, n, None) for n in options.prefill_batch_sizes]
-    chunks = [
-        Entry(f"prefill_bs{n}_s{s}", EntryFamily.PREFILL, n, s)
-        for n in options.prefill_batch_sizes
-        for s in options.chunk_sizes
+    sizes = options.prefill_batch_sizes
+    return [
+        *(Entry(EntryFamily.PREFILL, n, None) for n in sizes),
+        *(Entry(EntryFamily.PREFILL, n, s) for n in sizes for s in options.chunk_sizes),
+        *(Entry(EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes),
+        *(Entry(EntryFamily.EXTEND, None, t) for t in (None, *options.extend_sizes)),
     ]
-    decodes = [Entry(f"decode_bs{n}", EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes]
-    extends = [Entry("extend", EntryFamily.EXTEND, None, None)]
-    extends += [Entry(f"extend_t{t}", EntryFamily.EXTEND, None, t) for t in options.extend_sizes]
-    return [*prefills, *chunks, *decodes, *extends]
 
 
 def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
@@ -77,26 +42,26 @@ def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: 
     results = [e.reshape(t, (batch.rows, 1, t.shape[1])) for t in (values, indices, logits)]
     _return(e, results, batch.cache)
     declaration = _declaration(entry, elements, options, results)
-    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in _ARGUMENTS[entry.family])
+    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in (*entry.argument_shapes(), "cache"))
     body_text = "\n".join(e.lines)
     return (
-        f"util.func public @{entry.name}$async({arguments}, %wait: !hal.fence, %signal: !hal.fence) "
+        f"util.func public @{entry.name}{ASYNC_SUFFIX}({arguments}, %wait: !hal.fence, %signal: !hal.fence) "
         f"-> (!hal.buffer_view, !hal.buffer_view, !hal.buffer_view) attributes {{\n"
         f'inlining_policy = #util.inline.never, iree.abi.model = "coarse-fences", iree.abi.stub,\n'
         f'iree.reflection = {{iree.abi.declaration = "{declaration}", '
-        f'iree.abi.model = "coarse-fences", shortfin_llm.only_dispatches = "true"}}}} {{\n'
+        f'iree.abi.model = "coarse-fences", {ONLY_DISPATCHES} = "true"}}}} {{\n'
         f"{body_text}\n}}"
     )
 
 
 def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -> tuple[Tensor, Batch]:
     """Imports the arguments: token ids [tokens] i64, and where each token belongs."""
-    is_extend = entry.family is EntryFamily.EXTEND
-    length = entry.length or _dim(e, "tokens", 0 if is_extend else 1)
+    is_packed = entry.layout() is Layout.PACKED
+    length = entry.length or _dim(e, "tokens", 0 if is_packed else 1)
     rows = entry.rows or _dim(e, "offsets", 0)
-    tokens = _import(e, "tokens", (length,) if is_extend else (rows, length), "i64")
-    total = length if is_extend else e.times(rows, length)
-    offsets = _import(e, "offsets", (rows,), "i64") if is_extend else even_offsets(e, rows, length)
+    tokens = _import(e, "tokens", (length,) if is_packed else (rows, length), "i64")
+    total = length if is_packed else e.times(rows, length)
+    offsets = _import(e, "offsets", (rows,), "i64") if is_packed else even_offsets(e, rows, length)
     starts = _import(e, "start_positions", (rows,), "i64")
     seq_lens = _import(e, "seq_lens", (rows,), "i64")
     blocks = _import(e, "seq_block_ids", (rows, _dim(e, "seq_block_ids", 1)), "i64")
@@ -106,7 +71,7 @@ def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -
     batch = Batch(
         rows=rows,
         tokens=total,
-        chunk=None if is_extend else length,
+        chunk=None if is_packed else length,
         whole_pages=entry.family is EntryFamily.PREFILL,
         starts=starts,
         seq_lens=seq_lens,
@@ -117,7 +82,7 @@ def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -
         positions=token_positions(e, of_token, offsets, starts),
         rotary=cache,
     )
-    return tokens if is_extend else e.reshape(tokens, (total,)), batch
+    return tokens if is_packed else e.reshape(tokens, (total,)), batch
 
 
 def _dim(e: Emitter, argument: str, axis: int) -> str:
@@ -152,13 +117,9 @@ def _return(e: Emitter, results: list[Tensor], cache: Tensor) -> None:
 
 def _declaration(entry: Entry, elements: int, options: BuildOptions, results: list[Tensor]) -> str:
     """The signature in the words IREE uses for its own entries; the runtime border reads it back."""
-    rows, length = entry.rows or "?", entry.length or "?"
-    vector = tensor_type((rows,), "i64")
-    types = dict.fromkeys(_ARGUMENTS[entry.family], vector) | {
-        "tokens": tensor_type((length,) if entry.family is EntryFamily.EXTEND else (rows, length), "i64"),
-        "seq_block_ids": tensor_type((rows, "?"), "i64"),
-        "cache": tensor_type(("?", elements), options.kv),
-    }
-    ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(types.values()))
+    shapes = entry.argument_shapes().values()
+    types = [tensor_type([dim or "?" for dim in shape], "i64") for shape in shapes]
+    types.append(tensor_type(("?", elements), options.kv))
+    ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(types))
     outs = ", ".join(f"%output{i}: {t.type}" for i, t in enumerate(results))
     return f"async func @{entry.name}({ins}) -> ({outs})"

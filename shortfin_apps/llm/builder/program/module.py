@@ -6,6 +6,7 @@ the target stands behind `Lowering`; what an entry looks like from outside is in
 
 from __future__ import annotations
 
+from shortfin_apps.llm.abi import Entry
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import Rotary
@@ -14,7 +15,7 @@ from shortfin_apps.llm.builder.lowering.cpu.lowering import CpuLowering
 from shortfin_apps.llm.builder.lowering.linalg.lowering import LinalgLowering
 from shortfin_apps.llm.builder.lowering.lowering import Lowering
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.builder.program.entry import Entry, entries_of, page_elements, write_entry
+from shortfin_apps.llm.builder.program.entry import entries_of, page_elements, write_entry
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 

@@ -1,33 +1,14 @@
-"""The compiled shapes a VMFB offers, and the nearest one for a batch.
-
-Entries by name: `decode_bsN`, `prefill_bsN` (any S), `prefill_bsN_sS`, `extend_tT`, `extend` (any T).
-An `extend` entry whose tokens are `[R, S]` has the padded layout, one whose tokens are `[T]` the packed.
-"""
+"""The compiled shapes that a VMFB offers, and the nearest one for a batch."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.errors import ArtifactError
-
-# Upstream's exporter states 2 as the least block-table width its VMFBs were compiled for.
-MIN_BLOCKS = 2
-_ROWS_ENTRY = re.compile(r"(prefill|decode)_bs(\d+)(?:_s(\d+))?")
-_EXTEND_ENTRY = re.compile(r"extend(?:_t(\d+))?")
-
-
-class Layout(StrEnum):
-    """Which arguments an entry takes, and in which order; see `invocation.py`."""
-
-    DECODE = "decode"
-    PREFILL = "prefill"
-    PACKED = "packed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +23,16 @@ class Shape:
 
 
 class Buckets:
-    """`has_position` tells whether prefills take start positions; without them S and B are one symbol."""
+    """The entries of one VMFB by the shapes they take. Pages hold `stride` tokens.
 
-    def __init__(self, entries: Mapping[str, EntrySignature], stride: int, *, has_position: bool) -> None:
+    Without `has_prefill_position`, a prefill's S and B are one dynamic dimension: S is B times the stride.
+    """
+
+    def __init__(
+        self, entries: Mapping[str, EntrySignature], stride: int, *, has_prefill_position: bool
+    ) -> None:
         self._stride = stride
-        self._has_position = has_position
+        self._has_prefill_position = has_prefill_position
         self._decode: dict[int, str] = {}
         self._prefill: dict[int, str] = {}  # any S
         self._static_prefill: dict[tuple[int, int], str] = {}
@@ -54,8 +40,8 @@ class Buckets:
         self._dynamic_extend: str | None = None
         self._extend_layout = Layout.PACKED
         for name, signature in entries.items():
-            self._add_rows_entry(name)
-            self._add_extend_entry(name, signature)
+            if entry := Entry.parse(name):
+                self._add(entry, signature)
         if not self._decode or not (self._prefill or self._static_prefill):
             raise ArtifactError("the VMFB has no prefill_bsN or no decode_bsN entry; rebuild it")
 
@@ -69,10 +55,7 @@ class Buckets:
         """Whether a prefill of any length runs unpadded in every number of rows."""
         return all(rows in self._prefill for rows, _ in self._static_prefill)
 
-    def any_decode(self) -> str:
-        return self._decode[min(self._decode)]
-
-    def of(self, batch: Batch) -> Shape:
+    def nearest(self, batch: Batch) -> Shape:
         """The nearest compiled shape that holds the batch."""
         if batch.family is EntryFamily.DECODE:
             return self._decode_shape(batch.tasks)
@@ -81,7 +64,7 @@ class Buckets:
         return self._extend_shape(batch.tasks)
 
     def smallest_shapes(self) -> list[Shape]:
-        """The least shape of every entry."""
+        """The smallest shape of every entry."""
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
         shapes += [
@@ -97,26 +80,19 @@ class Buckets:
             shapes.append(Shape(self._dynamic_extend, self._extend_layout, 1, stride, MIN_BLOCKS))
         return shapes
 
-    def _add_rows_entry(self, name: str) -> None:
-        if (match := _ROWS_ENTRY.fullmatch(name)) is None:
-            return
-        kind, rows, length = match[1], int(match[2]), match[3]
-        if kind == "decode":
-            self._decode[rows] = name
-        elif length is None:
-            self._prefill[rows] = name
-        else:
-            self._static_prefill[rows, int(length)] = name
-
-    def _add_extend_entry(self, name: str, signature: EntrySignature) -> None:
-        if (match := _EXTEND_ENTRY.fullmatch(name)) is None:
-            return
-        if match[1] is not None:
-            self._extend[int(match[1])] = name
-            return
-        self._dynamic_extend = name
-        if signature.arguments is not None and len(signature.arguments[0].shape) == 2:
-            self._extend_layout = Layout.PREFILL
+    def _add(self, entry: Entry, signature: EntrySignature) -> None:
+        match entry:
+            case Entry(EntryFamily.DECODE, int(rows)):
+                self._decode[rows] = entry.name
+            case Entry(EntryFamily.PREFILL, int(rows), None):
+                self._prefill[rows] = entry.name
+            case Entry(EntryFamily.PREFILL, int(rows), int(length)):
+                self._static_prefill[rows, length] = entry.name
+            case Entry(EntryFamily.EXTEND, _, int(length)):
+                self._extend[length] = entry.name
+            case _:
+                self._dynamic_extend = entry.name
+                self._extend_layout = entry.layout(signature.tokens_rank)
 
     def _decode_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape:
         rows = min(n for n in self._decode if n >= len(tasks))
@@ -140,7 +116,7 @@ class Buckets:
 
     def _padded_length(self, tasks: Sequence[LlmTaskInput]) -> int:
         pages = max(-(-len(task.input_tokens) // self._stride) for task in tasks)
-        return (pages if self._has_position else max(pages, MIN_BLOCKS)) * self._stride
+        return (pages if self._has_prefill_position else max(pages, MIN_BLOCKS)) * self._stride
 
     def _prefill_blocks(self, tasks: Sequence[LlmTaskInput], length: int) -> int:
         """The pages before the latest start, and those of S after it."""

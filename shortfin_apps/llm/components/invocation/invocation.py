@@ -1,16 +1,4 @@
-"""From a batch to device arguments and back.
-
-Arguments by layout, all i64, each followed by `seq_block_ids[rows, B]` and a cache slab per stage:
-
-    prefill   tokens[N,S], [start_positions[N],] seq_lens[N]
-    decode    tokens[N,1], seq_lens[N], start_positions[N]
-    packed    tokens[T], offsets[R], start_positions[R], seq_lens[R]
-
-The first two are upstream's (`module_abi_version` 1). In the packed one the tasks' tokens lie end to
-end: task r's are `tokens[offsets[r]:]`, as many as `seq_lens[r] - start_positions[r]`, and rows past the
-last task are padding. Results are logits `[rows, 1 or S, V]`, or values and indices `[rows, 1 or S, K]`,
-or those and then logits. A padding row has tokens 0, start 0, seq_len 1 and the scratch page.
-"""
+"""Runs batches on a program: from tasks to an entry's arguments (`abi.py`), and from its results to rows."""
 
 from __future__ import annotations
 
@@ -22,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.abi import Entry, Layout, argument_names, named_results
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
-from shortfin_apps.llm.components.invocation.buckets import Buckets, Layout, Shape
+from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.runtime.device import (
@@ -42,7 +31,7 @@ Array = npt.NDArray[Any]
 
 
 class BatchResult:
-    """What the device handed back for a batch, row by row; logits are fetched once, when asked for."""
+    """The results of one batch, row by row; logits are fetched when first asked for."""
 
     def __init__(
         self,
@@ -59,9 +48,9 @@ class BatchResult:
         self._holds_nan = values is not None and bool(np.isnan(values.min(initial=0)))
 
     def row(self, index: int, with_logits: bool) -> Candidates:
-        """Row `index`'s candidates; `with_logits` adds its `[V]` logits where the entry returns any.
+        """Row `index`'s candidates; `with_logits` adds its logits `[V]`, which the entry must return.
 
-        Of values among which one is NaN, the first is.
+        If any of the values is NaN, all are: a program of another compiler need not put it first.
         """
         logits = self._row_of(self._all_logits(), index) if with_logits else None
         if self._values is None or self._indices is None:
@@ -84,9 +73,9 @@ class BatchResult:
 
 
 class BatchRunner:
-    """Runs batches on one program. Owns the page table (one slab per pipeline stage).
+    """Runs batches on one program, in three steps: plan the arguments, invoke the entry, fetch the results.
 
-    Not thread-safe; the engine's thread alone calls it.
+    Owns the page table, one slab per pipeline stage. Not thread-safe: only the engine's thread calls it.
     """
 
     def __init__(
@@ -100,11 +89,15 @@ class BatchRunner:
     ) -> None:
         self._device = device
         self._program = program
-        self._config = config
         self._page_table = list(page_table)
+        self._top_k = config.top_k
         self._clock = clock
-        self.buckets = Buckets(program.entries, config.stride, has_position=config.has_prefill_position)
-        self.returns_logits = _returns_logits(program.entries[self.buckets.any_decode()], config)
+        has_position = config.has_prefill_position
+        self.buckets = Buckets(program.entries, config.stride, has_prefill_position=has_position)
+        self.returns_logits = _returns_logits(program, config)
+        self._argument_names = {
+            layout: argument_names(layout, has_prefill_position=has_position) for layout in Layout
+        }
         self._block_tables = BlockTables(device.upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
         self.device_s = 0.0
@@ -112,46 +105,44 @@ class BatchRunner:
     @property
     def num_candidates(self) -> int:
         """K of the entries' top-k; 0 when they return logits only."""
-        return self._config.top_k or 0
+        return self._top_k or 0
 
     @property
     def plan_counts(self) -> PlanCounts:
         return self._block_tables.counts
 
     def counts(self) -> dict[str, EntryCounts]:
-        """What was computed so far, by entry; a copy, for other threads to read."""
+        """Counts of all invocations so far, by entry; a copy, for other threads to read."""
         return {entry: counts.copy() for entry, counts in self._counts.items()}
 
     def run(self, batch: Batch) -> BatchResult:
         """Invokes the nearest entry and waits for it. Raises InvocationError."""
-        shape = self.buckets.of(batch)
+        shape = self.buckets.nearest(batch)
         block_table = self._block_tables.on_device(batch.tasks, shape.rows, shape.blocks)
-        arguments = [*self._upload(shape, batch.tasks), block_table]
+        arguments = self._plan(shape, batch.tasks, block_table)
         begin = self._clock()
-        results = self._program.submit(shape.entry, [*arguments, *self._page_table]).wait()
-        result = self._result(batch, results)
+        result = self._fetch(batch, self._invoke(shape.entry, arguments))
         self.device_s += self._clock() - begin
         self._counts[shape.entry].add([len(task.input_tokens) for task in batch.tasks], shape.tokens)
         return result
 
     def clear_pages(self, page_ids: Collection[int]) -> None:
-        """Zeroes pages that may hold NaN, and with them the scratch page, where their rows' padding lies."""
+        """Zeroes pages that may hold NaN, and the scratch page, which the padding of their rows wrote."""
         for slab in self._page_table:
             self._device.clear(slab, [SCRATCH_PAGE, *page_ids])
 
     def warm_up(self) -> list[EntrySignature]:
         """Runs every entry once on padding rows alone, so that no request pays for first touches.
 
-        Returns the results as they came, as upstream's VMFBs do not declare them. Raises ArtifactError
-        when an entry does not take what config.json means.
+        Returns signatures with the types of the actual results, as upstream's VMFBs do not declare them.
+        Raises ArtifactError when an entry does not take what config.json means.
         """
         return [self._first_run(shape) for shape in self.buckets.smallest_shapes()]
 
     def _first_run(self, shape: Shape) -> EntrySignature:
-        scratch = np.zeros((shape.rows, shape.blocks), np.int64)
-        arguments = [*self._upload(shape, ()), self._device.upload(scratch)]
+        scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
         try:
-            results = self._program.submit(shape.entry, [*arguments, *self._page_table]).wait()
+            results = self._invoke(shape.entry, self._plan(shape, (), scratch))
         except InvocationError as error:
             raise ArtifactError(
                 f"`{shape.entry}` failed in its first run; config.json may belong to another VMFB: check "
@@ -159,34 +150,49 @@ class BatchRunner:
             ) from error
         return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
 
-    def _upload(self, shape: Shape, tasks: Sequence[LlmTaskInput]) -> list[DeviceBuffer]:
-        starts = np.zeros(shape.rows, np.int64)
-        seq_lens = np.ones(shape.rows, np.int64)
-        for row, task in enumerate(tasks):
-            starts[row] = task.start_position
-            seq_lens[row] = task.seq_len
-        if shape.layout is Layout.PACKED:
-            arrays = [*_packed_tokens(shape, tasks), starts, seq_lens]
-        elif shape.layout is Layout.DECODE:
-            arrays = [_padded_tokens(shape, tasks), seq_lens, starts]
-        elif self._config.has_prefill_position:
-            arrays = [_padded_tokens(shape, tasks), starts, seq_lens]
-        else:
-            arrays = [_padded_tokens(shape, tasks), seq_lens]
-        return [self._device.upload(array) for array in arrays]
+    def _plan(
+        self, shape: Shape, tasks: Sequence[LlmTaskInput], block_table: DeviceBuffer
+    ) -> list[DeviceBuffer]:
+        """All arguments of the entry, on the device."""
+        arrays = _padded_arrays(shape, tasks)
+        arguments = [
+            block_table if name == "seq_block_ids" else self._device.upload(arrays[name])
+            for name in self._argument_names[shape.layout]
+        ]
+        return [*arguments, *self._page_table]
 
-    def _result(self, batch: Batch, results: Sequence[DeviceBuffer]) -> BatchResult:
-        download = self._device.download
-        if self._config.top_k is None:
-            return BatchResult(batch, None, None, lambda: download(results[0]))
-        fetch = (lambda: download(results[2])) if len(results) > 2 else None
-        return BatchResult(batch, download(results[0]), download(results[1]), fetch)
+    def _invoke(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Sequence[DeviceBuffer]:
+        return self._program.submit(entry, arguments).wait()
+
+    def _fetch(self, batch: Batch, results: Sequence[DeviceBuffer]) -> BatchResult:
+        """Copies values and indices to the host; logits stay on the device until a row asks for them."""
+        download, found = self._device.download, named_results(results, self._top_k)
+        values, indices = (download(found[name]) if name in found else None for name in ("values", "indices"))
+        fetch_logits = (lambda: download(found["logits"])) if "logits" in found else None
+        return BatchResult(batch, values, indices, fetch_logits)
 
 
-def _returns_logits(signature: EntrySignature, config: ModelConfig) -> bool:
-    if config.top_k is None:
-        return True
-    return signature.results is not None and len(signature.results) > 2
+def _returns_logits(program: Program, config: ModelConfig) -> bool:
+    """Whether every entry returns logits; entries that do not declare their results return top-k alone."""
+    signatures = (signature for name, signature in program.entries.items() if Entry.parse(name))
+    return config.top_k is None or all(
+        "logits" in named_results(signature.results or (), config.top_k) for signature in signatures
+    )
+
+
+def _padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
+    """The tasks' tokens and positions by argument name, padded to the shape."""
+    starts = np.zeros(shape.rows, np.int64)
+    seq_lens = np.ones(shape.rows, np.int64)
+    for row, task in enumerate(tasks):
+        starts[row] = task.start_position
+        seq_lens[row] = task.seq_len
+    arrays = {"start_positions": starts, "seq_lens": seq_lens}
+    if shape.layout is Layout.PACKED:
+        arrays["tokens"], arrays["offsets"] = _packed_tokens(shape, tasks)
+    else:
+        arrays["tokens"] = _padded_tokens(shape, tasks)
+    return arrays
 
 
 def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:

@@ -1,46 +1,32 @@
-"""Does a VMFB hold what its `config.json` says? Asked once, before anything is served.
+"""Checks that a VMFB has the entries its `config.json` means (ABI: `abi.py`), before anything is served.
 
-The ABI is upstream's (`module_abi_version` 1), for N in the batch sizes, one cache slab per pipeline stage:
-
-    prefill_bsN(tokens [N,S], [start_positions [N],] seq_lens [N], seq_block_ids [N,B], slabs...)
-    decode_bsN(tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs...)
-
-and, where the VMFB has any (names tell, config.json does not), R tasks packed into T tokens:
-
-    extend, extend_tT(tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B],
-                      slabs...)
-
-or a padded `extend` with a prefill's arguments for any N. All are i64, with slabs `[pages, elements]` of
-`kv_cache_dtype`; one result (logits) without `top_k`, else at least two (values, indices). Entries without
-reflection data are taken as they are.
+Entries without reflection data are taken as they are.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import numpy as np
 
+from shortfin_apps.llm.abi import Entry, EntryFamily, named_results
 from shortfin_apps.llm.components.runtime.declaration import format_type
 from shortfin_apps.llm.components.runtime.device import EntrySignature, Program, TensorType
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
 _I64 = np.dtype(np.int64)
-_EXTEND = re.compile(r"extend(?:_t(\d+))?")
 
 
 def check_program(program: Program, config: ModelConfig) -> None:
     """Raises ArtifactError naming the entry, what was found, what was expected and what to do."""
-    expected = [*_expected_entries(config), *_expected_extends(program.entries, config)]
-    for name, arguments in expected:
-        signature = program.entries.get(name)
-        if signature is None:
-            _fail_missing(name, program)
-        _check_arguments(signature, arguments, config)
-        check_results(signature, config)
+    for required in _required_entries(config):
+        if required.name not in program.entries:
+            _fail_missing(required, program)
+    for name, signature in program.entries.items():
+        if entry := Entry.parse(name):
+            _check_arguments(signature, _expected_arguments(entry, signature, config), config)
+            check_results(signature, config)
     _check_stride(config)
 
 
@@ -58,8 +44,8 @@ def check_vocabulary(rows: int | None, num_tokens: int | None) -> None:
 
 def logits_width(signature: EntrySignature, config: ModelConfig) -> int | None:
     """The model's vocabulary, where the entry's results tell: logits are the only result, or the third."""
-    results, place = signature.results, 0 if config.top_k is None else 2
-    return None if results is None or len(results) <= place else results[place].shape[-1]
+    logits = named_results(signature.results or (), config.top_k).get("logits")
+    return None if logits is None else logits.shape[-1]
 
 
 def _check_stride(config: ModelConfig) -> None:
@@ -75,57 +61,21 @@ def _check_stride(config: ModelConfig) -> None:
         )
 
 
-def _expected_entries(config: ModelConfig) -> Iterator[tuple[str, dict[str, TensorType]]]:
-    for size in config.prefill_batch_sizes:
-        yield f"prefill_bs{size}", _prefill_arguments(size, config) | _slabs(config)
-    for size in config.decode_batch_sizes:
-        yield f"decode_bs{size}", _decode_arguments(size) | _slabs(config)
+def _required_entries(config: ModelConfig) -> list[Entry]:
+    prefills = [Entry(EntryFamily.PREFILL, size, None) for size in config.prefill_batch_sizes]
+    return prefills + [Entry(EntryFamily.DECODE, size, 1) for size in config.decode_batch_sizes]
 
 
-def _expected_extends(
-    entries: Mapping[str, EntrySignature], config: ModelConfig
-) -> Iterator[tuple[str, dict[str, TensorType]]]:
-    for name, signature in entries.items():
-        if (match := _EXTEND.fullmatch(name)) is None:
-            continue
-        is_padded = signature.arguments is not None and len(signature.arguments[0].shape) == 2
-        arguments = _prefill_arguments(None, config) if is_padded else _packed_arguments(match[1])
-        yield name, arguments | _slabs(config)
-
-
-def _packed_arguments(tokens: str | None) -> dict[str, TensorType]:
-    rows = TensorType((None,), _I64)
-    return {
-        "tokens": TensorType((int(tokens) if tokens else None,), _I64),
-        "offsets": rows,
-        "start_positions": rows,
-        "seq_lens": rows,
-        "seq_block_ids": TensorType((None, None), _I64),
-    }
-
-
-def _prefill_arguments(size: int | None, config: ModelConfig) -> dict[str, TensorType]:
-    start = {"start_positions": TensorType((size,), _I64)} if config.has_prefill_position else {}
-    return {
-        "tokens": TensorType((size, None), _I64),
-        **start,
-        "seq_lens": TensorType((size,), _I64),
-        "seq_block_ids": TensorType((size, None), _I64),
-    }
-
-
-def _decode_arguments(size: int) -> dict[str, TensorType]:
-    return {
-        "tokens": TensorType((size, 1), _I64),
-        "seq_lens": TensorType((size,), _I64),
-        "start_positions": TensorType((size,), _I64),
-        "seq_block_ids": TensorType((size, None), _I64),
-    }
-
-
-def _slabs(config: ModelConfig) -> dict[str, TensorType]:
+def _expected_arguments(
+    entry: Entry, signature: EntrySignature, config: ModelConfig
+) -> dict[str, TensorType]:
+    """Every argument by name, in order, the slabs of the cache last."""
+    shapes = entry.argument_shapes(signature.tokens_rank, has_prefill_position=config.has_prefill_position)
+    expected = {name: TensorType(shape, _I64) for name, shape in shapes.items()}
     dtype = config.paged_kv_cache.dtype
-    return {f"cache slab {i}": TensorType((None, n), dtype) for i, n in enumerate(config.page_elements)}
+    for stage, elements in enumerate(config.page_elements):
+        expected[f"cache slab {stage}"] = TensorType((None, elements), dtype)
+    return expected
 
 
 def _check_arguments(signature: EntrySignature, expected: dict[str, TensorType], config: ModelConfig) -> None:
@@ -186,10 +136,9 @@ def _field(argument: str, actual: TensorType, wanted: TensorType) -> str:
     return "the page geometry (`paged_kv_cache`)"
 
 
-def _fail_missing(name: str, program: Program) -> NoReturn:
-    field = "prefill_batch_sizes" if name.startswith("prefill") else "decode_batch_sizes"
+def _fail_missing(entry: Entry, program: Program) -> NoReturn:
     present = ", ".join(sorted(program.entries)) or "nothing"
     raise ArtifactError(
-        f"the VMFB has no entry `{name}` (it has {present}) though config.json lists that size; correct "
-        f"`{field}` there, or rebuild with `shortfin-llm build`"
+        f"the VMFB has no entry `{entry.name}` (it has {present}) though config.json lists that size; "
+        f"correct `{entry.family}_batch_sizes` there, or rebuild with `shortfin-llm build`"
     )

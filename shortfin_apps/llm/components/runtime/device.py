@@ -53,6 +53,11 @@ class EntrySignature:
     results: tuple[TensorType, ...] | None
     only_dispatches: bool = False
 
+    @property
+    def tokens_rank(self) -> int | None:
+        """The rank of the first argument, the tokens; None where it is not known."""
+        return len(self.arguments[0].shape) if self.arguments else None
+
 
 class Pending(Protocol):
     """An invocation under way."""

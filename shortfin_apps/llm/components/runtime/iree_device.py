@@ -24,10 +24,11 @@ import iree.runtime as iree
 import numpy as np
 from iree.runtime._binding import disable_leak_checker
 
+from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes, use_huge_pages
-from shortfin_apps.llm.components.runtime.parameters import SCOPE, read_parameters
+from shortfin_apps.llm.components.runtime.parameters import read_parameters
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
 
@@ -267,7 +268,7 @@ class IreeDevice:
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> IreeProgram:
         exports = read_exports(vmfb, module_name)
-        provider = read_parameters(parameters).create_provider(scope=SCOPE)
+        provider = read_parameters(parameters).create_provider(scope=PARAMETER_SCOPE)
         try:
             module = iree.VmModule.mmap(self._instance, str(vmfb))
             modules = [

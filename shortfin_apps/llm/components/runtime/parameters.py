@@ -15,7 +15,6 @@ from shortfin_apps.llm.components.runtime.irpa import check_archive
 from shortfin_apps.llm.errors import ArtifactError
 
 EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # as GGUF and Hugging Face name it
-SCOPE = "model"  # of every parameter, as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 
 
 def open_parameters(paths: Sequence[Path]) -> Any:

@@ -34,9 +34,10 @@ import numpy as np
 import shortfin as sf
 import shortfin.array as sfnp
 
+from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.parameters import SCOPE, open_parameters
+from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
 
@@ -218,7 +219,7 @@ class ShortfinDevice:
         exports = read_exports(vmfb, module_name)
         open_parameters(parameters)  # for its checks
         try:
-            provider = sf.StaticProgramParameters(self._system, parameter_scope=SCOPE)
+            provider = sf.StaticProgramParameters(self._system, parameter_scope=PARAMETER_SCOPE)
             for path in parameters:
                 provider.load(str(path), mmap=True)
             modules = [

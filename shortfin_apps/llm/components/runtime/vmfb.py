@@ -13,12 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES
 from shortfin_apps.llm.components.runtime.declaration import parse_declaration
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.errors import ArtifactError
 
-ASYNC_SUFFIX = "$async"
-ONLY_DISPATCHES = "shortfin_llm.only_dispatches"  # reflection: `EntrySignature.only_dispatches`
 _ZIP_MAGIC = b"PK\x03\x04"
 _FLATBUFFER_IDENTIFIER = slice(8, 12)  # after the size prefix and the root offset
 _REBUILD = "rebuild it with `shortfin-llm build`"

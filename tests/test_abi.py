@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.abi import Entry, EntryFamily, Layout, named_results
+
+NAMES = {
+    "prefill_bs4": Entry(EntryFamily.PREFILL, 4, None),
+    "prefill_bs1_s128": Entry(EntryFamily.PREFILL, 1, 128),
+    "decode_bs16": Entry(EntryFamily.DECODE, 16, 1),
+    "extend": Entry(EntryFamily.EXTEND, None, None),
+    "extend_t64": Entry(EntryFamily.EXTEND, None, 64),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_is_its_name(name: str) -> None:
+    assert Entry.parse(name) == NAMES[name]
+    assert NAMES[name].name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "prefill", "decode_bs", "decode_bs4_s8", "prefill_bs1_t8", "extend_bs2", "extend_s8", "other"],
+)
+def test_other_functions_are_no_entries(name: str) -> None:
+    assert Entry.parse(name) is None
+
+
+def test_prefill_and_decode_differ_in_the_order_of_positions() -> None:
+    assert NAMES["prefill_bs1_s128"].argument_shapes() == {
+        "tokens": (1, 128),
+        "start_positions": (1,),
+        "seq_lens": (1,),
+        "seq_block_ids": (1, None),
+    }
+    upstream = NAMES["prefill_bs4"].argument_shapes(has_prefill_position=False)
+    assert list(upstream) == ["tokens", "seq_lens", "seq_block_ids"]
+    decode = NAMES["decode_bs16"].argument_shapes(has_prefill_position=False)
+    assert list(decode) == ["tokens", "seq_lens", "start_positions", "seq_block_ids"]
+    assert decode["tokens"] == (16, 1)
+
+
+def test_an_extend_is_packed_unless_its_tokens_have_rank_two() -> None:
+    packed = NAMES["extend_t64"].argument_shapes(tokens_rank=1)
+    assert list(packed) == ["tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"]
+    assert (packed["tokens"], packed["offsets"]) == ((64,), (None,))
+    padded = NAMES["extend"]
+    assert padded.layout(tokens_rank=2) is Layout.PREFILL
+    assert padded.argument_shapes(tokens_rank=2)["tokens"] == (None, None)
+
+
+def test_results_by_name() -> None:
+    assert named_results(["a"], top_k=None) == {"logits": "a"}
+    assert named_results(["a", "b"], top_k=4) == {"values": "a", "indices": "b"}
+    assert named_results(["a", "b", "c"], top_k=4) == {"values": "a", "indices": "b", "logits": "c"}
