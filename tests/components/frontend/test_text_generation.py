@@ -398,4 +398,4 @@ async def test_abort_ends_all_of_that_name_and_forgets_them() -> None:
     reasons = [answer.finish_reason for answer in await answers]
     assert reasons == [FinishReason.ABORT, FinishReason.LENGTH, FinishReason.ABORT]
     assert generator.abort("r") == 0
-    assert not generator._under_way
+    assert not generator._pending

@@ -1,12 +1,12 @@
-"""Text in, text out: the tokenizer on both sides of the engine.
+"""Checks, tokenises and submits prompts; text_stream.py has the way back, from tokens to text.
 
-TextGenerator.submit ── GenerateCall ──> EngineClient; the answers come as text_stream.py says
+TextGenerator.submit ── GenerateCall ──> EngineClient
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -26,11 +26,11 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT, Tokenizer, first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
 
-AnsweringT = TypeVar("AnsweringT", bound=PendingAnswer)
+PendingT = TypeVar("PendingT", bound=PendingAnswer)
 
 
 class TextGenerator:
-    """What the routes call: checks a prompt against the model, and submits it."""
+    """Interface of the routes to the engine: checks prompts against the model, and submits them."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class TextGenerator:
         self._request_timeout_s = request_timeout_s
         self._serial = itertools.count()
         self.workers = TextWorkers()
-        self._under_way: dict[str, list[PendingAnswer]] = {}  # by the request's id, which may be several's
+        self._pending: dict[str, list[PendingAnswer]] = {}  # by request id, which is not unique
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, rendered: bool = False, param: str | None = None
     ) -> tuple[int, ...]:
-        """Its token ids, made beside the event loop when that takes long; see `Tokenizer.encode`.
+        """Token ids of `text`, computed in a worker thread if it is long; see `Tokenizer.encode`.
 
-        With `param`, a field's name, the text is to be a prompt: raises InvalidRequestError, before any
-        work is done, when it is too long for the context whatever its tokens are.
+        `param` is the field's name if the text is a prompt. Then raises InvalidRequestError, before any
+        work, for a text that cannot fit the context however it is tokenised.
         """
         if param is not None:
             self._check_length(text, param)
@@ -79,10 +79,10 @@ class TextGenerator:
     def fit(
         self, prompt_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str
     ) -> int:
-        """How many tokens to generate: `max_tokens` if given, else `default`, else all that fit.
+        """The number of tokens to generate: `max_tokens` if given, else `default`, else all that fit.
 
         Checks the prompt first (`param` is its field's name). Raises InvalidRequestError when it is
-        empty, holds an unknown id, or does not fit the context; a default is cut to fit, a given
+        empty, has an unknown id, or does not fit the context. A default is cut to fit, but a given
         `max_tokens` is not.
         """
         if not prompt_ids:
@@ -106,18 +106,18 @@ class TextGenerator:
         return max_tokens
 
     def check_ids(self, prompt_ids: Sequence[int], param: str) -> None:
-        """Raises InvalidRequestError for more tokens than the context has, and for an unknown one."""
+        """Raises InvalidRequestError for more tokens than the context has, or an unknown one."""
         if len(prompt_ids) > self.max_seq_len:
             raise InvalidRequestError(
                 f"`{param}` has {len(prompt_ids)} tokens, but the model's context is {self.max_seq_len}",
                 param,
             )
-        if (stranger := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
+        if (bad_id := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
             size = self.tokenizer.vocab_size
-            raise InvalidRequestError(f"`{param}`: token id {stranger} is not in [0, {size})", param)
+            raise InvalidRequestError(f"`{param}`: token id {bad_id} is not in [0, {size})", param)
 
     def check_count(self, num_sequences: int, param: str | None = None) -> None:
-        """Raises InvalidRequestError for more sequences than are ever admitted together."""
+        """Raises InvalidRequestError for more sequences than the queue can hold."""
         if num_sequences > self._max_requests:
             field = f"`{param}`: " if param else ""
             raise InvalidRequestError(
@@ -127,44 +127,38 @@ class TextGenerator:
             )
 
     async def submit(self, requests: Sequence[TextRequest]) -> list[TextStream]:
-        """Admits all of them or, raising what the engine raised, none. Each has one beam."""
+        """Admits all requests, which must have one beam each, or none, raising the engine's error."""
         return await self._admit(requests, self._stream)
 
     async def submit_whole(self, requests: Sequence[TextRequest]) -> list[PendingAnswer]:
-        """As `submit`, for whole answers; any of them may be a beam search."""
-        return await self._admit(requests, self._answering)
+        """Like `submit`, for complete answers; any of the requests may be a beam search."""
+        return await self._admit(requests, self._start)
 
     def abort(self, request_id: str, tenant: str | None = None) -> int:
-        """Ends all sequences of the requests with this id; returns how many there were.
+        """Aborts the sequences of the requests with this id (of `tenant` only, if given).
 
-        With `tenant`, only that tenant's.
+        Returns their number.
         """
-        under_way = [
-            sequence
-            for sequence in self._under_way.get(request_id, [])
-            if tenant is None or sequence.request.terms.tenant == tenant
-        ]
-        for sequence in under_way:
-            sequence.abort()
-        return len(under_way)
+        return _abort_each(
+            pending
+            for pending in self._pending.get(request_id, [])
+            if tenant is None or pending.request.terms.tenant == tenant
+        )
 
     def abort_all(self) -> int:
-        """Ends all sequences there are; returns how many."""
-        under_way = [sequence for sequences in self._under_way.values() for sequence in sequences]
-        for sequence in under_way:
-            sequence.abort()
-        return len(under_way)
+        """Aborts all sequences; returns their number."""
+        return _abort_each(itertools.chain.from_iterable(self._pending.values()))
 
     async def _admit(
-        self, requests: Sequence[TextRequest], start: Callable[[TextRequest], AnsweringT]
-    ) -> list[AnsweringT]:
+        self, requests: Sequence[TextRequest], start: Callable[[TextRequest], PendingT]
+    ) -> list[PendingT]:
         self.check_count(len(requests))
         self._check_tokens(requests)
-        started: list[AnsweringT] = []
+        started: list[PendingT] = []
         try:
             for request in requests:
                 started.append(start(self._within_timeout(request)))
-                self._under_way.setdefault(request.request_id, []).append(started[-1])
+                self._pending.setdefault(request.request_id, []).append(started[-1])
         except BaseException as error:
             self._metrics.rejected(error)
             await close_all(started)
@@ -172,7 +166,7 @@ class TextGenerator:
         return started
 
     def _check_tokens(self, requests: Sequence[TextRequest]) -> None:
-        """Raises InvalidRequestError for several prompts that are longer than the whole queue."""
+        """Raises InvalidRequestError for several prompts with more tokens than the whole queue can hold."""
         num_tokens = sum(len(request.prompt_ids) for request in requests)
         if len(requests) > 1 and num_tokens > self.engine.max_queue_tokens:
             raise InvalidRequestError(
@@ -188,11 +182,11 @@ class TextGenerator:
 
     def _forget(self, ended: PendingAnswer) -> None:
         request_id = ended.request.request_id
-        self._under_way[request_id].remove(ended)
-        if not self._under_way[request_id]:
-            del self._under_way[request_id]
+        self._pending[request_id].remove(ended)
+        if not self._pending[request_id]:
+            del self._pending[request_id]
 
-    def _answering(self, request: TextRequest) -> PendingAnswer:
+    def _start(self, request: TextRequest) -> PendingAnswer:
         return self._stream(request) if request.num_beams == 1 else self._beams(request)
 
     def _stream(self, request: TextRequest) -> TextStream:
@@ -206,14 +200,21 @@ class TextGenerator:
         return TextBeams(request, self.tokenizer, search, timer, self._forget)
 
     def _engine_id(self, request: TextRequest) -> str:
-        return f"{request.request_id}.{next(self._serial)}"  # clients may repeat theirs
+        return f"{request.request_id}.{next(self._serial)}"  # unique, as clients' ids need not be
 
     def _timer(self, request: TextRequest) -> RequestTimer:
         return self._metrics.start_request(len(request.prompt_ids), request.params.max_tokens)
 
 
 def with_seed(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of the `index`-th choice of one prompt: its own seed, if there is one."""
+    """Parameters of the `index`-th choice of one prompt: each choice has its own seed, if one is given."""
     if params.seed is None or index == 0:
         return params
     return replace(params, seed=(params.seed + index) % 2**63)
+
+
+def _abort_each(pending: Iterable[PendingAnswer]) -> int:
+    listed = list(pending)
+    for each in listed:
+        each.abort()
+    return len(listed)

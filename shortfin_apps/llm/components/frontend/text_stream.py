@@ -1,16 +1,16 @@
-"""An answer under way: token ids from the engine, text to whoever asked.
+"""Converts the engine's token ids to text for the requests in progress.
 
 TextStream <── Delta (ids) ── detokenizer ── stop strings ──> TextDelta
-TextBeams <── Hypothesis (ids) ── detokenizer ──> TextDelta, a whole one each
+TextBeams <── Hypothesis (ids) ── detokenizer ──> TextDelta, a complete answer each
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
@@ -29,33 +29,12 @@ from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvocationError, LlmError, RequestAbortedError
 
 
-class PendingAnswer(Protocol):
-    """A request under way, for who wants its answers whole: a TextStream has one, TextBeams several."""
-
-    request: TextRequest
-    timer: RequestTimer
-
-    async def answers(self) -> list[TextDelta]:
-        """All of them, best first; the request is aborted if this is cancelled."""
-        ...
-
-    def abort(self) -> None:
-        """Ends the request; its reader gets what there is so far, or RequestAbortedError."""
-        ...
-
-    async def aclose(self) -> None:
-        """Aborts the request unless it ended. Closing twice is a no-op."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """One prompt to continue, checked by `TextGenerator.fit`; `params` is the engine's part of it.
+    """One prompt to continue, checked by `TextGenerator.fit`; `params` are for the engine.
 
-    `choice` numbers the requests that one prompt gets, from 0.
-
-    With `num_beams` above 1 it is a beam search, which heeds neither stop strings nor what of `params`
-    is about sampling, and has so many answers.
+    `choice` numbers the requests for one prompt, from 0. With `num_beams` above 1, it is a beam search with
+    that many answers, which ignores stop strings and the sampling fields of `params`.
     """
 
     request_id: str
@@ -70,7 +49,7 @@ class TextRequest:
     choice: int = 0
 
     def call(self, engine_id: str) -> GenerateCall:
-        """What the engine is asked for; `engine_id` is its name for the request."""
+        """The call to the engine, which knows the request as `engine_id`."""
         return GenerateCall(
             request_id=engine_id,
             prompt_ids=self.prompt_ids,
@@ -80,18 +59,18 @@ class TextRequest:
         )
 
     def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
-        """A new one, for the text after the prompt."""
+        """A new detokenizer for the text after the prompt."""
         return Detokenizer(tokenizer, self.prompt_ids, skip_special_tokens=self.skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """What became certain since the last one. `finish_reason` is set on the last one only.
+    """New text and tokens of an answer; also a complete answer. Only the last has a `finish_reason`.
 
-    `text` may lag behind `token_ids`: half a character, or what may become a stop string, is held
-    back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or the stop
-    token that ended it, None for end-of-sequence. `error` is why it was aborted, if nobody asked for
-    that. A whole answer is one delta, too.
+    `text` may lag behind `token_ids`: part of a character, or the possible beginning of a stop string, is
+    held back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or stop token
+    that ended the answer, None for end-of-sequence. `error` is the cause of an abort that the client did
+    not ask for.
     """
 
     text: str
@@ -103,8 +82,49 @@ class TextDelta:
     error: LlmError | None = None
 
 
-class TextStream:
-    """One request under way. Iterate it to its end or `aclose` it, which aborts the request."""
+class PendingAnswer(ABC):
+    """An admitted request. Subclasses: TextStream, with one answer, and TextBeams, with several.
+
+    `on_end` is called once, with this object, when the request has ended.
+    """
+
+    def __init__(
+        self, request: TextRequest, timer: RequestTimer, on_end: Callable[[PendingAnswer], None]
+    ) -> None:
+        self.request = request
+        self.timer = timer
+        self._on_end = on_end
+        self._finished = False
+
+    @abstractmethod
+    async def answers(self) -> list[TextDelta]:
+        """All answers, complete, best first; cancelling this aborts the request."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends the request; its reader gets what there is so far, or RequestAbortedError."""
+
+    async def aclose(self) -> None:
+        """Aborts the request unless it has ended. Closing twice is a no-op."""
+        if not self._finished:
+            await self._finish(FinishReason.ABORT)
+
+    async def _finish(self, reason: FinishReason) -> None:
+        self._end(reason)
+        await self._release()
+
+    def _end(self, reason: FinishReason) -> None:
+        self._finished = True
+        self.timer.finish(reason)
+        self._on_end(self)
+
+    @abstractmethod
+    async def _release(self) -> None:
+        """Ends the request in the engine, if it is still there."""
+
+
+class TextStream(PendingAnswer):
+    """A request with one beam. Iterate it to its end or call `aclose`, which aborts the request."""
 
     def __init__(
         self,
@@ -116,15 +136,12 @@ class TextStream:
         on_end: Callable[[PendingAnswer], None],
     ) -> None:
         assert request.num_beams == 1, "a beam search cannot be streamed"
-        self.request = request
+        super().__init__(request, timer, on_end)
         self._engine = engine
         self._engine_id = engine_id
         self._detokenizer = request.detokenizer(tokenizer)
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
-        self.timer = timer
         self._num_tokens = 0
-        self._finished = False
-        self._on_end = on_end
         self._deltas = engine.submit(request.call(engine_id))
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
@@ -140,7 +157,7 @@ class TextStream:
         if delta.finish_reason is FinishReason.ERROR:
             raise self._fail(delta.error or InvocationError("the engine failed under this request"))
         if delta.error is not None and self._num_tokens == 0 and not delta.token_ids:
-            raise self._fail(delta.error, FinishReason.ABORT)  # there is nothing to answer with
+            raise self._fail(delta.error, FinishReason.ABORT)  # no partial answer to return
         text_delta = self._read(delta)
         self.timer.tokens(len(text_delta.token_ids), delta.queue_s, delta.num_cached_tokens)
         if text_delta.finish_reason is not None:
@@ -150,10 +167,6 @@ class TextStream:
     def abort(self) -> None:
         self._engine.abort(self._engine_id)
 
-    async def aclose(self) -> None:
-        if not self._finished:
-            await self._finish(FinishReason.ABORT)
-
     async def answers(self) -> list[TextDelta]:
         try:
             return [_join([delta async for delta in self])]
@@ -161,7 +174,7 @@ class TextStream:
             await self.aclose()
 
     def _read(self, delta: Delta) -> TextDelta:
-        """Turns ids into text up to a stop string, which ends the request here."""
+        """Converts ids to text, up to a stop string, which ends the request."""
         pieces: list[str] = []
         for position, token_id in enumerate(delta.token_ids):
             is_last = position + 1 == len(delta.token_ids)
@@ -196,20 +209,14 @@ class TextStream:
         self._end(reason)
         return error
 
-    def _end(self, reason: FinishReason) -> None:
-        self._finished = True
-        self.timer.finish(reason)
-        self._on_end(self)
-
-    async def _finish(self, reason: FinishReason) -> None:
-        self._end(reason)
-        # A generator that was never started does not notice being closed, so the engine is told.
+    async def _release(self) -> None:
+        # Closing a generator that was never started runs none of its code, so `abort` is called, too.
         self._engine.abort(self._engine_id)
         await self._deltas.aclose()
 
 
-class TextBeams:
-    """A beam search under way; one request in the metrics, of as many tokens as it makes steps."""
+class TextBeams(PendingAnswer):
+    """A request answered by beam search. The metrics count it as one request with a token per step."""
 
     def __init__(
         self,
@@ -219,12 +226,9 @@ class TextBeams:
         timer: RequestTimer,
         on_end: Callable[[PendingAnswer], None],
     ) -> None:
-        self.request = request
+        super().__init__(request, timer, on_end)
         self._tokenizer = tokenizer
         self._search = search
-        self.timer = timer
-        self._on_end = on_end
-        self._finished = False
 
     async def answers(self) -> list[TextDelta]:
         try:
@@ -245,14 +249,7 @@ class TextBeams:
     def abort(self) -> None:
         self._search.abort()
 
-    async def aclose(self) -> None:
-        if not self._finished:
-            await self._finish(FinishReason.ABORT)
-
-    async def _finish(self, reason: FinishReason) -> None:
-        self._finished = True
-        self.timer.finish(reason)
-        self._on_end(self)
+    async def _release(self) -> None:
         await self._search.aclose()
 
     def _read(self, hypothesis: Hypothesis) -> TextDelta:
@@ -274,12 +271,12 @@ class TextBeams:
 
 
 async def gather(streams: Sequence[TextStream]) -> list[TextDelta]:
-    """The one answer of each, as `gather_answers`."""
+    """Like `gather_answers`, for streams, which have one answer each."""
     return [answer for [answer] in await gather_answers(streams)]
 
 
 async def gather_answers(requests: Sequence[PendingAnswer]) -> list[list[TextDelta]]:
-    """All answers, whole, in order. When one fails or this is cancelled, all the others are aborted."""
+    """All complete answers, in order. When one fails or this is cancelled, the others are aborted."""
     tasks = [asyncio.ensure_future(request.answers()) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
@@ -291,10 +288,10 @@ async def gather_answers(requests: Sequence[PendingAnswer]) -> list[list[TextDel
 
 
 async def merge(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """Deltas of all streams as they come, each with its stream's index. Closing aborts what runs."""
+    """Deltas of all streams as they arrive, each with its stream's index. Closing this aborts the rest."""
     pending: dict[asyncio.Task[TextDelta], int] = {}
     try:
-        if len(streams) == 1:  # the usual case needs no tasks
+        if len(streams) == 1:  # the common case needs no tasks
             async for delta in streams[0]:
                 yield 0, delta
             return
