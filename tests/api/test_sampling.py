@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.api.sampling import SamplingDefaults, spelled
+from shortfin_apps.llm.api.sampling import SamplingDefaults, params_named
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 
@@ -36,8 +36,8 @@ def test_nonsense_in_the_file_is_told(generation: dict[str, Any]) -> None:
         SamplingDefaults.of_model(generation, otherwise=1.0, override=None)
 
 
-def test_errors_name_the_field_as_it_was_spelled() -> None:
-    with pytest.raises(InvalidRequestError) as caught, spelled({"max_tokens": "max_new_tokens"}):
+def test_errors_name_the_field_as_the_caller_did() -> None:
+    with pytest.raises(InvalidRequestError) as caught, params_named({"max_tokens": "max_new_tokens"}):
         raise InvalidRequestError("`max_tokens` is bad", "max_tokens", {"k": 1})
     assert (str(caught.value), caught.value.param) == ("`max_new_tokens` is bad", "max_new_tokens")
     assert caught.value.extra == {"k": 1}

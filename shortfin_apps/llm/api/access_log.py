@@ -36,8 +36,8 @@ _SECRET = secrets.token_bytes(32)  # of this process, as with API keys: a hash t
 class AccessEntry:
     """Facts about a request so far; routes and error handlers add to it, the middleware writes it.
 
-    `tenant` is a hash, `error` the code of the error that was answered, `requests` what was asked of the
-    engine, and `under_way` what it admitted of that.
+    `tenant` is a hash, `error` the code of the error in the answer, `requests` the engine requests made for
+    it, and `pending` those of them that were admitted.
     """
 
     began_s: float
@@ -45,7 +45,7 @@ class AccessEntry:
     tenant: str | None = None
     error: str | None = None
     requests: Sequence[TextRequest] = ()
-    under_way: Sequence[PendingAnswer] = ()
+    pending: Sequence[PendingAnswer] = ()
 
     def claim(self, tenant: str) -> None:
         """Notes a tenant by the name that a client gave itself, unless a key said who it is."""
@@ -60,8 +60,8 @@ class AccessEntry:
 
     def figures(self) -> dict[str, Any]:
         """Tokens and times; None for what never came to be. A prompt counts once, whatever its choices."""
-        timers = [answering.timer for answering in self.under_way]
-        firsts = [answering.timer for answering in self.under_way if answering.request.choice == 0]
+        timers = [answer.timer for answer in self.pending]
+        firsts = [answer.timer for answer in self.pending if answer.request.choice == 0]
         prompts = [request.prompt_ids for request in self.requests if request.choice == 0]
         return {
             "sequences": len(self.requests) or None,

@@ -1,15 +1,14 @@
-"""`POST|PUT /generate`: upstream shortfin's answer, SGLang's request fields and stream.
+"""`POST|PUT /generate`: upstream shortfin's answer format, SGLang's request fields and stream format.
 
 Whole:    {"responses": [{"prompt", "responses": [{"text", "output_ids", "meta_info"}, ...]}, ...]}
-          with `n` answers to each prompt or, best first, `num_beams`
-Streamed: data: {"text", "output_ids", "meta_info", "index"} with everything so far, then data: [DONE];
-          but log-probabilities come once: an event has those of its last tokens, as many as are new
+          with `n` answers to each prompt, or `num_beams` with the best first
+Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then data: [DONE];
+          only log-probabilities are not cumulative: an event has those of its new tokens
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,15 +18,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shortfin_apps.llm.api.access_log import AccessEntry, access_of
+from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.api.auth import caller_of
-from shortfin_apps.llm.api.errors import answer_to, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
-from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
+from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
-from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
+from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.components.frontend.text_generation import with_seed
@@ -40,9 +39,8 @@ from shortfin_apps.llm.components.frontend.text_stream import (
 )
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.errors import InvalidRequestError
 
-logger = logging.getLogger(__name__)
 router = APIRouter(route_class=JsonRoute, tags=["native"])
 
 DEFAULT_MAX_TOKENS = 50  # upstream's
@@ -73,58 +71,52 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     model = service_of(request).model
     items = await read_items(body, request)
     requests = [text_request for item in items for text_request in text_requests(item, model)]
-    names_tokens = body.return_text_in_logprobs is not False
-    answer_to_one = partial(Answer, tokenizer=model.generator.tokenizer, names_tokens=names_tokens)
-    entry = access_of(request)
-    entry.requests = requests
+    new_answer = partial(
+        CumulativeAnswer,
+        tokenizer=model.generator.tokenizer,
+        with_token_texts=body.return_text_in_logprobs is not False,
+    )
+    access = access_of(request)
+    access.requests = requests
     if body.stream:
         _refuse_streamed_beams(requests)
-        entry.under_way = streams = await model.generator.submit(requests)
-        return EventStream(_events(streams, list(map(answer_to_one, requests)), entry), streams)
-    with spelled({"num_beams": PREFIX + "num_beams", "stop_token_ids": PREFIX + "stop_token_ids"}):
-        entry.under_way = under_way = await model.generator.submit_whole(requests)
-    wholes = await unless_disconnected(request, gather_answers(under_way))
+        access.pending = streams = await model.generator.submit(requests)
+        return EventStream(request, _events(streams, list(map(new_answer, requests))), streams)
+    with params_named({"num_beams": PREFIX + "num_beams", "stop_token_ids": PREFIX + "stop_token_ids"}):
+        access.pending = pending = await model.generator.submit_whole(requests)
+    results = await unless_disconnected(request, gather_answers(pending))
     answers = [
-        [await _whole(answer_to_one(asked), whole) for whole in several]
-        for asked, several in zip(requests, wholes, strict=True)
+        [await _whole(new_answer(text_request), result) for result in several]
+        for text_request, several in zip(requests, results, strict=True)
     ]
     return JsonResponse({"responses": _by_prompt(items, answers, bool(body.return_input_ids))})
 
 
 async def read_items(body: GenerateBody, request: Request) -> list[Item]:
-    """The prompts of a body with what belongs to each. Raises InvalidRequestError."""
+    """The prompts of a body, each with its own parameters. Raises InvalidRequestError."""
     service, generator = service_of(request), service_of(request).model.generator
     check_fields(body, request)
     texts, id_lists = _prompts(body)
     service.limits.check_prompts(texts or id_lists, "text" if texts else "input_ids")
     count = len(texts or id_lists)
-    sampling = _each("sampling_params", body.sampling_params, count, SamplingBody())
+    sampling = _per_prompt("sampling_params", body.sampling_params, count, SamplingBody())
     for params in sampling:
         service.limits.check_choices(params.n, params.stop, PREFIX)
     generator.check_count(sum(params.n or 1 for params in sampling), PREFIX + "n")
     rids = _request_ids(body.rid, count, request_id_of(request))
     terms = terms_of(body, request)
-    wanted = _each("return_logprob", body.return_logprob, count, False)
-    tops = _each("top_logprobs_num", body.top_logprobs_num, count, 0)
-    for top in tops:
-        service.limits.check_logprobs(top, "top_logprobs_num")
-    starts = _each("logprob_start_len", body.logprob_start_len, count, -1)
-    if any(w and start != -1 for w, start in zip(wanted, starts, strict=True)):
-        raise InvalidRequestError(
-            "`logprob_start_len`: log-probabilities of the prompt are not supported; use -1",
-            "logprob_start_len",
-        )
+    logprobs = _logprobs(body, count, service.limits)
     items = []
     for i in range(count):
         prompt_ids = await generator.encode(texts[i], param="text") if texts else tuple(id_lists[i])
-        await asyncio.sleep(0)  # a batch of many must not keep others from being heard
+        await asyncio.sleep(0)  # lets other requests run during a large batch
         items.append(
             Item(
                 text=texts[i] if texts else None,
                 prompt_ids=prompt_ids,
                 sampling=sampling[i],
                 request_id=rids[i],
-                logprobs=tops[i] if wanted[i] else None,
+                logprobs=logprobs[i],
                 cache_salt=caller_of(request).cache_salt(body.cache_salt),
                 terms=terms,
             )
@@ -139,11 +131,11 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
     max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
     min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")
     seed_name, seed = _first_given(body, "seed", "sampling_seed")
-    names = {n: PREFIX + n for n in ("temperature", "top_k", "top_p", "min_p", "stop_token_ids")}
+    names = {name: PREFIX + name for name in PARAM_NAMES}
     names |= {"max_tokens": PREFIX + max_name, "min_tokens": PREFIX + min_name, "seed": PREFIX + seed_name}
     names["logprobs"] = "top_logprobs_num"
     prompt_field = "text" if item.text is not None else "input_ids"
-    with spelled(names):
+    with params_named(names):
         params = sampling_params(
             body,
             model.native_defaults,
@@ -169,21 +161,36 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
     return [replace(first, params=with_seed(params, choice), choice=choice) for choice in range(body.n or 1)]
 
 
+def _logprobs(body: GenerateBody, count: int, limits: Limits) -> list[int | None]:
+    """For each prompt, the number of top log-probabilities to return; None: no log-probabilities."""
+    wanted = _per_prompt("return_logprob", body.return_logprob, count, False)
+    tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count, 0)
+    for top in tops:
+        limits.check_logprobs(top, "top_logprobs_num")
+    starts = _per_prompt("logprob_start_len", body.logprob_start_len, count, -1)
+    if any(w and start != -1 for w, start in zip(wanted, starts, strict=True)):
+        raise InvalidRequestError(
+            "`logprob_start_len`: log-probabilities of the prompt are not supported; use -1",
+            "logprob_start_len",
+        )
+    return [top if w else None for w, top in zip(wanted, tops, strict=True)]
+
+
 @dataclass(slots=True)
-class Answer:
-    """One completion as it grows, in SGLang's shape."""
+class CumulativeAnswer:
+    """One completion in SGLang's format: each delta added gives all text and token ids so far."""
 
     request: TextRequest
     tokenizer: Tokenizer
-    names_tokens: bool = True  # log-probabilities come with the tokens' texts
+    with_token_texts: bool = True  # in log-probabilities
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
 
     def add(self, delta: TextDelta) -> dict[str, Any]:
-        """The answer so far, with the log-probabilities of this delta only.
+        """The answer so far, but only this delta's log-probabilities.
 
-        Those are some hundred bytes a token: all of them in every event would cost quadratic time.
+        These take hundreds of bytes a token: sending all of them in every event would be quadratic.
         """
         self.text += delta.text
         self.output_ids += delta.token_ids
@@ -204,32 +211,25 @@ class Answer:
         return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta_info}
 
     def _triple(self, token_id: int, logprob: float) -> tuple[float, int, str | None]:
-        return logprob, token_id, self.tokenizer.token_text(token_id) if self.names_tokens else None
+        return logprob, token_id, self.tokenizer.token_text(token_id) if self.with_token_texts else None
 
 
-async def _whole(answer: Answer, delta: TextDelta) -> dict[str, Any]:
-    await asyncio.sleep(0)  # many answers with log-probabilities must not keep others from being heard
+async def _whole(answer: CumulativeAnswer, delta: TextDelta) -> dict[str, Any]:
+    await asyncio.sleep(0)  # lets other requests run while many answers are formatted
     return answer.add(delta)
 
 
 async def _events(
-    streams: Sequence[TextStream], answers: Sequence[Answer], entry: AccessEntry
-) -> AsyncGenerator[bytes, None]:
-    try:
-        async for index, delta in merge(streams):
-            yield event({**answers[index].add(delta), "index": index})
-    except Exception as error:
-        if not isinstance(error, LlmError):
-            logger.exception("a stream failed")
-        entry.error = answer_to(error).code
-        yield event(error_body(error, native=True))
-    yield DONE
+    streams: Sequence[TextStream], answers: Sequence[CumulativeAnswer]
+) -> AsyncGenerator[dict[str, Any], None]:
+    async for index, delta in merge(streams):
+        yield {**answers[index].add(delta), "index": index}
 
 
 def _by_prompt(
     items: Sequence[Item], answers: Sequence[Sequence[dict[str, Any]]], with_ids: bool
 ) -> list[dict[str, Any]]:
-    """`answers` are those to each request, in order; an item has `n` requests."""
+    """Groups `answers`, a list for each request, by prompt; an item has `n` requests."""
     rest = iter(answers)
     responses = []
     for item in items:
@@ -255,7 +255,7 @@ def _finish_reason(delta: TextDelta, num_tokens: int) -> dict[str, Any] | None:
 
 
 def _prompts(body: GenerateBody) -> tuple[list[str], list[list[int]]]:
-    """Texts or token ids, as a batch; exactly one of the two lists is not empty."""
+    """The batch as texts or as token ids: exactly one of the two lists is not empty."""
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequestError("give exactly one of `text` and `input_ids`", "text")
     if body.text is not None:
@@ -271,8 +271,8 @@ def _prompts(body: GenerateBody) -> tuple[list[str], list[list[int]]]:
     return [], nested or [[i for i in ids if isinstance(i, int)]]
 
 
-def _each(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
-    """One value for each prompt of the batch."""
+def _per_prompt(name: str, value: T | list[T] | None, count: int, default: T) -> list[T]:
+    """One value for each prompt of the batch, from a list of them or from a single value for all."""
     if not isinstance(value, list):
         return [default if value is None else value] * count
     if len(value) != count:
@@ -285,16 +285,16 @@ def _request_ids(rid: str | list[str] | None, count: int, request_id: str) -> li
         return [request_id] if count == 1 else [f"{request_id}-{i}" for i in range(count)]
     if isinstance(rid, str) and count > 1:
         raise InvalidRequestError(f"`rid` must be a list of {count} for a batch of {count}", "rid")
-    rids = _each("rid", rid, count, request_id)
+    rids = _per_prompt("rid", rid, count, request_id)
     if not all(0 < len(each) <= MAX_ID_CHARS for each in rids):
         raise InvalidRequestError(f"`rid`: an id has 1 to {MAX_ID_CHARS} characters", "rid")
     if len(set(rids)) < count:
-        raise InvalidRequestError("`rid`: no two requests may have the same id", "rid")
+        raise InvalidRequestError("`rid`: two requests have the same id", "rid")
     return rids
 
 
 def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:
-    """The value of the one name that was used, with that name; several must agree."""
+    """Name and value of the first of several names for one field that was given; all given must be equal."""
     given: dict[str, int] = {n: v for n in names if (v := getattr(body, n)) is not None}
     if len(set(given.values())) > 1:
         first, second = list(given)[:2]
@@ -303,17 +303,18 @@ def _first_given(body: SamplingBody, *names: str) -> tuple[str, int | None]:
 
 
 def _num_beams(body: SamplingBody, model: ServedModel) -> int:
-    """Raises InvalidRequestError for what the model cannot do, or not together with beams."""
+    """Raises InvalidRequestError for too many beams, and for fields that cannot be combined with beams."""
     name = PREFIX + "num_beams"
     num_beams = model.default_num_beams if body.num_beams is None else body.num_beams
-    with spelled({"num_beams": name}):
+    with params_named({"num_beams": name}):
         check_num_beams(num_beams, model.exported_top_k)
     if num_beams == 1:
         return 1
     for other, given in (("stop", body.stop), ("n", (body.n or 1) > 1)):
         if given:
             raise InvalidRequestError(
-                f"`{PREFIX}{other}` does not go with {num_beams} beams; leave it out or set `{name}` to 1",
+                f"`{PREFIX}{other}` cannot be combined with {num_beams} beams;"
+                f" leave it out or set `{name}` to 1",
                 PREFIX + other,
             )
     return num_beams
@@ -322,5 +323,5 @@ def _num_beams(body: SamplingBody, model: ServedModel) -> int:
 def _refuse_streamed_beams(requests: Sequence[TextRequest]) -> None:
     if any(request.num_beams > 1 for request in requests):
         raise InvalidRequestError(
-            f"`stream` does not go with beams; leave it out or set `{PREFIX}num_beams` to 1", "stream"
+            f"beams cannot be streamed; leave out `stream` or set `{PREFIX}num_beams` to 1", "stream"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shortfin_apps.llm.api.access_log import AccessEntry, access_of
+from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.answers import (
     ChatAnswer,
     CompletionAnswer,
@@ -22,26 +21,24 @@ from shortfin_apps.llm.api.answers import (
 )
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.conversation import conversation_text
-from shortfin_apps.llm.api.errors import answer_to, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Shape, usage
-from shortfin_apps.llm.api.sampling import sampling_params, spelled, stop_strings
+from shortfin_apps.llm.api.sampling import params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
-from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
+from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest, gather, merge
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.errors import InvalidRequestError
 
-logger = logging.getLogger(__name__)
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
-NOTHING = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)
+EMPTY_ANSWER = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)
 
 
 @router.post("/completions", responses=whole_or_streamed(CompletionAnswer))
@@ -71,7 +68,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     ]
     echoes = _echoes(batch, body.n or 1, model.generator.tokenizer) if body.echo else None
     shape = CompletionShape(model.generator.tokenizer, requests, echoes)
-    known = [NOTHING] * len(requests) if _asks_for_nothing(body) else None
+    known = [EMPTY_ANSWER] * len(requests) if _is_echo_only(body) else None
     return await _respond(request, body, model, requests, shape, known)
 
 
@@ -132,7 +129,7 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 def _batch(body: CompletionBody, service: Service) -> list[Any]:
-    """The prompts, each a text or token ids; a single one is a batch of one."""
+    """The prompts, each a text or a list of token ids."""
     prompt = body.prompt
     batch: list[Any] = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
     service.limits.check_prompts(batch, "prompt")
@@ -150,18 +147,18 @@ async def _prompt_ids(
             prompts.append(await generator.encode(each, add_special_tokens=special, param="prompt"))
         else:
             prompts.append(tuple(each))
-        await asyncio.sleep(0)  # a batch of many must not keep others from being heard
+        await asyncio.sleep(0)  # lets other requests run during a large batch
     return prompts
 
 
 def _echoes(batch: Sequence[Any], n: int, tokenizer: Tokenizer) -> list[str]:
-    """The prompt of each choice: a text as it was sent, of ids the whole of theirs."""
+    """The prompt text of each choice; that of token ids includes special tokens."""
     texts = [p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in batch]
     return [text for text in texts for _ in range(n)]
 
 
-def _asks_for_nothing(body: OpenAIBody) -> bool:
-    """`echo` alone: OpenAI's API answers the prompt, and computes nothing."""
+def _is_echo_only(body: OpenAIBody) -> bool:
+    """`echo` without tokens to generate: OpenAI's API returns the prompt and computes nothing."""
     return isinstance(body, CompletionBody) and bool(body.echo) and body.max_tokens == 0
 
 
@@ -184,14 +181,12 @@ def _requests(
     model = service_of(request).model
     generator = model.generator
     logprobs_name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
-    with spelled({"max_tokens": max_name, "logprobs": logprobs_name}):
+    with params_named({"max_tokens": max_name, "logprobs": logprobs_name}):
         params = sampling_params(
             body,
             model.openai_defaults,
             vocab_size=generator.tokenizer.vocab_size,
-            max_tokens=_fitted(body, generator, prompt_ids, max_value, default_max_tokens, prompt_field),
-            min_tokens=body.min_tokens,
-            seed=body.seed,
+            max_tokens=_max_tokens(body, generator, prompt_ids, max_value, default_max_tokens, prompt_field),
             logprobs=logprobs,
         )
     return [
@@ -210,7 +205,7 @@ def _requests(
     ]
 
 
-def _fitted(
+def _max_tokens(
     body: OpenAIBody,
     generator: TextGenerator,
     prompt_ids: tuple[int, ...],
@@ -218,8 +213,8 @@ def _fitted(
     default: int | None,
     prompt_field: str,
 ) -> int:
-    """As `TextGenerator.fit`; 1 for a prompt that is only echoed, which is checked and never submitted."""
-    if not _asks_for_nothing(body):
+    """`TextGenerator.fit`, or 1 for a prompt that is only echoed, which is checked but never submitted."""
+    if not _is_echo_only(body):
         return generator.fit(prompt_ids, max_tokens, default=default, param=prompt_field)
     generator.check_ids(prompt_ids, prompt_field)
     if body.min_tokens:
@@ -252,43 +247,35 @@ async def _respond(
     shape: Shape,
     known: Sequence[TextDelta] | None = None,
 ) -> Response:
-    """Answers the requests, whole or streamed; nothing is submitted when the answers are `known`."""
-    service = service_of(request)
-    entry = access_of(request)
-    entry.requests = requests
-    entry.under_way = streams = await model.generator.submit(requests) if known is None else []
+    """Answers the requests, whole or streamed. Submits nothing if the answers are already `known`."""
+    service, access = service_of(request), access_of(request)
+    access.requests = requests
+    access.pending = streams = await model.generator.submit(requests) if known is None else []
     head = {
         "id": shape.id_prefix + request_id_of(request),
         "created": int(service.clock()),
         "model": service.name,
     }
-    choices_per_prompt = body.n or 1
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        deltas = merge(streams) if known is None else _each_of(known)
-        events = _events(deltas, shape, head, choices_per_prompt if with_usage else None, entry)
-        return EventStream(events, streams)
+        deltas = merge(streams) if known is None else _enumerated(known)
+        return EventStream(request, _events(deltas, shape, head, requests, with_usage), streams)
     answers = await unless_disconnected(request, gather(streams)) if known is None else known
+    return JsonResponse(await _whole(shape, head, requests, answers))
+
+
+async def _whole(
+    shape: Shape, head: dict[str, Any], requests: Sequence[TextRequest], answers: Sequence[TextDelta]
+) -> dict[str, Any]:
     choices = []
     for index, answer in enumerate(answers):
         choices.append(shape.choice(index, answer))
-        await asyncio.sleep(0)  # many answers with log-probabilities must not keep others from being heard
-    return JsonResponse(
-        {
-            **head,
-            "object": shape.object_name,
-            "choices": choices,
-            "usage": usage(
-                requests,
-                [len(a.token_ids) for a in answers],
-                [a.num_cached_tokens for a in answers],
-                choices_per_prompt,
-            ),
-        }
-    )
+        await asyncio.sleep(0)  # lets other requests run while many answers are formatted
+    totals = usage(requests, [len(a.token_ids) for a in answers], [a.num_cached_tokens for a in answers])
+    return {**head, "object": shape.object_name, "choices": choices, "usage": totals}
 
 
-async def _each_of(answers: Sequence[TextDelta]) -> AsyncGenerator[tuple[int, TextDelta], None]:
+async def _enumerated(answers: Sequence[TextDelta]) -> AsyncGenerator[tuple[int, TextDelta], None]:
     for index, answer in enumerate(answers):
         yield index, answer
 
@@ -297,27 +284,18 @@ async def _events(
     deltas: AsyncGenerator[tuple[int, TextDelta], None],
     shape: Shape,
     head: dict[str, Any],
-    usage_choices: int | None,
-    entry: AccessEntry,
-) -> AsyncGenerator[bytes, None]:
-    """Chunks, a last one with the usage if `usage_choices` (choices per prompt) is given, and the end."""
+    requests: Sequence[TextRequest],
+    with_usage: bool,
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The chunks, and a last one with the usage if asked for."""
     head = {**head, "object": shape.chunk_object_name}
-    if usage_choices is not None:
+    if with_usage:
         head["usage"] = None
-    requests = entry.requests
     generated, cached = [0] * len(requests), [0] * len(requests)
-    try:
-        async for index, delta in deltas:
-            generated[index] += len(delta.token_ids)
-            cached[index] = max(cached[index], delta.num_cached_tokens)
-            for choice in shape.chunks(index, delta):
-                yield event({**head, "choices": [choice]})
-        if usage_choices is not None:
-            totals = usage(requests, generated, cached, usage_choices)
-            yield event({**head, "choices": [], "usage": totals})
-    except Exception as error:
-        if not isinstance(error, LlmError):
-            logger.exception("a stream failed")
-        entry.error = answer_to(error).code
-        yield event(error_body(error, native=False))
-    yield DONE
+    async for index, delta in deltas:
+        generated[index] += len(delta.token_ids)
+        cached[index] = max(cached[index], delta.num_cached_tokens)
+        for choice in shape.chunks(index, delta):
+            yield {**head, "choices": [choice]}
+    if with_usage:
+        yield {**head, "choices": [], "usage": usage(requests, generated, cached)}

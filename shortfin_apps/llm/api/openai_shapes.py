@@ -1,4 +1,4 @@
-"""The objects of OpenAI's answers: choices, whole and in chunks, their log-probabilities, and usage."""
+"""The JSON objects in OpenAI's answers: choices, whole and in chunks, log-probabilities, and usage."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shortfin_apps.llm.components.text.tokenizer import REPLACEMENT, Tokenizer
 
 
 class Shape(Protocol):
-    """How one of the two routes writes its answers."""
+    """Format of the answers of one of the two routes."""
 
     id_prefix: str
     object_name: str
     chunk_object_name: str
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
-        """One element of `choices`, from a whole answer."""
+        """One element of `choices`, for a complete answer."""
         ...
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
-        """The streamed choices that a delta makes: none when there is nothing to tell yet."""
+        """The streamed elements of `choices` for a delta; none when it has nothing to send yet."""
         ...
 
 
@@ -34,11 +34,11 @@ class CompletionShape:
     def __init__(
         self, tokenizer: Tokenizer, requests: Sequence[TextRequest], echoes: Sequence[str] | None = None
     ) -> None:
-        """`echoes` are the texts that come before the choices' own."""
+        """`echoes` are the prompts to send before each choice's own text."""
         self._tokenizer = tokenizer
-        self._echoes = list(echoes or [""] * len(requests))  # "" once it has come
-        # Where the next token of a choice lies in its text: a token is not its text alone, as a
-        # character may take several and special ones show none.
+        self._echoes = list(echoes or [""] * len(requests))  # "" once it is sent
+        # For the offset of each token in its choice's text. The lengths of token texts do not add up to it:
+        # a character may take several tokens, and special tokens have no text.
         self._detokenizers = [r.detokenizer(tokenizer) for r in requests]
         self._offsets = [0] * len(requests)
 
@@ -120,20 +120,19 @@ class ChatShape:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._tokenizer.token_text(token_id)
-        # Part of a character has no text of its own, so its bytes are not known here.
+        # The text of a partial character is U+FFFD, so its bytes are unknown here.
         data = None if REPLACEMENT in text else list(text.encode())
         return {"token": text, "logprob": logprob, "bytes": data}
 
 
-def usage(
-    requests: Sequence[TextRequest], generated: Sequence[int], cached: Sequence[int], choices_per_prompt: int
-) -> dict[str, Any]:
-    """Tokens read and written; a prompt counts once, however many choices it has."""
-    prompt_tokens = sum(len(r.prompt_ids) for r in requests[::choices_per_prompt])
+def usage(requests: Sequence[TextRequest], generated: Sequence[int], cached: Sequence[int]) -> dict[str, Any]:
+    """Token counts; `generated` and `cached` are per request. A prompt with `n` choices counts once."""
+    firsts = [index for index, request in enumerate(requests) if request.choice == 0]
+    prompt_tokens = sum(len(requests[index].prompt_ids) for index in firsts)
     completion_tokens = sum(generated)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(cached[::choices_per_prompt])},
+        "prompt_tokens_details": {"cached_tokens": sum(cached[index] for index in firsts)},
     }

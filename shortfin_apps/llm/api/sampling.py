@@ -1,22 +1,24 @@
-"""From a body's sampling fields to SamplingParams, with the model's defaults."""
+"""Converts a body's sampling fields to SamplingParams, with the model's defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
+from shortfin_apps.llm.api.schema import SamplingFields
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text.tokenizer import first_out_of_range
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
-TOP_K_OFF = -1  # how SGLang and vLLM spell it; ours is 0
+PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
+TOP_K_OFF = -1  # SGLang's and vLLM's value; SamplingParams has 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What holds when a request does not say; the fields of SamplingParams of the same names."""
+    """Defaults for a request's missing fields; each has the name of its field in SamplingParams."""
 
     temperature: float
     top_k: int = 0
@@ -27,10 +29,10 @@ class SamplingDefaults:
     def of_model(
         cls, generation: Mapping[str, Any], *, otherwise: float, override: float | None
     ) -> SamplingDefaults:
-        """From a `generation_config.json`.
+        """The defaults of a model with the given `generation_config.json`.
 
-        The temperature is `override` if given, else the file's (0 if it says `do_sample: false`), else
-        `otherwise`. Raises ArtifactError when a value of the file is out of range.
+        The temperature is `override` if given, else the file's (0 with `do_sample: false`), else
+        `otherwise`. Raises ArtifactError when a value in the file is out of range.
         """
         temperature = generation.get("temperature")
         if generation.get("do_sample") is False:
@@ -44,63 +46,27 @@ class SamplingDefaults:
 
     def _check(self) -> None:
         try:
-            SamplingParams(
-                max_tokens=1,
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-            )
+            SamplingParams(max_tokens=1, **asdict(self))
         except (InvalidRequestError, TypeError) as error:
             raise ArtifactError(f"`generation_config.json`: {error}") from error
 
 
-class SamplingFields(Protocol):
-    """The fields that bodies have in common; None where the client said nothing."""
-
-    @property
-    def temperature(self) -> float | None: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def top_p(self) -> float | None: ...
-    @property
-    def min_p(self) -> float | None: ...
-    @property
-    def stop_token_ids(self) -> list[int] | None: ...
-    @property
-    def ignore_eos(self) -> bool | None: ...
-
-
 def sampling_params(
-    fields: SamplingFields,
-    defaults: SamplingDefaults,
-    *,
-    vocab_size: int,
-    max_tokens: int,
-    min_tokens: int | None,
-    seed: int | None,
-    logprobs: int | None,
+    body: SamplingFields, defaults: SamplingDefaults, *, vocab_size: int, **resolved: int | None
 ) -> SamplingParams:
-    """Raises InvalidRequestError with SamplingParams' name of the field that is out of range."""
-    stop_ids = fields.stop_token_ids or []
-    if (stranger := first_out_of_range(stop_ids, vocab_size)) is not None:
-        raise InvalidRequestError(
-            f"`stop_token_ids`: {stranger} is not in [0, {vocab_size})", "stop_token_ids"
-        )
-    top_k = defaults.top_k if fields.top_k is None else fields.top_k
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens or 0,
-        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
-        top_k=0 if top_k == TOP_K_OFF else top_k,
-        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
-        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
-        seed=seed,
-        stop_token_ids=frozenset(stop_ids),
-        ignore_eos=bool(fields.ignore_eos),
-        logprobs=logprobs,
-    )
+    """SamplingParams with the values of `body`'s fields of the same names, `defaults` where it has none.
+
+    `resolved` are parameters that a route determined itself, as for a field with several names. Raises
+    InvalidRequestError with SamplingParams' name of the field that is out of range.
+    """
+    stop_ids = body.stop_token_ids or []
+    if (bad_id := first_out_of_range(stop_ids, vocab_size)) is not None:
+        raise InvalidRequestError(f"`stop_token_ids`: {bad_id} is not in [0, {vocab_size})", "stop_token_ids")
+    given = {name: getattr(body, name, None) for name in PARAM_NAMES} | resolved
+    values: dict[str, Any] = asdict(defaults) | {k: v for k, v in given.items() if v is not None}
+    values["stop_token_ids"] = frozenset(stop_ids)
+    values["top_k"] = 0 if values["top_k"] == TOP_K_OFF else values["top_k"]
+    return SamplingParams(**values)
 
 
 def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -108,8 +74,8 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def spelled(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames the parameter of an InvalidRequestError from our word to the caller's."""
+def params_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Renames the parameter of an InvalidRequestError to the name that the caller used, found in `names`."""
     try:
         yield
     except InvalidRequestError as error:

@@ -1,7 +1,7 @@
-"""The bodies that routes accept. Types are strict; ranges are SamplingParams' matter, sizes api/limits.py's.
+"""Request bodies. Types are strict; SamplingParams checks ranges and api/limits.py checks sizes.
 
-Fields of other servers that are not served here are in `api/unserved_fields.py`; `api/body_fields.py` says
-what becomes of those and of fields that nobody here knows.
+`api/unserved_fields.py` lists the fields of other servers that are not supported here; `api/body_fields.py`
+refuses or ignores those, and unknown fields.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from shortfin_apps.llm.api.unserved_fields import (
 from shortfin_apps.llm.errors import InvalidRequestError
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# One wrong entry is enough to refuse a list; to collect millions would take seconds.
+# The first wrong entry refuses a list: collecting the errors of millions would take seconds.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
-    """Base of all bodies."""
+    """Base class of request bodies."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     REFUSED: ClassVar[Refused] = {}
     INERT: ClassVar[frozenset[str]] = frozenset()
     INSTEAD: ClassVar[Mapping[str, str]] = {}  # what to do about a refused field
-    READS_EXTRAS: ClassVar[bool] = False
+    READS_EXTRAS: ClassVar[bool] = False  # fields beyond the declared ones have an effect, too
 
     def refuse_unserved(self, prefix: str = "") -> None:
-        """Raises InvalidRequestError for a field of `REFUSED` that asks for something."""
+        """Raises InvalidRequestError for a field of `REFUSED` whose value is not one of its no-op values."""
         extra = self.model_extra or {}
         for name, value in extra.items():
             if value is not None and value not in self.REFUSED.get(name, (value,)):
@@ -60,14 +60,44 @@ class Body(BaseModel):
                 )
 
     def unread_fields(self) -> list[str]:
-        """Those of no effect, inert and unknown ones; a field that asks for nothing is not among them."""
+        """Names of the fields without effect: inert and unknown ones, but none with a no-op value or null."""
         if self.READS_EXTRAS:
             return []
         extra = self.model_extra or {}
         return [name for name, value in extra.items() if value is not None and name not in self.REFUSED]
 
 
-class SamplingBody(Body):
+class SamplingFields(Body):
+    """Sampling fields of every route that generates. None: the client left the field out.
+
+    A field with the name of one of SamplingParams is copied to it (`api/sampling.py`).
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    min_p: Number | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+class ServingFields(Body):
+    """Fields of every route that generates that concern how a request is served, not its tokens."""
+
+    cache_salt: str | None = None
+    priority: int | None = None
+    user: str | None = None
+    timeout_s: Number | None = None
+    stream: bool | None = None
+
+
+class SamplingBody(SamplingFields):
     """`sampling_params` of `/generate`: upstream's names and SGLang's."""
 
     REFUSED = SAMPLING_REFUSED
@@ -75,28 +105,16 @@ class SamplingBody(Body):
 
     max_completion_tokens: int | None = None
     max_new_tokens: int | None = None
-    max_tokens: int | None = None
     min_new_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: int | None = None
-    min_p: Number | None = None
-    n: int | None = None
     num_beams: int | None = None
-    seed: int | None = None
     sampling_seed: int | None = None
-    stop: str | Strings | None = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
 
 
-class GenerateBody(Body):
+class GenerateBody(ServingFields):
     """`POST /generate`: one of `text` and `input_ids`, each a single prompt or a batch."""
 
-    # How to sample is said inside `sampling_params`; beside it, nobody would read it.
+    # Sampling fields belong inside `sampling_params`: at the top level they would have no effect.
     REFUSED = {**SAMPLING_REFUSED, **dict.fromkeys(SamplingBody.model_fields, ()), **GENERATE_REFUSED}
     INERT = GENERATE_INERT
     INSTEAD = dict.fromkeys(SamplingBody.model_fields, "put it into `sampling_params`")
@@ -110,11 +128,6 @@ class GenerateBody(Body):
     logprob_start_len: int | list[int] | None = None
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    user: str | None = None
-    timeout_s: Number | None = None
-    stream: bool | None = None
 
 
 class AbortBody(Body):
@@ -132,28 +145,11 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class OpenAIBody(Body):
-    """What `/v1/completions` and `/v1/chat/completions` share, vLLM's extra fields included."""
+class OpenAIBody(ServingFields, SamplingFields):
+    """Fields that `/v1/completions` and `/v1/chat/completions` share, vLLM's extra fields included."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: int | None = None
-    min_p: Number | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | Strings | None = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    user: str | None = None
-    timeout_s: Number | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -175,7 +171,7 @@ class TextPart(Body):
 
 
 class ChatMessage(Body):
-    """One message; fields beyond these reach the chat template as they are."""
+    """One message; additional fields are passed to the chat template unchanged."""
 
     READS_EXTRAS = True
 
@@ -183,7 +179,7 @@ class ChatMessage(Body):
     content: str | list[TextPart] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: `content` is one string."""
+        """The message in the form that chat templates expect: `content` is one string."""
         content = self.content
         text = "\n".join(part.text for part in content) if isinstance(content, list) else content
         return {**(self.model_extra or {}), "role": self.role, "content": text or ""}
