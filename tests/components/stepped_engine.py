@@ -55,11 +55,13 @@ class _Unstarted(threading.Thread):
 
 
 class SteppedEngine(AsyncEngine):
-    """`last` has the engine's last word on each request; a second one fails the test."""
+    """`last` has the last delta of each request; a second one fails the test."""
 
     def __init__(self, engine: Engine, **options: Any) -> None:
         super().__init__(engine, **options)
-        self._thread = _Unstarted()
+        self._take_turn = self._thread._turn
+        self._thread._thread = _Unstarted()
+        self._thread._turn = self._turn  # type: ignore[method-assign]
         self.is_stuck = False
         self.last: dict[str, Delta] = {}
 
@@ -70,19 +72,19 @@ class SteppedEngine(AsyncEngine):
 
     @property
     def has_work(self) -> bool:
-        return not self.is_stuck and (self._engine.has_work or bool(self._inbox))
+        return not self.is_stuck and (self._engine.has_work or bool(self._thread._inbox))
 
     def turn(self) -> None:
         """What the thread does between two sleeps."""
         if not self.has_work:
             return
         try:
-            self._work()
+            self._thread._work()
         except NeverBackError:
             self.is_stuck = True
 
     def _turn(self) -> list[Delta]:
-        deltas = super()._turn()
+        deltas = self._take_turn()
         for delta in deltas:
             assert delta.request_id not in self.last, f"{delta.request_id} was answered twice"
             if delta.finish_reason is not None:

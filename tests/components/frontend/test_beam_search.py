@@ -281,7 +281,7 @@ async def test_an_abort_ends_the_search_though_the_engine_has_just_answered_its_
         search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
         await search.step()
         async with asyncio.timeout(PATIENCE_S):
-            while engine._buffers:
+            while engine._requests:
                 await asyncio.sleep(0)
         search.abort()
         with pytest.raises(RequestAbortedError):
