@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "builder.weights": (
         *("builder.graph", "builder.model", "builder.quantise", "builder.sources", "builder.target"),
     ),
-    "builder.kernels": (),
+    "builder.kernels": ("builder.weights",),
     "builder.lowering": (
         *("builder.graph", "builder.kernels", "builder.model", "builder.quantise", "builder.target"),
         *("builder.weights", "errors"),

@@ -1,7 +1,7 @@
 """Hand-written CPU kernels: one MLIR template per idea, rendered by jinja2.
 
-Each renders to one `hal.executable.source` whose export has the kernel's name. Operands of a dispatch
-are the kernel's constants (i32), then its bindings in order: what it reads, what it writes in place, results.
+Each renders to one `hal.executable.source` whose export has the kernel's name. A template takes its sizes
+from the frozen geometry `g` of the Python file beside it; `g.interface` names the dispatch's operands.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
+
+from shortfin_apps.llm.builder.kernels.interface import pipeline_layout
 
 Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 
@@ -24,16 +26,12 @@ _TEMPLATES = jinja2.Environment(
 
 def render(template: str, name: str, **parameters: Any) -> str:
     """The MLIR text of `template` (a file name without `.mlir.j2`), exported as `@name::@name`."""
-    kernel = _TEMPLATES.get_template(f"{template}.mlir.j2")
-    return kernel.render(name=name, layout=_layout, each=_each, pairs=_pairs, **parameters)
+    return _TEMPLATES.get_template(f"{template}.mlir.j2").render(name=name, **parameters)
 
 
 def _layout(constants: Sequence[str], reads: Sequence[str], writes: Sequence[str]) -> str:
     """A pipeline layout; the names only document what stands at each ordinal."""
-    read = "#hal.pipeline.binding<storage_buffer, ReadOnly>"
-    write = "#hal.pipeline.binding<storage_buffer>"
-    bindings = ", ".join([read] * len(reads) + [write] * len(writes))
-    return f"#hal.pipeline.layout<constants = {len(constants)}, bindings = [{bindings}]>"
+    return pipeline_layout(len(constants), len(reads), len(writes))
 
 
 def _each(pattern: str, names: Sequence[object]) -> str:
@@ -44,3 +42,6 @@ def _each(pattern: str, names: Sequence[object]) -> str:
 def _pairs(rows: int, columns: int) -> list[str]:
     """Names of a grid of values: 0_0, 0_1, ..., 1_0, ..."""
     return [f"{row}_{column}" for row in range(rows) for column in range(columns)]
+
+
+_TEMPLATES.globals |= {"layout": _layout, "each": _each, "pairs": _pairs}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.kernels.cpu.top_k import TopKGeometry
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.cpu.attention import AmxAttention, choose_attention
 from shortfin_apps.llm.builder.lowering.cpu.embedding import embedding
@@ -63,14 +63,7 @@ class CpuLowering:
         rows, vocab = logits.shape
         assert isinstance(vocab, int)
         k = self._options.top_k
-        kernel = self.kernel(
-            "cpu/top_k",
-            f"top_k_{k}_of_{vocab}",
-            size=vocab,
-            k=k,
-            lanes=math.gcd(vocab, LANES),
-            tile=max(1, round(math.sqrt(vocab) / LANES)) * LANES,
-        )
+        kernel = self.kernel("cpu/top_k", f"top_k_{k}_of_{vocab}", g=TopKGeometry(vocab, k))
         values, indices = e.dispatch(
             kernel, [rows], [rows], [logits], [((rows, k), "f32"), ((rows, k), "i64")]
         )

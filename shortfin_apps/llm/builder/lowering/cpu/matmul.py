@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers, takes_fused_layers
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.separate import SeparateOperations
@@ -52,16 +52,9 @@ class VectorOperations(SeparateOperations[Tensor]):
         self._render = render
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        kernel = self._render(
-            "cpu/rms_norm",
-            "rms_norm",
-            size=self._spec.hidden_size,
-            eps=self._spec.rms_norm_eps,
-            dtype=self._options.activations,
-            lanes=math.gcd(self._spec.hidden_size, LANES),
-            has_bf16=self._dot2,
-            row_block=4,
-        )
+        spec = self._spec
+        geometry = RmsNormGeometry(spec.hidden_size, spec.rms_norm_eps, self._options.activations, self._dot2)
+        kernel = self._render("cpu/rms_norm", "rms_norm", g=geometry)
         rows = x.shape[0]
         result = (x.shape, self._options.activations)
         return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]

@@ -1,0 +1,46 @@
+"""Geometry of rms_norm.mlir.j2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.weights.layout import LANES
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormGeometry:
+    """x [rows, size] f32 to y [rows, size] `dtype`; `has_bf16` where the CPU converts to bf16 itself."""
+
+    size: int
+    eps: float
+    dtype: str
+    has_bf16: bool
+
+    @property
+    def row_block(self) -> int:
+        """Rows of a workgroup."""
+        return 4
+
+    @property
+    def lanes(self) -> int:
+        return math.gcd(self.size, LANES)
+
+    @property
+    def accumulators(self) -> int:
+        """Partial sums of squares that do not wait for each other."""
+        return 4 if self.size % (4 * self.lanes) == 0 else 1
+
+    @property
+    def step(self) -> int:
+        """Values that all accumulators take in one iteration."""
+        return self.accumulators * self.lanes
+
+    @property
+    def interface(self) -> Interface:
+        return Interface(
+            constants=("rows",),
+            reads={"x": buffer("f32", "rows", self.size), "weight": buffer("f32", self.size)},
+            writes={"y": buffer(self.dtype, "rows", self.size)},
+        )

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+
+
+def test_a_named_size_is_dynamic() -> None:
+    assert buffer("i64", "rows", "width") == Buffer("memref<?x?xi64>", ("rows", "width"))
+    assert buffer("f32", 64) == Buffer("memref<64xf32>")
+
+
+def test_bindings_stand_in_the_order_of_their_ordinals() -> None:
+    x, y = buffer("f32", "rows", 64), buffer("bf16", "rows", 64)
+    interface = Interface(constants=("rows", "layer"), reads={"x": x}, writes={"y": y})
+    assert interface.types == {"x": "memref<?x64xf32>", "y": "memref<?x64xbf16>"}
+    assert interface.layout == (
+        "#hal.pipeline.layout<constants = 2, bindings = [#hal.pipeline.binding<storage_buffer, ReadOnly>, "
+        "#hal.pipeline.binding<storage_buffer>]>"
+    )
