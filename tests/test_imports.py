@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "host_cpu": (),
     "address_space": ("errors",),
     "abi": (),
+    "irpa": (),
     "config": ("errors",),
     "cli": ("address_space", "errors"),
     "__main__": ("cli",),
@@ -32,6 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "builder.sources": ("builder.model", "builder.progress", "builder.quantise", "errors"),
     "builder.weights": (
         *("builder.graph", "builder.model", "builder.quantise", "builder.sources", "builder.target"),
+        "irpa",
     ),
     "builder.kernels": ("builder.weights",),
     "builder.lowering": (
@@ -58,7 +60,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components": (),
     "components.kvcache": (),
     "components.runtime.device": (),  # the interface; the rest of `runtime` is behind it
-    "components.runtime": ("abi", "components.runtime.device", "config", "errors", "host_cpu"),
+    "components.runtime": ("abi", "components.runtime.device", "config", "errors", "host_cpu", "irpa"),
     "components.request": ("components.kvcache", "errors"),
     "components.sampling": ("components.request", "errors"),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
@@ -92,7 +94,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("abi", "artifact", "bench.console", "builder.graph", "builder.lowering", "builder.model"),
         *("builder.program", "builder.target", "builder.weights", "cli", "components.batching"),
         *("components.invocation", "components.loading", "components.request", "components.runtime"),
-        *("components.runtime.device", "config", "errors"),
+        *("components.runtime.device", "config", "errors", "irpa"),
     ),
     "bench": ("bench.console", "bench.roofline", "cli", "client", "errors", "terminal"),
 }

@@ -39,10 +39,10 @@ LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy",
 
 _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
-_SHARED_CODE = ("abi.py",)  # of the whole package, beside this folder
+_SHARED_CODE = ("abi.py", "irpa.py")  # of the whole package, beside this folder
 # What turns a source's tensors into parameters; how they lie there, the program depends on too, as on every
 # other file but those of `_BORDER`.
-_WEIGHTS_ONLY = ("sources/", "quantise.py", "weights/write.py", "weights/archive.py")
+_WEIGHTS_ONLY = ("sources/", "quantise.py", "weights/write.py", "irpa.py")
 _WEIGHTS_CODE = (*_WEIGHTS_ONLY, "weights/layout.py")
 _BORDER = ("builder.py", "cache.py", "cli.py", "model/config.py", "output.py", "progress.py")
 

@@ -1,46 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import get_args
 
-import iree.runtime as iree
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
 from shortfin_apps.llm.builder.weights.parameters import parameter_types, weight_shapes
 from shortfin_apps.llm.builder.weights.write import plan_weights, stored_bytes, write_weights
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from tests.test_irpa import read_archive
 
 TINY = RandomTinySource()
-
-
-def read_archive(path: Path) -> dict[str, bytes]:
-    """Through IREE's own reader."""
-    index = iree.ParameterIndex()
-    index.load(str(path))
-    return {name: bytes(entry.file_view) for name, entry in index.items()}
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    contents=st.dictionaries(st.text(min_size=1, max_size=8), st.binary(min_size=1, max_size=200), min_size=1)
-)
-def test_iree_reads_what_is_written(
-    tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]
-) -> None:
-    path = tmp_path_factory.mktemp("archive") / "x.irpa"
-    entries = [ArchiveEntry(name, len(content)) for name, content in contents.items()]
-    write_archive(path, entries, contents.values())
-    assert read_archive(path) == contents
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -76,18 +52,3 @@ def test_parts_are_stacked(tmp_path: Path) -> None:
     assert found["blk.1.attn_qkv.weight"] == np.concatenate(parts).tobytes()
     assert found["blk.0.attn_norm.weight"] == TINY.tensor("blk.0.attn_norm.weight").tobytes()
     assert "blk.1.attn_q.weight" not in found
-
-
-def test_one_parameter_is_held_at_a_time(tmp_path: Path) -> None:
-    """The archive takes the contents as a stream: each is written before the next is made."""
-    path = tmp_path / "x.irpa"
-    sizes: list[int] = []
-
-    def contents() -> Iterator[bytes]:
-        for _ in range(3):
-            yield bytes(1 << 20)
-            sizes.append(path.stat().st_size)
-
-    write_archive(path, [ArchiveEntry(str(i), 1 << 20) for i in range(3)], contents())
-    assert sizes[0] >= 1 << 20
-    assert sizes == sorted(sizes)

@@ -6,9 +6,9 @@ import iree.runtime as iree
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows, parameter_bytes, read_parameters
 from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 
 
 def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:

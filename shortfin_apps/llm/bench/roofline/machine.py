@@ -20,11 +20,11 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import choose_lowering
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
 from shortfin_apps.llm.builder.weights.layout import StoredTypes
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes, parameter_types
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 
 STREAM_COLUMNS = 16384
 STREAM_ROW_BYTES = 4 * STREAM_COLUMNS

@@ -13,9 +13,9 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.quantise import Bits, Blocks, quantise, stack
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource, tensor_shapes
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.archive import ArchiveEntry, write_archive
 from shortfin_apps.llm.builder.weights.layout import WeightLayout, weight_layout
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
+from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 
 _ITEM_BYTES = {"i8": 1, "bf16": 2, "f16": 2, "f32": 4}
 
