@@ -23,6 +23,7 @@ from typing import Any, cast
 import iree.runtime as iree
 import numpy as np
 from iree.runtime._binding import disable_leak_checker
+from iree.runtime.array_interop import map_dtype_to_element_type
 
 from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
@@ -45,19 +46,7 @@ _BYTE = np.dtype(np.uint8)
 _MEMORY = iree.MemoryType.DEVICE_LOCAL | iree.MemoryType.HOST_VISIBLE
 _USAGE = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
 
-_ELEMENT_NAMES = {
-    "i8": "SINT_8",
-    "i16": "SINT_16",
-    "i32": "SINT_32",
-    "i64": "SINT_64",
-    "f16": "FLOAT_16",
-    "bf16": "BFLOAT_16",
-    "f32": "FLOAT_32",
-    "f64": "FLOAT_64",
-    "f8E4M3FN": "FLOAT_8_E4M3_FN",
-    "f8E4M3FNUZ": "FLOAT_8_E4M3_FNUZ",
-}
-_ELEMENTS = {MLIR_DTYPES[name]: getattr(iree.HalElementType, e) for name, e in _ELEMENT_NAMES.items()}
+_ELEMENTS = {dtype: map_dtype_to_element_type(dtype) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {int(element): dtype for dtype, element in _ELEMENTS.items()}
 # A compiled module's own integers are signless; they mean the signed ones.
 _DTYPES |= {

@@ -45,19 +45,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ELEMENT_NAMES = {
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E4M3FNUZ": "float8_e4m3fnuz",
-}
-_ELEMENTS = {MLIR_DTYPES[name]: getattr(sfnp, element) for name, element in _ELEMENT_NAMES.items()}
+_ELEMENTS = {dtype: getattr(sfnp, dtype.name) for dtype in MLIR_DTYPES.values()}  # named as in numpy
 _DTYPES = {str(element): dtype for dtype, element in _ELEMENTS.items()}
 _ZERO = np.zeros(1, np.uint8)
 
