@@ -23,10 +23,11 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from shortfin_apps.llm import __version__
+from tests.runtimes import needs_shortfin
 
 ROOT = Path(__file__).parents[1]
 NOT_SOURCES = shutil.ignore_patterns(
-    ".git", ".*_cache", ".venv", ".artifacts", "__pycache__", "dist", ".hyp*"
+    ".git", ".*_cache", ".venv*", ".artifacts", "__pycache__", "dist", ".hyp*"
 )
 CASES = list(itertools.product(("pip", "uv"), ("wheel", "editable"), ("before", "after")))
 
@@ -155,6 +156,7 @@ def test_sdist_can_run_its_own_tests(sdist: Path, checkout: Path) -> None:
     assert top | files_under(checkout, "tests") | files_under(checkout, "docs") <= names
 
 
+@needs_shortfin
 @pytest.mark.parametrize(("installer", "form", "order"), CASES)
 def test_ours_wins_beside_shortfin_and_leaves_it_intact(
     installer: str, form: str, order: str, checkout: Path, wheel: Path, shortfin_wheel: Path, tmp_path: Path

@@ -14,18 +14,12 @@ from shortfin_apps.llm.components.runtime.open import Runtime
 from tests.compat.toy_llama import CASES, PROGRAMS, Case, make_weights, write_toy_llama
 from tests.integration.generation import generate, open_engine
 from tests.integration.server_process import PATIENCE_S, Service, start_with, stop
+from tests.runtimes import RUNTIMES, needs_shortfin
 
 # iree-compile 3.9 computes keys past 64 tokens of a prefill wrongly in the program exported with
 # `--use-extend-attention`, for any CPU: docs/upstream.md.
 MAX_EXTEND_PROMPT = 64
 UPSTREAMS_GOLDEN = [208, 214, 29, 19, 86, 176, 120, 120, 80, 120, 208, 37, 157, 191, 137]
-MODES: list[tuple[Runtime, PrefixCache]] = [
-    ("iree", "none"),
-    ("iree", "trie"),
-    ("shortfin", "none"),
-    ("shortfin", "trie"),
-]
-
 ToyLlama = Callable[[str], Artifact]
 
 
@@ -52,7 +46,8 @@ def test_the_golden_is_the_one_that_upstream_tests_with() -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize(("runtime", "prefix_cache"), MODES)
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 def test_upstreams_answers_alone_and_together_and_again(
     program: str, runtime: Runtime, prefix_cache: PrefixCache, toy_llama: ToyLlama
 ) -> None:
@@ -73,11 +68,11 @@ def test_upstreams_answers_alone_and_together_and_again(
 @pytest.fixture(
     params=[
         ("plain", "iree", "trie"),
-        ("plain", "shortfin", "none"),
+        pytest.param(("plain", "shortfin", "none"), marks=needs_shortfin),
         ("position", "iree", "none"),
-        ("position", "shortfin", "trie"),
+        pytest.param(("position", "shortfin", "trie"), marks=needs_shortfin),
         ("extend", "iree", "none"),
-        ("extend", "shortfin", "trie"),
+        pytest.param(("extend", "shortfin", "trie"), marks=needs_shortfin),
     ],
     ids="-".join,
 )

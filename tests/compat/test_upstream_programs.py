@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 from tests.compat.upstream_abi import CONTEXT, STRIDE, VOCABULARY, Variant, compile_to, continuation
+from tests.runtimes import RUNTIMES
 
 VARIANTS = {
     "logits": Variant(),
@@ -47,7 +48,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     return get
 
 
-@pytest.fixture(params=["iree", "shortfin"])
+@pytest.fixture(params=RUNTIMES)
 def runtime(request: pytest.FixtureRequest) -> Runtime:
     chosen: Runtime = request.param
     return chosen

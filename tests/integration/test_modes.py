@@ -15,6 +15,7 @@ from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
+from tests.runtimes import RUNTIMES
 
 MAX_TOKENS = 12
 TOLERANCE = 0.02  # as in test_same_tokens.py
@@ -65,7 +66,7 @@ def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Con
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
 
-@pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(traffic=traffics())
 def test_the_modes_agree(

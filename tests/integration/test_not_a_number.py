@@ -22,6 +22,7 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.errors import InvocationError
 from tests.conftest import TINY_OPTIONS
+from tests.runtimes import RUNTIMES
 
 PADDING, BAD, INFINITE = 0, 251, 252
 LENGTHS = (1, 17, 40, 70, 130)
@@ -119,7 +120,7 @@ def alone(tiny_artifact: Artifact, prompts: Sequence[Tokens]) -> list[Answer]:
 
 modes = pytest.mark.parametrize("mode", ["default", "extend-attention"])
 caches = pytest.mark.parametrize("prefix_cache", ["none", "trie"])
-runtimes = pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+runtimes = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
 @modes

@@ -15,6 +15,7 @@ from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
+from tests.runtimes import RUNTIMES
 
 TOLERANCE = 0.02  # bf16 weights and K/V; sums are f32
 MAX_TOKENS = 24
@@ -45,7 +46,7 @@ def test_outputs_differ_from_each_other(alone: Sequence[Continuation]) -> None:
     assert len({c.token_ids for c in alone}) == len(alone)
 
 
-@pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 @pytest.mark.parametrize("chunk_tokens", [None, 16, 32, 48, 128, 512])
 def test_together_and_in_chunks(

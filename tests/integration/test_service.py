@@ -16,11 +16,12 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.client import LlmClient
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
+from tests.runtimes import RUNTIMES
 
 PROMPTS = [[token % 200 + 3 for token in range(start, start + 40 + 7 * start)] for start in range(12)]
 
 
-@pytest.fixture(scope="module", params=["iree", "shortfin"])
+@pytest.fixture(scope="module", params=RUNTIMES)
 def service(request: pytest.FixtureRequest, tiny_artifact: Artifact) -> Iterator[Service]:
     running = start(tiny_artifact, "--runtime", request.param, "--chunk-block-size", "1")
     yield running

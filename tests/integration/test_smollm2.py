@@ -23,6 +23,7 @@ from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
+from tests.runtimes import RUNTIMES
 
 TOLERANCE = {"f32": 0.02, "bf16": 0.6, "int8": 1.0}
 # Of the golden tokens: those compared before a near tie ends it.
@@ -60,7 +61,7 @@ def test_the_tokenizer_agrees(smollm2: Artifact) -> None:
         assert tokenizer.decode(case["token_ids"], skip_special_tokens=False) == case["text"]
 
 
-@pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(("prefix_cache", "chunk_tokens"), [("none", 512), ("trie", 64)])
 def test_greedy_agrees_with_transformers(
     smollm2: Artifact, weights: WeightType, runtime: Runtime, prefix_cache: PrefixCache, chunk_tokens: int

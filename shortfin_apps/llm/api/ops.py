@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter
@@ -43,7 +43,15 @@ async def metrics(request: Request) -> Response:
 @router.get("/version")
 async def versions() -> Response:
     libraries = ("shortfin", "iree-base-runtime", "tokenizers")
-    return JsonResponse({"version": __version__, **{name: version(name) for name in libraries}})
+    return JsonResponse({"version": __version__, **{name: _version(name) for name in libraries}})
+
+
+def _version(library: str) -> str | None:
+    """None where it is not installed: shortfin need not be."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 @router.get("/server_info", responses={200: {"model": answers.ServerInfo}})

@@ -13,6 +13,7 @@ from iree.runtime import ParameterIndex
 
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from tests.runtimes import RUNTIMES
 
 # `accumulate`: cache = 2 * cache + x, in place, so that the order of calls shows; returns it plus a weight.
 FENCED = """
@@ -116,7 +117,7 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session", params=["iree", "shortfin"])
+@pytest.fixture(scope="session", params=RUNTIMES)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     device = open_device("cpu", cast(Runtime, request.param))
     yield device

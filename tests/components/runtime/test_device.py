@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.runtime.device import Array, Device, DeviceBuf
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.errors import InvocationError
+from tests.runtimes import RUNTIMES
 
 from .conftest import WEIGHT
 
@@ -245,7 +246,7 @@ def test_memory_of_one_invocation_serves_the_next(device: Device, program: Progr
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000
 
 
-@pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_close_waits_for_what_is_under_way(runtime: Runtime, artefacts: Path) -> None:
     device = open_device("cpu", runtime)
     program = device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from shortfin_apps.llm.components.runtime import open as open_module
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.errors import ArtifactError
+from tests.runtimes import RUNTIMES
 
 LEAVE = """
 import sys
@@ -89,8 +91,20 @@ def test_no_amd_gpu_says_what_to_do(runtime: Runtime) -> None:
     assert "`--device cpu`" in str(caught.value)
 
 
+def test_without_shortfin_the_cpu_runs_on_iree(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(open_module, "has_shortfin", lambda: False)
+    device = open_device("cpu", "shortfin")
+    assert device.name == "local-task"
+    device.close()
+    assert "shortfin is not installed: the model runs on the IREE runtime" in caplog.text
+    with pytest.raises(ArtifactError, match=r"AMD GPUs run on shortfin only, .* `--device cpu`"):
+        open_device("hip")
+
+
 @pytest.mark.parametrize("close", ["close", "leave"])
-@pytest.mark.parametrize("runtime", ["iree", "shortfin"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_process_ends_whatever_it_left_open(artefacts: Path, runtime: str, close: str) -> None:
     """With live buffers, an invocation under way and one that failed."""
     command = [sys.executable, "-W", "error", "-c", LEAVE, str(artefacts), runtime, close]

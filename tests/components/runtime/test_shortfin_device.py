@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.runtime.shortfin_device import ShortfinDevice, ShortfinProgram, open_hostcpu
+pytest.importorskip("shortfin", reason="shortfin is not installed")
+
+from shortfin_apps.llm.components.runtime.shortfin_device import (
+    ShortfinDevice,
+    ShortfinProgram,
+    open_hostcpu,
+)
 
 pytestmark = pytest.mark.timeout(60)
 

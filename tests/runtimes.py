@@ -1,0 +1,11 @@
+"""The runtimes as parameters of tests; those on shortfin are skipped where it is not installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.components.runtime.open import has_shortfin
+
+needs_shortfin = pytest.mark.skipif(not has_shortfin(), reason="shortfin is not installed")
+SHORTFIN = pytest.param("shortfin", marks=needs_shortfin)
+RUNTIMES = ("iree", SHORTFIN)
