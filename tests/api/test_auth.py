@@ -5,7 +5,7 @@ import hmac
 import pytest
 from fastapi.routing import APIRoute
 
-from shortfin_apps.llm.api.auth import ANYONE, OPEN_PATHS, KeyRing
+from shortfin_apps.llm.api.auth import ANONYMOUS, OPEN_PATHS, KeyRing
 from tests.api.harness import Harness
 
 KEYS = KeyRing(["first", "second"], ["root"])
@@ -105,8 +105,8 @@ async def test_tenants_never_share_a_prefix() -> None:
 
 
 def test_without_keys_the_callers_salt_stands() -> None:
-    assert ANYONE.cache_salt("s") == "s"
-    assert ANYONE.cache_salt(None) is None
+    assert ANONYMOUS.cache_salt("s") == "s"
+    assert ANONYMOUS.cache_salt(None) is None
 
 
 @pytest.mark.parametrize("origins", [(), ("https://a.example",), ("*",)])

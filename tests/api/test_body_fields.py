@@ -15,7 +15,7 @@ from shortfin_apps.llm.api.body_fields import (
     MAX_NAMED,
     FieldCheck,
     header_value,
-    visible,
+    printable,
 )
 from shortfin_apps.llm.api.schema import CompletionBody
 from tests.api.harness import Harness, events_of
@@ -131,7 +131,7 @@ async def test_every_route_with_a_body_looks_at_its_fields(strict: bool) -> None
         response = await harness.client.request(method, path, json=required | {"mine": 1}, headers=headers)
         assert response.status_code == (400 if strict else 200), (path, response.text)
         if strict:
-            assert "`mine` is no field of this request" in response.text
+            assert "`mine` is an unknown field" in response.text
         else:
             assert response.headers[HEADER] == "mine"
         plain = await harness.client.request(method, path, json=required, headers=headers)
@@ -158,7 +158,7 @@ async def test_the_log_has_each_name_once(harness: Harness, caplog: pytest.LogCa
     for _ in range(3):
         await harness.post(COMPLETIONS, {"prompt": "a", "mine": 1, "yours": 2})
     assert [r.getMessage() for r in caplog.records] == [
-        f"requests give the field `{name}`, which is ignored" for name in ("mine", "yours")
+        f"requests have the field `{name}`, which is ignored" for name in ("mine", "yours")
     ]
 
 
@@ -176,7 +176,7 @@ def test_strangers_cannot_fill_the_log_or_the_memory(caplog: pytest.LogCaptureFi
 
 @given(st.text() | st.text(alphabet="\r\n,\x00é€\x7f \U0001f600a", max_size=200))
 def test_a_name_is_shown_in_few_visible_characters(name: str) -> None:
-    shown = visible(name)
+    shown = printable(name)
     assert len(shown) <= MAX_NAME_CHARS
     assert shown.isascii()
     assert not set(shown) & set("\r\n, \t\"`'\x00\x7f")
@@ -186,7 +186,7 @@ def test_a_name_is_shown_in_few_visible_characters(name: str) -> None:
 @given(st.lists(st.text(), max_size=40, unique=True))
 def test_a_header_names_so_many(names: list[str]) -> None:
     shown = header_value(names).split(", ")
-    assert shown[:MAX_NAMED] == [visible(name) for name in names[:MAX_NAMED]] or not names
+    assert shown[:MAX_NAMED] == [printable(name) for name in names[:MAX_NAMED]] or not names
     assert len(shown) <= MAX_NAMED + 1
     assert (shown[-1] == "..." and len(shown) == MAX_NAMED + 1) == (len(names) > MAX_NAMED)
 

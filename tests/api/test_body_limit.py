@@ -31,7 +31,7 @@ async def test_a_byte_too_many_is_413(path: str, chunked: bool) -> None:
     assert response.status_code == 413
     error = response.json()["error"]
     message = error if path == "/generate" else error["message"]
-    assert "larger than the 1,000 bytes" in message
+    assert "larger than the limit of 1,000 bytes" in message
 
 
 @pytest.mark.parametrize("chunked", [False, True])

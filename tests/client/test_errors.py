@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shortfin_apps.llm.client import AuthenticationError, ServerError
-from shortfin_apps.llm.client.errors import refusal, streamed_error
+from shortfin_apps.llm.client.errors import error_from_response, streamed_error
 from shortfin_apps.llm.errors import (
     InvalidRequestError,
     LlmError,
@@ -33,19 +33,19 @@ BODY = json.dumps({"error": {"message": "too hot", "param": "temperature", "code
     ],
 )
 def test_each_status_has_its_error(status: int, kind: type[LlmError]) -> None:
-    error = refusal(status, BODY, 2.0)
+    error = error_from_response(status, BODY, 2.0)
     assert type(error) is kind
     assert "too hot" in str(error)
 
 
 def test_an_invalid_request_names_its_parameter() -> None:
-    error = refusal(400, BODY, None)
+    error = error_from_response(400, BODY, None)
     assert isinstance(error, InvalidRequestError)
     assert error.param == "temperature"
 
 
 def test_an_overloaded_server_says_when_to_return() -> None:
-    error = refusal(429, BODY, 2.5)
+    error = error_from_response(429, BODY, 2.5)
     assert isinstance(error, OverloadedError)
     assert error.retry_after_s == 2.5
 
@@ -65,11 +65,11 @@ def test_an_overloaded_server_says_when_to_return() -> None:
     ],
 )
 def test_every_kind_of_body_gives_a_message(body: bytes, message: str) -> None:
-    assert str(refusal(400, body, None)) == message
+    assert str(error_from_response(400, body, None)) == message
 
 
 def test_a_status_without_a_name_still_gives_a_message() -> None:
-    assert "599" in str(refusal(599, b"", None))
+    assert "599" in str(error_from_response(599, b"", None))
 
 
 @pytest.mark.parametrize(

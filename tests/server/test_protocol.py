@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import orjson
 import pytest
 
-from shortfin_apps.llm.server.protocol import MAX_HEAD_BYTES
+from shortfin_apps.llm.server.protocol import MAX_HEADER_BYTES
 from tests.api.harness import TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback
 from tests.api.scripted_engine import forever
@@ -134,7 +134,7 @@ async def test_a_request_without_end_is_cut_off(first: bytes, again: bytes) -> N
 async def test_a_long_header_is_fine() -> None:
     async with loopback() as server:
         await server.until_ready()
-        headers = {"x-a": "a" * (MAX_HEAD_BYTES // 2)}
+        headers = {"x-a": "a" * (MAX_HEADER_BYTES // 2)}
         for _ in range(3):  # on one connection: the count begins anew
             assert (await server.client.get("/health", headers=headers)).status_code == 200
 

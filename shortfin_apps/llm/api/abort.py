@@ -1,7 +1,8 @@
-"""`POST /abort` (SGLang's `/abort_request`, too): ends requests by their id.
+"""`POST /abort` (also SGLang's `/abort_request`): ends requests by their id.
 
-The id is `rid` of `/generate`, the `X-Request-Id` header of any route, or `id` of an OpenAI answer. What a
-request has generated is its answer, with the finish reason `abort`. With API keys, each ends its own.
+The id is the `rid` of `/generate`, the `X-Request-Id` header of any route, or the `id` of an OpenAI answer.
+An aborted request is answered with its tokens so far and the finish reason `abort`. With API keys, a caller
+can abort only its own requests.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ABORTED: answers.DocumentedAnswers = {200: {"model": answers.AbortedAnswer}}
 @router.post("/abort", responses=ABORTED)
 @router.post("/abort_request", responses=ABORTED)
 async def abort(body: AbortBody, request: Request) -> Response:
-    """Ends the requests with these ids; an id that is not (or no longer) here is no error."""
+    """Ends the requests with these ids; unknown ids, also those of finished requests, are ignored."""
     check_fields(body, request)
     generator = service_of(request).model.generator
     caller = caller_of(request)

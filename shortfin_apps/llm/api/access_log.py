@@ -1,6 +1,6 @@
-"""One line in the log for each request: its route, how it ended, its tokens and its times. Never its words.
+"""Access log: a line for each request with its route, result, token counts and times, but never its text.
 
-The line's fields are the record's extra ones; `server_logging.py` writes them as text or JSON.
+The fields are the log record's extra attributes; `server/logs.py` formats them as text or JSON.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from shortfin_apps.llm.components.frontend.text_stream import PendingAnswer, Tex
 
 logger = logging.getLogger(__name__)
 
-PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds, so told at `debug`
-STRANGER_STATUSES = (401, 403)  # told even there
+PROBES = frozenset({"/health", "/ready", "/metrics"})  # requested every few seconds, so logged at `debug`
+DENIED_STATUSES = (401, 403)  # logged at `info` even for probes
 MAX_PATH_CHARS = 200
 SERVER_FAILED = 500
 
-# The id of the request that the running task serves; every line that is logged meanwhile carries it.
+# The id of the request that the current task serves; added to every line it logs.
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
 
-_SECRET = secrets.token_bytes(32)  # of this process, as with API keys: a hash tells nothing of a name
+_SECRET = secrets.token_bytes(32)  # per process, as for API keys, so that hashes do not reveal names
 
 
 @dataclass(slots=True)
 class AccessEntry:
-    """Facts about a request so far; routes and error handlers add to it, the middleware writes it.
+    """Data for one request's log line, collected by routes and error handlers, written by the middleware.
 
     `tenant` is a hash, `error` the code of the error in the answer, `requests` the engine requests made for
     it, and `pending` those of them that were admitted.
     """
 
     began_s: float
-    status: int | None = None  # None while no answer has begun
+    status: int | None = None  # None until the answer has begun
     tenant: str | None = None
     error: str | None = None
     requests: Sequence[TextRequest] = ()
     pending: Sequence[PendingAnswer] = ()
 
-    def claim(self, tenant: str) -> None:
-        """Notes a tenant by the name that a client gave itself, unless a key said who it is."""
+    def set_claimed_tenant(self, tenant: str) -> None:
+        """Sets the tenant by the name that the client sent, unless an API key has set it."""
         if tenant and self.tenant is None:
             digest = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), key=_SECRET, digest_size=8)
             self.tenant = digest.hexdigest()
 
     def rid(self, request_id: str) -> str | None:
-        """The first id that the client chose in the body."""
+        """The first request id in the body; None if the body has none."""
         first = self.requests[0].request_id if self.requests else request_id
         return None if first.startswith(request_id) else first
 
-    def figures(self) -> dict[str, Any]:
-        """Tokens and times; None for what never came to be. A prompt counts once, whatever its choices."""
+    def measurements(self) -> dict[str, Any]:
+        """Token counts and times; None if there are none. A prompt with several choices counts once."""
         timers = [answer.timer for answer in self.pending]
         firsts = [answer.timer for answer in self.pending if answer.request.choice == 0]
         prompts = [request.prompt_ids for request in self.requests if request.choice == 0]
@@ -75,7 +75,7 @@ class AccessEntry:
 
 
 class AccessLogMiddleware:
-    """Writes the line when the answer is over, whichever way, on the clock of the metrics (seconds)."""
+    """Logs a line when the request ends, however it ends. `clock` is the metrics' (seconds)."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
         self._app = app
@@ -88,15 +88,15 @@ class AccessLogMiddleware:
         entry = AccessEntry(began_s=self._clock())
         scope.setdefault("state", {})["access"] = entry
 
-        async def send_noting_status(message: Message) -> None:
+        async def send_and_record_status(message: Message) -> None:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, send_noting_status)
+            await self._app(scope, receive, send_and_record_status)
         except Exception:
-            entry.status = entry.status or SERVER_FAILED  # answered further out
+            entry.status = entry.status or SERVER_FAILED  # an outer handler answers
             entry.error = "INTERNAL_ERROR"
             raise
         finally:
@@ -110,7 +110,7 @@ def access_of(request: Request) -> AccessEntry:
 
 def _write(scope: Scope, entry: AccessEntry, total_s: float) -> None:
     route = _route(scope)
-    is_probe = route in PROBES and entry.status not in STRANGER_STATUSES
+    is_probe = route in PROBES and entry.status not in DENIED_STATUSES
     request_id: str = scope["state"]["request_id"]
     fields = {
         "request_id": request_id,
@@ -119,7 +119,7 @@ def _write(scope: Scope, entry: AccessEntry, total_s: float) -> None:
         "status": entry.status,
         "tenant": entry.tenant,
         "rid": entry.rid(request_id),
-        **entry.figures(),
+        **entry.measurements(),
         "total_s": round(total_s, 4),
         "error": entry.error,
     }
@@ -127,7 +127,7 @@ def _write(scope: Scope, entry: AccessEntry, total_s: float) -> None:
 
 
 def _route(scope: Scope) -> str:
-    """The route's own path, without what a client puts into it; the path asked for where there is none."""
+    """The route's path with placeholders for its parameters; the requested path if no route matches."""
     path: str = getattr(scope.get("route"), "path", "")
     return path or scope["path"].removeprefix(scope.get("root_path", ""))[:MAX_PATH_CHARS]
 
@@ -137,12 +137,12 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _seconds(values: Iterable[float], choose: Callable[[list[float]], float]) -> float | None:
-    """One of several sequences' times, to a tenth of a millisecond."""
+    """`choose` of several sequences' times, rounded to a tenth of a millisecond; None if there are none."""
     listed = list(values)
     return round(choose(listed), 4) if listed else None
 
 
 def _reasons(timers: Iterable[RequestTimer]) -> str | None:
-    """Why the sequences ended, each reason once."""
+    """The finish reasons of the sequences, each once."""
     reasons = dict.fromkeys(timer.finish_reason.value for timer in timers if timer.finish_reason)
     return ",".join(reasons) or None

@@ -1,4 +1,4 @@
-"""What concerns all callers at once; for holders of an admin key."""
+"""Routes that affect all callers; they need an admin key."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class LogLevelBody(Body):
 
 @router.post("/flush_cache", responses={200: {"model": answers.State}})
 async def flush_cache(request: Request) -> Response:
-    """Forgets every cached prefix that no running request uses; requests sent from now on find none."""
+    """Empties the prefix cache, except for pages of running requests; later requests find no prefix."""
     service_of(request).model.generator.engine.flush_cache()
     return JsonResponse({"status": "flushed"})
 
 
 @router.post("/abort_all", responses={200: {"model": answers.AbortedAnswer}})
 async def abort_all(request: Request) -> Response:
-    """Ends every request, whoever sent it; says how many sequences there were."""
+    """Aborts all requests of all callers; returns the number of sequences."""
     count = service_of(request).model.generator.abort_all()
     logger.warning("an admin aborted all %d sequences", count)
     return JsonResponse({"aborted": count})
@@ -44,7 +44,7 @@ async def abort_all(request: Request) -> Response:
 
 @router.post("/log_level", responses={200: {"model": answers.LogLevelAnswer}})
 async def log_level(body: LogLevelBody, request: Request) -> Response:
-    """How much the server logs from now on; at `debug` that may include prompts."""
+    """Sets the server's log level; at `debug`, the log may include prompts."""
     check_fields(body, request)
     logging.getLogger().setLevel(body.level.upper())
     return JsonResponse({"level": body.level})

@@ -1,6 +1,7 @@
-"""What routes answer, as the OpenAPI document says it.
+"""Schemas of the routes' answers, for the OpenAPI document.
 
-Nothing is built from these classes; `tests/integration/test_openapi.py` holds every answer to them.
+Routes do not build their answers from these classes; `tests/integration/test_openapi.py` validates every
+answer against them.
 """
 
 from __future__ import annotations
@@ -138,32 +139,38 @@ class LogLevelAnswer(BaseModel):
 
 
 STATUSES = {
-    400: "the request is at fault",
+    400: "the request is invalid",
     401: "an API key is needed",
     403: "an admin key is needed",
-    404: "there is no such model",
-    408: "the request's time was over before its first token",
+    404: "the model does not exist",
+    408: "the request timed out before its first token",
     413: "the body is too large",
-    429: "the queue is full; Retry-After tells when to come back",
+    429: "the queue is full; Retry-After says when to retry",
     499: "the request was aborted",
     500: "the device or the server failed",
-    503: "the model is loading, the server is stopping, or the device does not answer",
+    503: "the model is loading, the server is stopping, or the device does not respond",
 }
 
 
 def errors(model: type[BaseModel] = ErrorAnswer) -> DocumentedAnswers:
-    """The errors of a route, each with a body of that kind."""
+    """The documented errors of a route whose error body is `model`."""
     return {status: {"model": model, "description": why} for status, why in STATUSES.items()}
 
 
 def whole_or_streamed(model: type[BaseModel]) -> DocumentedAnswers:
     event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
     events: dict[str, Any] = {"text/event-stream": {"schema": event}}
-    return {200: {"model": model, "content": events, "description": "the answer, whole or as events"}}
-
-
-def health(*, well: str, unwell: str) -> DocumentedAnswers:
     return {
-        200: {"model": State, "description": well},
-        503: {"model": State, "description": unwell},
+        200: {
+            "model": model,
+            "content": events,
+            "description": "the answer, as JSON or as server-sent events",
+        }
+    }
+
+
+def health(*, ok: str, not_ok: str) -> DocumentedAnswers:
+    return {
+        200: {"model": State, "description": ok},
+        503: {"model": State, "description": not_ok},
     }

@@ -1,4 +1,4 @@
-"""The HTTP application."""
+"""The HTTP application: its routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def create_app(
     keys: KeyRing | None = None,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
-    """An application over `service`, which may still be loading its model."""
-    # Its /docs and /redoc load what they need from here: FastAPI's own would ask servers on the internet.
+    """The application for `service`, which may still be loading its model."""
+    # Serves the assets of /docs and /redoc itself; FastAPI's own pages load them from the internet.
     offline = {"validatorUrl": None}
     app = FastAPIOffline(title="shortfin-llm", version=__version__, swagger_ui_parameters=offline)
     app.state.service = service
     for router in (native.router, abort.router, openai.router, ops.router, admin.router):
         app.include_router(router)
     install_error_handlers(app)
-    # The last one added is the first to see a request.
+    # The middleware added last sees a request first.
     app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, max_bytes=service.limits.body_bytes)
     app.add_middleware(AuthMiddleware, keys=keys or KeyRing())
-    if cors_origins:  # before the keys: browsers ask what is allowed without sending one
+    if cors_origins:  # before AuthMiddleware: browsers send preflight requests without a key
         _add_cors(app, cors_origins)
     app.add_middleware(AccessLogMiddleware, clock=service.metrics.clock)
     app.add_middleware(RequestIdMiddleware)
@@ -57,7 +57,7 @@ def create_app(
 
 
 def refusal(reason: str, clock: Callable[[], float]) -> ASGIApp:
-    """An application that answers 503 to everything; `clock` (seconds) is that of the access log."""
+    """An application that answers every request with 503; `clock` (seconds) is the access log's."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         response = error_response(Request(scope), UnavailableError(reason))
@@ -78,7 +78,7 @@ def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
 
 
 class RootPathMiddleware:
-    """Tells the application of the prefix that a proxy stripped, or did not: ASGI's `path` holds it."""
+    """Sets ASGI's `root_path`, and puts it in front of `path` where a proxy has stripped it."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
@@ -94,7 +94,7 @@ class RootPathMiddleware:
 
 
 class HeadMiddleware:
-    """Answers HEAD as GET, without the body: FastAPI's routes know GET only."""
+    """Answers HEAD like GET but without the body; FastAPI's routes accept only GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -111,9 +111,9 @@ class HeadMiddleware:
 
 
 class RequestIdMiddleware:
-    """Gives every request an id, the caller's `X-Request-Id` if it is sane, and returns it.
+    """Gives every request an id, the client's `X-Request-Id` if it is valid, and returns it in the answer.
 
-    A server serves each request in a task of its own, so the id is set for all that the task logs.
+    uvicorn serves each request in its own task, so the context variable covers all that the task logs.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -137,9 +137,9 @@ class RequestIdMiddleware:
 
 
 class DrainMiddleware:
-    """Ends each connection with its answer while the server drains: the next request goes elsewhere.
+    """Closes each connection after its answer while the server drains, so that clients reconnect elsewhere.
 
-    What a server that stops no longer waits for is cancelled, which is no fault to log.
+    Requests cancelled by a stopping server are not logged as errors.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

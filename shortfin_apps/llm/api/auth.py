@@ -1,7 +1,7 @@
-"""Who may call: API keys for everything but health checks, admin keys for a few routes more.
+"""API keys, needed for all routes but health checks, and admin keys, needed for a few routes.
 
-Keys are kept as HMACs under a secret of this process: the digest that tells two callers apart, in the
-prefix cache and in the queue, tells nothing about their keys.
+Keys are stored as HMACs under a secret of this process, so that the digest which identifies a caller in the
+prefix cache and the queue reveals nothing about the key.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import ForbiddenError, UnauthorizedError, error_response
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # load balancers have no key
+OPEN_PATHS = frozenset({"/health", "/ready"})  # for load balancers, which have no key
 SCHEME = "bearer"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `tenant` is "" where no keys are asked for."""
+    """The sender of a request. `tenant` is "" if the server has no API keys."""
 
     tenant: str
     is_admin: bool
 
-    def cache_salt(self, asked: str | None) -> str | None:
-        """The salt of the caller's prompts: no two tenants share pages, whatever salt they ask for."""
-        return f"{self.tenant}:{asked or ''}" if self.tenant else asked
+    def cache_salt(self, requested: str | None) -> str | None:
+        """The salt of the caller's prompts: tenants never share pages, even with equal requested salts."""
+        return f"{self.tenant}:{requested or ''}" if self.tenant else requested
 
 
-ANYONE = Caller(tenant="", is_admin=False)
+ANONYMOUS = Caller(tenant="", is_admin=False)
 
 
 class KeyRing:
-    """The keys of a server. Without API keys everybody may call; without admin keys nobody is an admin."""
+    """A server's keys. Without API keys everybody may call; without admin keys nobody is an admin."""
 
     def __init__(self, keys: Iterable[str] = (), admin_keys: Iterable[str] = ()) -> None:
         self._secret = secrets.token_bytes(32)
@@ -51,20 +51,20 @@ class KeyRing:
         return bool(self._keys)
 
     def caller(self, key: str) -> Caller | None:
-        """Who holds `key`; None for a stranger. The time it takes does not depend on the key."""
+        """The caller with this key; None if the key is unknown. Takes the same time for every key."""
         digest = self._digest(key)
         is_admin = _is_among(digest, self._admin_keys)
         is_known = _is_among(digest, self._keys)
         if is_admin or is_known:
             return Caller(digest.hex()[:16], is_admin)
-        return None if self.required else ANYONE
+        return None if self.required else ANONYMOUS
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode("utf-8", "surrogatepass"), "sha256")
 
 
 class AuthMiddleware:
-    """Turns strangers away before anything else is done for them, and tells routes who calls."""
+    """Rejects requests without a valid key before any other work; sets the caller for the routes."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -78,7 +78,7 @@ class AuthMiddleware:
             error = UnauthorizedError("an API key is needed: send `Authorization: Bearer KEY`")
             await error_response(Request(scope), error)(scope, receive, send)
             return
-        scope["state"]["caller"] = caller or ANYONE
+        scope["state"]["caller"] = caller or ANONYMOUS
         if caller is not None:
             access_of(Request(scope)).tenant = caller.tenant or None
         await self._app(scope, receive, send)
@@ -90,9 +90,9 @@ def caller_of(request: Request) -> Caller:
 
 
 def require_admin(request: Request) -> None:
-    """A dependency of the routes that concern all callers. Raises ForbiddenError."""
+    """Dependency of the admin routes. Raises ForbiddenError."""
     if not caller_of(request).is_admin:
-        raise ForbiddenError("only an admin key opens this route: one of the server's `--admin-api-key`")
+        raise ForbiddenError("this route needs an admin key: one of the server's `--admin-api-key`")
 
 
 def _bearer(headers: Headers) -> str:

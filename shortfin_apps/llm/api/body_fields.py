@@ -1,7 +1,7 @@
-"""Fields of a body that no route reads: refused by name, or ignored and named as ignored.
+"""Handles fields of a body that no route reads: refuses or ignores them, and reports the ignored ones.
 
-The answer names them in the header `X-Ignored-Fields`, and the log each name once. Both are made of what
-strangers send, so names are written in visible ASCII, cut, and no more than so many.
+An answer names the ignored fields in the header `X-Ignored-Fields`; the log names each one once. As clients
+choose these names, they are written in printable ASCII, and their length and number are limited.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from shortfin_apps.llm.errors import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 HEADER = "X-Ignored-Fields"
-MAX_NAMED = 16  # in one header
+MAX_NAMED = 16  # names in one header
 MAX_NAME_CHARS = 64
-MAX_LOGGED = 256  # names in the log of one process
-REST = "..."  # of a name or of a list that was cut
+MAX_LOGGED = 256  # names logged by one process
+REST = "..."  # marks a name or list that was cut
 
 
 class FieldCheck:
-    """Remembers which names the log has had. `strict` refuses the fields that nobody here knows."""
+    """Checks bodies for unread fields, and remembers which were logged. `strict` refuses unknown ones."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._logged: set[str] = set()
 
     def ignored(self, body: Body) -> list[str]:
-        """The fields of a body that are ignored, each name once; new ones are logged.
+        """Names of the ignored fields of a body, each once; logs those that were not logged before.
 
-        Raises InvalidRequestError for a field that is not served, and for an unknown one if strict.
+        Raises InvalidRequestError for an unsupported field and, if strict, for an unknown one.
         """
         names: dict[str, None] = {}
         for prefix, each in _bodies_in(body):
@@ -48,28 +48,28 @@ class FieldCheck:
         for name in names:
             if len(self._logged) >= MAX_LOGGED:
                 return
-            if (shown := visible(name)) not in self._logged:
+            if (shown := printable(name)) not in self._logged:
                 self._logged.add(shown)
-                logger.warning("requests give the field `%s`, which is ignored", shown)
+                logger.warning("requests have the field `%s`, which is ignored", shown)
                 if len(self._logged) == MAX_LOGGED:
-                    logger.warning("ignored fields beyond these %d are named in no log line", MAX_LOGGED)
+                    logger.warning("%d ignored fields were logged; further ones are not", MAX_LOGGED)
 
 
 def header_value(names: Sequence[str]) -> str:
-    """A list with commas, for `HEADER`."""
+    """The value of `HEADER`: the names, separated by commas."""
     rest = [REST] if len(names) > MAX_NAMED else []
-    return ", ".join([*map(visible, names[:MAX_NAMED]), *rest])
+    return ", ".join([*map(printable, names[:MAX_NAMED]), *rest])
 
 
-def visible(name: str) -> str:
-    """A name without line ends, commas or anything else that headers and logs give a meaning to."""
+def printable(name: str) -> str:
+    """`name`, cut, with line ends, commas and other characters special in headers or logs escaped."""
     if len(name) <= MAX_NAME_CHARS and len(shown := quote(name, safe="[]@!$")) <= MAX_NAME_CHARS:
         return shown
     return quote(name[:MAX_NAME_CHARS], safe="[]@!$")[: MAX_NAME_CHARS - len(REST)] + REST
 
 
 def _bodies_in(body: Body, prefix: str = "") -> Iterator[tuple[str, Body]]:
-    """The body and those inside it, each with what the names of its fields begin with."""
+    """The body and its nested bodies, each with the prefix of its fields' names."""
     yield prefix, body
     for name in type(body).model_fields:
         value = getattr(body, name)
@@ -82,8 +82,8 @@ def _bodies_in(body: Body, prefix: str = "") -> Iterator[tuple[str, Body]]:
 def _refuse_unknown(prefix: str, body: Body, unread: Sequence[str]) -> None:
     for name in unread:
         if name not in body.INERT:
-            shown = visible(prefix + name)
+            shown = printable(prefix + name)
             raise InvalidRequestError(
-                f"`{shown}` is no field of this request; leave it out (the server has --strict-fields)",
+                f"`{shown}` is an unknown field; leave it out (the server has --strict-fields)",
                 shown,
             )

@@ -1,4 +1,4 @@
-"""Bodies that are too large are refused with 413, before they are read where their length is announced."""
+"""Refuses bodies that are too large with 413, before reading them if Content-Length says so."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shortfin_apps.llm.api.errors import http_response
 
 
 class BodyLimitMiddleware:
-    """At most `max_bytes` of a body reach the application, announced or chunked.
+    """Passes at most `max_bytes` of a body to the application, with Content-Length or chunked.
 
-    Starlette has one too, but it answers in plain text.
+    Starlette's own middleware for this answers in plain text, not in our error format.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -22,7 +22,7 @@ class BodyLimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         announced = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
-        # Digits that no machine's integer holds need not be read to know.
+        # More than 18 digits are too large without parsing them.
         if announced.isdecimal() and (len(announced) > 18 or int(announced) > self._max_bytes):
             response = http_response(Request(scope), self._too_large())
             await response(scope, receive, send)
@@ -40,4 +40,4 @@ class BodyLimitMiddleware:
         await self._app(scope, limited, send)
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body is larger than the {self._max_bytes:,} bytes that are accepted")
+        return HTTPException(413, f"the body is larger than the limit of {self._max_bytes:,} bytes")

@@ -1,4 +1,4 @@
-"""Messages to the text of a prompt."""
+"""Renders messages to the text of a prompt."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ async def conversation_text(
     add_generation_prompt: bool | None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """What the model's chat template makes of `messages`. Raises InvalidRequestError.
+    """The text that the model's chat template renders from `messages`. Raises InvalidRequestError.
 
-    A template is a program that came with the model, so it runs beside the event loop, as long texts are
-    tokenised.
+    A template is a program, which may be slow, so it runs in a worker thread, like the tokenising of long
+    texts.
     """
-    read = [message.for_template() for message in messages]
-    num_chars = sum(len(message["content"]) for message in read)
+    plain_messages = [message.for_template() for message in messages]
+    num_chars = sum(len(message["content"]) for message in plain_messages)
     service.limits.check_chars(num_chars, "messages")
     generator = service.model.generator
     text = await generator.workers.run(
         num_chars,
         generator.tokenizer.apply_chat_template,
-        read,
+        plain_messages,
         add_generation_prompt=add_generation_prompt is not False,
         variables=variables,
     )

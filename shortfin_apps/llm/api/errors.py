@@ -1,6 +1,6 @@
-"""One table from errors to HTTP, and the two shapes of an error body.
+"""Converts errors to HTTP answers, in one of two formats.
 
-OpenAI's, everywhere but on `/generate`:  {"error": {"message", "type", "param", "code"}}
+OpenAI's, on all routes but `/generate`:  {"error": {"message", "type", "param", "code"}}
 upstream shortfin's, on `/generate`:      {"error": message, "code", ...extra fields}
 """
 
@@ -40,22 +40,22 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class UnauthorizedError(LlmError):
-    """The request carries no key that is known here."""
+    """The request has no valid API key."""
 
 
 class ForbiddenError(LlmError):
-    """The caller is known, but the route is not for them."""
+    """The caller's key does not give access to the route."""
 
 
 class Answer(NamedTuple):
-    """How a class of errors is told: HTTP status, OpenAI's `type`, and the `code` of both shapes."""
+    """HTTP status, OpenAI's `type`, and the `code` in both formats for a class of errors."""
 
     status: int
     openai_type: str
     code: str
 
 
-# The first class that an error is an instance of counts.
+# The first matching class applies.
 ANSWERS: tuple[tuple[type[Exception], Answer], ...] = (
     (ModelNotFoundError, Answer(404, "invalid_request_error", "model_not_found")),
     (UnauthorizedError, Answer(401, "authentication_error", "invalid_api_key")),
@@ -75,9 +75,9 @@ def answer_to(error: Exception) -> Answer:
 
 
 def error_body(error: Exception, *, native: bool) -> dict[str, Any]:
-    """The body that tells `error`; what is not ours to tell stays in the log."""
+    """The body for `error`. The message of an unexpected error is not sent: it goes to the log only."""
     answer = answer_to(error)
-    message = str(error) if isinstance(error, LlmError) else "internal error; the server's log has more"
+    message = str(error) if isinstance(error, LlmError) else "internal error; see the server's log"
     if native:
         extra = error.extra if isinstance(error, InvalidRequestError) else {}
         return {"error": message, "code": answer.code, **extra}
@@ -93,7 +93,7 @@ def error_response(request: Request, error: Exception) -> Response:
 
 
 def is_native(request: Request) -> bool:
-    """Whether the request gets upstream's error shape."""
+    """Whether the request gets errors in upstream's format."""
     return request.url.path.endswith(NATIVE_PATH)
 
 
@@ -102,7 +102,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(request, error)
 
     async def on_unexpected(request: Request, error: Exception) -> Response:
-        # Starlette answers this one outside of all middleware, and logs the traceback.
+        # Starlette calls this outside of all middleware, and logs the traceback.
         response = error_response(request, error)
         response.headers["X-Request-Id"] = request.state.request_id
         return response
@@ -132,12 +132,12 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def _as_invalid_request(request: Request, error: RequestValidationError) -> InvalidRequestError:
-    """One sentence out of pydantic's list: the first field at fault, and every way it could be right."""
+    """One sentence from pydantic's list of errors: the first invalid field, and all rules it breaks."""
     problems = error.errors()
     first = problems[0]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
-        return InvalidRequestError(f"the body is no JSON that can be read: {reason}")
+        return InvalidRequestError(f"the body is not valid JSON: {reason}")
     param = _field(first["loc"])
     if param is None:
         if "json" not in request.headers.get("content-type", ""):
@@ -148,13 +148,13 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
 
 
 def _field(location: Sequence[int | str]) -> str | None:
-    """Dotted names of the fields in a pydantic location, without its indices and union branches."""
+    """The dotted field name in a pydantic location, without list indices and union branches."""
     names = [part for part in location[1:] if isinstance(part, str) and part in FIELD_NAMES]
     return ".".join(names) or None
 
 
 def http_response(request: Request, error: HTTPException) -> Response:
-    """404, 405, 413 and the like: of HTTP, and of no route of ours."""
+    """The answer to errors of HTTP itself: 404, 405, 413 and the like."""
     message = f"{request.method} {request.url.path}: {error.detail}"
     if is_native(request):
         body: dict[str, Any] = {"error": message, "code": "INVALID_REQUEST_ARGS"}

@@ -1,6 +1,6 @@
-"""Strict JSON in (no NaN, no lone surrogates, no bottomless nesting), fast JSON out.
+"""JSON bodies and answers, with orjson: it is fast, and refuses NaN and lone surrogates.
 
-What a body gave and no route read is told in a header.
+Routes also limit the nesting of a body, and name its ignored fields in a header of the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shortfin_apps.llm.api.service import service_of
 
 
 class JsonResponse(Response):
-    """A body serialised by orjson."""
+    """A response serialised by orjson."""
 
     media_type = "application/json"
 
@@ -28,7 +28,7 @@ class JsonResponse(Response):
 
 
 class JsonRequest(Request):
-    """A request whose body is parsed by orjson; its error is a `json.JSONDecodeError`."""
+    """A request parsed by orjson, whose error is a `json.JSONDecodeError`."""
 
     async def json(self) -> Any:
         value = orjson.loads(await self.body())
@@ -37,7 +37,7 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its body that way; its handler calls `check_fields`."""
+    """A route that parses its body as JsonRequest; its handler must call `check_fields`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -52,5 +52,5 @@ class JsonRoute(APIRoute):
 
 
 def check_fields(body: Body, request: Request) -> None:
-    """Raises InvalidRequestError for a field that is not served; the answer will name those ignored."""
+    """Raises InvalidRequestError for an unsupported field; records the ignored ones for the answer."""
     request.state.ignored_fields = service_of(request).field_check.ignored(body)

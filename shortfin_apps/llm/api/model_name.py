@@ -1,4 +1,4 @@
-"""The name by which requests ask for the model."""
+"""Checks the model name in a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from shortfin_apps.llm.api.service import Service
 
 
 def check_model(service: Service, name: str | None) -> None:
-    """Raises ModelNotFoundError for the name of a model that is not served; without one, any will do."""
+    """Raises ModelNotFoundError for a name other than the served model's; None is accepted."""
     if name is not None and name != service.name:
         raise ModelNotFoundError(f"the model {name!r} is not served here; {service.name!r} is", "model")

@@ -1,4 +1,4 @@
-"""For operators, load balancers and tools: health, metrics, versions and the tokenizer."""
+"""Routes for operators, load balancers and tools: health, metrics, versions and the tokenizer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from shortfin_apps.llm.errors import InvalidRequestError
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())
 
 
-@router.get("/health", responses=answers.health(well="all is well", unwell="the engine is stuck or gone"))
+@router.get(
+    "/health", responses=answers.health(ok="the engine works", not_ok="the engine is stuck or stopped")
+)
 async def health(request: Request) -> Response:
-    """200 while the engine steps whenever it has work, 503 when it does not any more."""
+    """200 while the engine makes progress or has no work, 503 otherwise."""
     return _state("healthy", service_of(request).healthy)
 
 
-@router.get("/ready", responses=answers.health(well="requests are taken", unwell="not yet, or no more"))
+@router.get("/ready", responses=answers.health(ok="requests are accepted", not_ok="loading or draining"))
 async def ready(request: Request) -> Response:
-    """200 when requests are taken, 503 while the model loads or the server drains."""
+    """200 when requests are accepted, 503 while the model loads or the server drains."""
     return _state("ready", service_of(request).ready)
 
 
@@ -56,7 +58,7 @@ def _version(library: str) -> str | None:
 
 @router.get("/server_info", responses={200: {"model": answers.ServerInfo}})
 async def server_info(request: Request) -> Response:
-    """The effective server configuration and the model's."""
+    """The effective configuration of the server and of the model."""
     service = service_of(request)
     return JsonResponse(
         {
@@ -70,7 +72,7 @@ async def server_info(request: Request) -> Response:
 
 @router.post("/tokenize", responses={200: {"model": answers.TokenizeAnswer}})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    """Token ids of a text, or of a conversation as the chat template writes it."""
+    """Token ids of a text, or of a conversation rendered by the chat template."""
     check_fields(body, request)
     service = service_of(request)
     check_model(service, body.model)
@@ -99,10 +101,10 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     service = service_of(request)
     check_model(service, body.model)
     tokenizer = service.model.generator.tokenizer
-    service.limits.check_chars(len(body.tokens), "tokens")  # a token has a character at least
-    if (stranger := first_out_of_range(body.tokens, tokenizer.vocab_size)) is not None:
+    service.limits.check_chars(len(body.tokens), "tokens")  # a token has at least one character
+    if (bad_id := first_out_of_range(body.tokens, tokenizer.vocab_size)) is not None:
         raise InvalidRequestError(
-            f"`tokens`: token id {stranger} is not in [0, {tokenizer.vocab_size})", "tokens"
+            f"`tokens`: token id {bad_id} is not in [0, {tokenizer.vocab_size})", "tokens"
         )
     text = await service.model.generator.workers.run(
         len(body.tokens), tokenizer.decode, body.tokens, skip_special_tokens=False
@@ -110,5 +112,5 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     return JsonResponse({"prompt": text})
 
 
-def _state(word: str, holds: bool) -> Response:
-    return JsonResponse({"status": word if holds else f"not {word}"}, status_code=200 if holds else 503)
+def _state(word: str, ok: bool) -> Response:
+    return JsonResponse({"status": word if ok else f"not {word}"}, status_code=200 if ok else 503)

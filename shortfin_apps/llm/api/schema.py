@@ -46,7 +46,7 @@ class Body(BaseModel):
 
     REFUSED: ClassVar[Refused] = {}
     INERT: ClassVar[frozenset[str]] = frozenset()
-    INSTEAD: ClassVar[Mapping[str, str]] = {}  # what to do about a refused field
+    INSTEAD: ClassVar[Mapping[str, str]] = {}  # refused field: what to do instead
     READS_EXTRAS: ClassVar[bool] = False  # fields beyond the declared ones have an effect, too
 
     def refuse_unserved(self, prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What every route needs, hung on the application: the model once it is loaded, and its defaults."""
+"""State shared by all routes: the model, once it is loaded, its defaults, limits and metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shortfin_apps.llm.errors import UnavailableError
 class ServedModel:
     """A loaded model. `exported_top_k` is the VMFB's, None when it returns whole logits.
 
-    `default_num_beams` is for `/generate` alone.
+    `default_num_beams` applies to `/generate` only.
     """
 
     generator: TextGenerator
@@ -33,7 +33,7 @@ class ServedModel:
 
 
 class Service:
-    """One server. `model` is set once, when loading has finished."""
+    """The state of one server. `serve` sets the model once, when it is loaded."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Service:
 
     @property
     def model(self) -> ServedModel:
-        """Raises UnavailableError while it loads."""
+        """The loaded model. Raises UnavailableError while it loads."""
         if self._model is None:
-            raise UnavailableError("the model is still loading; /ready tells when it is there")
+            raise UnavailableError("the model is still loading; /ready answers 200 when it is loaded")
         return self._model
 
     @property
     def model_info(self) -> Mapping[str, Any] | None:
-        """None while it loads."""
+        """The model's configuration; None while it loads."""
         return None if self._model is None else self._model.info
 
     @property
@@ -77,7 +77,7 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        """Nothing is known to be wrong; a model that is still loading is not wrong."""
+        """Whether the engine works; True while the model loads."""
         return self._model is None or self._model.generator.engine.healthy
 
 
@@ -87,6 +87,6 @@ def service_of(request: Request) -> Service:
 
 
 def request_id_of(request: Request) -> str:
-    """The id that the middleware gave the request, or took from `X-Request-Id`."""
+    """The request's id: its `X-Request-Id`, or one that RequestIdMiddleware generated."""
     request_id: str = request.state.request_id
     return request_id

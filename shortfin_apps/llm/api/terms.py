@@ -18,7 +18,7 @@ def terms_of(body: ServingFields, request: Request) -> Terms:
     Raises InvalidRequestError naming the field.
     """
     claimed = request.headers.get(TENANT_HEADER) or body.user or ""
-    access_of(request).claim(claimed)
+    access_of(request).set_claimed_tenant(claimed)
     return Terms(
         priority=body.priority or 0,
         tenant=caller_of(request).tenant or claimed,

@@ -1,19 +1,20 @@
-"""Fields of OpenAI's, vLLM's, SGLang's and llama.cpp's servers that are known here and not served, by route.
+"""Fields of OpenAI's, vLLM's, SGLang's and llama.cpp's servers that this server does not support, by route.
 
-A `REFUSED` field would change the answer, so a request that gives it is refused by its name. Its values in
-the table (and null) ask for nothing and are let through: clients send defaults, 1 choice or a penalty of 0.
-An `INERT` field changes no answer: it tunes what is not here, routes, labels, or qualifies a refused field.
-It is accepted, and named as ignored. `tests/api/field_lists.py` has every name that those servers know.
+A `REFUSED` field would change the answer, so a request with it is refused. The values listed with it (and
+null) have no effect and are accepted: clients send defaults such as 1 choice or a penalty of 0. An `INERT`
+field does not change the answer: it tunes features that do not exist here, routes or labels the request, or
+qualifies a refused field. It is accepted and reported as ignored. `tests/api/field_lists.py` lists all
+fields that those servers know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-Refused = Mapping[str, tuple[object, ...]]  # field: values that ask for nothing, beside null
+Refused = Mapping[str, tuple[object, ...]]  # field: its values without effect, besides null
 
 LEAVE_OUT = "leave it out"
-# What to do about a field, where there is more to say.
+# Advice other than LEAVE_OUT for a refused field.
 INSTEAD = {
     "max_completion_tokens": "use `max_tokens`",
     "n_predict": "use `max_tokens`",
@@ -25,7 +26,7 @@ INSTEAD = {
     "beam_width": "use `num_beams`",
 }
 
-# How the next token is chosen.
+# Sampling.
 _SAMPLING: Refused = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -54,7 +55,7 @@ _SAMPLING: Refused = {
     "logits_processors": ([],),
     "vllm_xargs": ({},),
 }
-# What the answer must look like, and where it ends.
+# Constraints on the output, and where it ends.
 _CONSTRAINTS: Refused = {
     "regex": ("",),
     "ebnf": ("",),
@@ -72,7 +73,7 @@ _CONSTRAINTS: Refused = {
     "repetition_detection": (),
     "spaces_between_special_tokens": (True,),
 }
-# What the model is given beside its prompt.
+# Inputs of the model other than the prompt.
 _INPUT: Refused = {
     "lora": ([],),
     "lora_path": (),
@@ -82,7 +83,7 @@ _INPUT: Refused = {
     "kv_transfer_params": (),
     "ec_transfer_params": (),
 }
-# What the answer holds beside its text.
+# Additional data in the answer.
 _OUTPUT: Refused = {
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
@@ -126,7 +127,7 @@ _LLAMA_CPP_TUNING = frozenset(
         *("speculative.ngram_min_hits", "message_delimiters", "preserved_tokens"),
     }
 )
-# These qualify one of the fields above, which is refused where it asks for something.
+# These qualify one of the fields above, which is refused itself if it has an effect.
 _QUALIFIERS = frozenset(
     {
         *("repeat_last_n", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
@@ -138,7 +139,7 @@ _QUALIFIERS = frozenset(
         *("parse_tool_calls", "return_flat_raw_top_logprobs_b64", "sampling_logprobs_mode"),
     }
 )
-# Of images, sounds and videos, which are refused, and of routes that are not here.
+# For images, audio and video, which are refused, and for routes that do not exist here.
 _MEDIA = frozenset(
     {
         *("mm_processor_kwargs", "media_io_kwargs", "images_config", "video_config", "mm_payload"),
@@ -206,7 +207,7 @@ CHAT_REFUSED: Refused = {
     "return_sampling_mask": (False,),
     "return_flat_raw_output_top_logprobs": (False,),
 }
-# Without a parser of reasoning all of it is text, whatever these say; so it is in vLLM and SGLang.
+# Without a reasoning parser, reasoning is plain text and these have no effect; as in vLLM and SGLang.
 CHAT_INERT = (_OPENAI_INERT - CHAT_REFUSED.keys()) | {
     *("include_reasoning", "separate_reasoning", "stream_reasoning"),
 }

@@ -16,7 +16,7 @@ import orjson
 
 from shortfin_apps.llm.bench.stats import RequestRecord
 from shortfin_apps.llm.client.answers import Usage, parse_usage
-from shortfin_apps.llm.client.errors import ServerError, refusal, streamed_error
+from shortfin_apps.llm.client.errors import ServerError, error_from_response, streamed_error
 from shortfin_apps.llm.errors import LlmError
 
 _DATA = b"data:"
@@ -105,7 +105,7 @@ async def _stream(http: httpx.AsyncClient, content: bytes, arrivals: _Arrivals) 
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     async with http.stream("POST", "/v1/completions", content=content, headers=headers) as response:
         if not response.is_success:
-            raise refusal(response.status_code, await response.aread(), None)
+            raise error_from_response(response.status_code, await response.aread(), None)
         async for now_s, data in _events(response):
             _take(orjson.loads(data), now_s, arrivals)
     if arrivals.last_s is None:

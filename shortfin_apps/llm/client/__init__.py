@@ -1,4 +1,4 @@
-"""An asyncio client of any OpenAI-compatible server, this package's above all.
+"""An asyncio client for this package's server and any other OpenAI-compatible one.
 
 async with LlmClient() as client:
     print((await client.generate("Once upon a time", max_tokens=32)).text)

@@ -1,4 +1,4 @@
-"""What is asked and answered on the OpenAI routes, and how to read it."""
+"""Types of the requests and answers of the OpenAI routes, and parsers for the answers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, TypedDict
 from shortfin_apps.llm.client.errors import ServerError
 
 Prompt = str | Sequence[int]
-"""Text, or token ids taken as they are."""
+"""Text, or token ids, which are used unchanged."""
 
 Message = Mapping[str, str]
 """One turn of a conversation: `{"role": "system" | "user" | "assistant", "content": ...}`."""
 
 
 class Sampling(TypedDict, total=False):
-    """How tokens are chosen and when to stop; whatever is left out, the server decides.
+    """Sampling parameters and stop conditions; the server has defaults for those left out.
 
     Beyond OpenAI's own: `top_k` (0: off), `min_p`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
     `cache_salt` (prompts share cached pages only under the same salt), and `return_token_ids`.
@@ -47,7 +47,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole answer. `token_ids` and `usage` are None where the server does not tell."""
+    """A complete answer. `token_ids` and `usage` are None if the server does not send them."""
 
     text: str
     finish_reason: str | None
@@ -57,7 +57,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer. The last ones carry `finish_reason` and `usage`."""
+    """A piece of a streamed answer. `finish_reason` and `usage` come with the last ones."""
 
     text: str
     finish_reason: str | None = None
@@ -66,7 +66,7 @@ class Chunk:
 
 
 def parse_generation(body: Any) -> Generation:
-    """Reads the answer of either route. Raises ServerError when it is not one."""
+    """Parses a complete answer of either route. Raises ServerError for anything else."""
     try:
         choice = body["choices"][0]
         message = choice.get("message")
@@ -78,7 +78,7 @@ def parse_generation(body: Any) -> Generation:
 
 
 def parse_chunk(event: Any) -> Chunk:
-    """Reads one streamed event of either route. Raises ServerError when it is not one."""
+    """Parses one streamed event of either route. Raises ServerError for anything else."""
     try:
         usage = parse_usage(event.get("usage"))
         if not event["choices"]:
@@ -92,7 +92,7 @@ def parse_chunk(event: Any) -> Chunk:
 
 
 def parse_usage(usage: Any) -> Usage | None:
-    """Reads a `usage` object, or its absence."""
+    """Parses a `usage` object, or null."""
     if usage is None:
         return None
     details = usage.get("prompt_tokens_details") or {}

@@ -1,4 +1,4 @@
-"""The asyncio client: one connection pool to one server."""
+"""The asyncio client, a connection pool to one server."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ from shortfin_apps.llm.client.answers import (
     parse_chunk,
     parse_generation,
 )
-from shortfin_apps.llm.client.errors import ConnectionFailedError, ServerError, refusal, streamed_error
+from shortfin_apps.llm.client.errors import (
+    ConnectionFailedError,
+    ServerError,
+    error_from_response,
+    streamed_error,
+)
 from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_NOTHING = Chunk("")
+_EMPTY = Chunk("")
 _RETRIED_STATUSES = (429, 503)
 LOOPBACK_WITHOUT_PROXY: Mapping[str, None] = dict.fromkeys(
     ("all://127.0.0.1", "all://localhost", "all://[::1]")
@@ -45,11 +50,11 @@ class _Failure(NamedTuple):
 class LlmClient:
     """Talks to one server; `async with` it, or call `aclose`. Belongs to one event loop.
 
-    `base_url` may end in `/v1`. `timeout_s` bounds the silence between two bytes of an answer, not
-    its whole length: an answer that is not streamed is silent until it is finished. At most
-    `max_concurrency` requests are in flight, further ones wait their turn. Failure to connect and
-    the statuses 429 and 503 are retried up to `max_retries` times, honouring `Retry-After`; nothing
-    is retried once an answer has begun. `sleep`, `now` (Unix time) and `random` are for tests.
+    `base_url` may end in `/v1`. `timeout_s` is the longest time without data from the server, not the
+    time of the whole answer; an answer that is not streamed sends no data until it is complete. At most
+    `max_concurrency` requests are in flight, others wait. Failed connections and the statuses 429 and
+    503 are retried up to `max_retries` times, honouring `Retry-After`; nothing is retried once an answer
+    has begun. `sleep`, `now` (Unix time) and `random` are for tests.
 
     Raises InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError or one of
     `client.errors`, all LlmError.
@@ -78,15 +83,15 @@ class LlmClient:
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            # Waiting for a free connection is our own doing, so `pool` has no limit.
+            # `pool`: requests beyond `max_concurrency` wait for a connection without a limit.
             timeout=httpx.Timeout(timeout_s, connect=connect_timeout_s, pool=None),
             limits=httpx.Limits(max_connections=max_concurrency),
-            # A proxy from the environment never leads to this machine's own loopback.
+            # A proxy from the environment cannot reach this host's loopback addresses.
             mounts=LOOPBACK_WITHOUT_PROXY,
         )
 
     async def aclose(self) -> None:
-        """Closes all connections; requests under way fail."""
+        """Closes all connections; requests in flight fail."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -104,24 +109,24 @@ class LlmClient:
         return await self._complete("/v1/chat/completions", self._chat(messages, sampling))
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncGenerator[Chunk, None]:
-        """Like `generate`, piece by piece. Leaving early disconnects, which makes the server stop.
+        """Like `generate`, but streamed. Closing the generator disconnects, which aborts the request.
 
-        `aclose` (or `contextlib.aclosing`) disconnects at once, `break` when the loop comes to it.
+        `aclose` (or `contextlib.aclosing`) disconnects at once; after a `break`, asyncio closes it later.
         """
         return self._stream("/v1/completions", self._completion(prompt, sampling))
 
     def stream_chat(
         self, messages: Sequence[Message], **sampling: Unpack[Sampling]
     ) -> AsyncGenerator[Chunk, None]:
-        """Like `chat`, piece by piece; see `stream`."""
+        """Like `chat`, but streamed; see `stream`."""
         return self._stream("/v1/chat/completions", self._chat(messages, sampling))
 
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, max_concurrency: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[Generation]:
-        """Continues many prompts, at most `max_concurrency` at a time; answers are in the prompts' order.
+        """Continues many prompts, at most `max_concurrency` at a time; the answers keep their order.
 
-        The first prompt that fails ends the batch: the others are cancelled and its error is raised.
+        When a prompt fails, the others are cancelled and its error is raised.
         """
         answers: dict[int, Generation] = {}
         waiting = iter(enumerate(prompts))
@@ -135,7 +140,7 @@ class LlmClient:
         return [answers[index] for index in range(len(prompts))]
 
     async def models(self) -> list[str]:
-        """The names of the models that the server has."""
+        """Names of the server's models."""
         body = await self._json("GET", "/v1/models")
         try:
             return [str(model["id"]) for model in body["data"]]
@@ -143,11 +148,11 @@ class LlmClient:
             raise ServerError("the server's answer to /v1/models is not a list of models") from error
 
     async def health(self) -> bool:
-        """Does the server run, and does its engine make progress? False too when nobody answers."""
+        """Whether the server runs and its engine makes progress; False if there is no answer."""
         return await self._probe("/health") == 200
 
     async def ready(self) -> bool:
-        """Would the server take a request now? Servers without `/ready` are ready when healthy."""
+        """Whether the server accepts requests; that of a server without `/ready` is its `health`."""
         status = await self._probe("/ready")
         return await self.health() if status == 404 else status == 200
 
@@ -185,10 +190,10 @@ class LlmClient:
             async for event in events:
                 if event.data == "[DONE]":
                     whole = True
-                    continue  # read to the end, so that the connection can be used again
+                    continue  # read to the end, so that the connection can be reused
                 chunk = _chunk(event.data)
                 whole = whole or chunk.finish_reason is not None
-                if chunk != _NOTHING:  # such as the assistant's role, ahead of its first word
+                if chunk != _EMPTY:  # empty: the assistant's role, before its first text
                     yield chunk
         if not whole:
             raise self._broken()
@@ -199,7 +204,7 @@ class LlmClient:
         return _parse_json(content, f"the server's answer to {path}")
 
     async def _probe(self, path: str) -> int | None:
-        """The status of one GET, never retried; None when nobody answers."""
+        """The status of a GET without retries; None if there is no answer."""
         try:
             return (await self._http.get(path)).status_code
         except httpx.TransportError:
@@ -209,7 +214,7 @@ class LlmClient:
     async def _open(
         self, method: str, path: str, body: dict[str, object] | None
     ) -> AsyncIterator[httpx.Response]:
-        """The answer's head has come and its status is 2xx; leaving early disconnects."""
+        """A response with status 2xx whose body is not read yet; leaving the context disconnects."""
         response = await self._send_with_retries(method, path, body)
         try:
             with self._typed_errors():
@@ -233,7 +238,7 @@ class LlmClient:
     async def _send(
         self, method: str, path: str, body: dict[str, object] | None
     ) -> httpx.Response | _Failure:
-        """One attempt, up to the head of an answer whose status is 2xx."""
+        """One attempt; returns a response with status 2xx before its body is read."""
         content = None if body is None else orjson.dumps(body)
         headers = {"Content-Type": "application/json"} if content else None
         request = self._http.build_request(method, path, content=content, headers=headers)
@@ -242,16 +247,16 @@ class LlmClient:
                 response = await self._http.send(request, stream=True)
                 if response.is_success:
                     return response
-                reason = await response.aread()  # to its end, which gives the connection back
+                reason = await response.aread()  # to the end, which releases the connection
         except ConnectionFailedError as error:
             never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
             return _Failure(error, retriable=never_sent)
         retry_after_s = parse_retry_after(response.headers.get("Retry-After"), self._answered_at(response))
-        refused = refusal(response.status_code, reason, retry_after_s)
+        refused = error_from_response(response.status_code, reason, retry_after_s)
         return _Failure(refused, response.status_code in _RETRIED_STATUSES, retry_after_s)
 
     def _answered_at(self, response: httpx.Response) -> float:
-        """By the server's clock where it tells, as its `Retry-After` date is by that clock too."""
+        """The time by the server's clock if it sends one, as its `Retry-After` date uses that clock, too."""
         try:
             return parsedate_to_datetime(response.headers["Date"]).timestamp()
         except (KeyError, ValueError):
@@ -269,14 +274,14 @@ class LlmClient:
             ) from error
         except httpx.TimeoutException as error:
             raise ConnectionFailedError(
-                f"the server at {self.base_url} fell silent; see its log, or allow a longer timeout"
+                f"the server at {self.base_url} sent nothing for too long; see its log, or raise the timeout"
             ) from error
         except httpx.TransportError as error:
             raise self._broken() from error
 
     def _broken(self) -> ConnectionFailedError:
         return ConnectionFailedError(
-            f"the connection to {self.base_url} broke before the answer was whole; see the server's log"
+            f"the connection to {self.base_url} broke before the answer was complete; see the server's log"
         )
 
 
@@ -303,7 +308,7 @@ def _parse_json(content: str | bytes, what: str) -> Any:
 
 
 async def _all_or_none(jobs: Sequence[Awaitable[None]]) -> None:
-    """Runs jobs side by side; the first failure cancels the rest and is raised as it is."""
+    """Runs jobs concurrently; the first failure cancels the others and is raised unchanged."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         await asyncio.gather(*tasks)

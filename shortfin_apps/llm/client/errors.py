@@ -1,11 +1,11 @@
-"""What a client raises, beside the errors that server and client share.
+"""Errors of the client, besides those that it shares with the server.
 
 LlmError
 ├── InvalidRequestError, OverloadedError, UnavailableError, RequestAbortedError   from the server's answer
 └── ClientError
-    ├── ConnectionFailedError      nobody answers, or the connection broke
+    ├── ConnectionFailedError      no answer, or the connection broke
     ├── AuthenticationError        the API key is missing or wrong        (HTTP 401, 403)
-    └── ServerError                the server failed, or its answer makes no sense
+    └── ServerError                the server failed, or its answer is invalid
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _STATUS_OF_TYPE = {
 
 
 class ClientError(LlmError):
-    """Base of the tree above."""
+    """Base class of the client's own errors."""
 
 
 class ConnectionFailedError(ClientError):
-    """Nobody answers at that address, or the connection broke before the answer was whole."""
+    """No server answers at the address, or the connection broke before the answer was complete."""
 
 
 class AuthenticationError(ClientError):
-    """The server wants another API key."""
+    """The server rejected the API key."""
 
 
 class ServerError(ClientError):
-    """The server failed; `status` is the HTTP status it said so with."""
+    """The server failed; `status` is the HTTP status, if there was an answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
 
 
-def refusal(status: int, body: bytes, retry_after_s: float | None) -> LlmError:
-    """The error that an HTTP answer other than 2xx stands for."""
+def error_from_response(status: int, body: bytes, retry_after_s: float | None) -> LlmError:
+    """The error for an HTTP response whose status is not 2xx."""
     message, param = _message_and_param(body)
     return error_for(status, message or _phrase(status), param, retry_after_s)
 
@@ -74,13 +74,13 @@ def error_for(status: int, message: str, param: str | None, retry_after_s: float
 
 
 def streamed_error(error: object) -> LlmError:
-    """The error that a `data: {"error": ...}` event stands for; ServerError where it does not tell."""
+    """The error for a `data: {"error": ...}` event; ServerError if its kind is unknown."""
     message, param = _describe(error)
     return error_for(_streamed_status(error), message or "no reason given", param)
 
 
 def _streamed_status(error: object) -> int:
-    # vLLM puts the HTTP status into `code`; OpenAI and this package's server have only `type` to go by.
+    # vLLM puts the HTTP status into `code`; OpenAI and this package's server only have `type`.
     if not isinstance(error, dict):
         return 500
     code, kind = error.get("code"), error.get("type")
@@ -94,7 +94,7 @@ def _message_and_param(body: bytes) -> tuple[str | None, str | None]:
         return body.decode("utf-8", "replace").strip()[:500] or None, None
     if not isinstance(parsed, dict):
         return str(parsed)[:500], None
-    # OpenAI's body has `error`; FastAPI's own answers have `detail`; some servers put `message` on top.
+    # OpenAI's body has `error`; FastAPI's own answers have `detail`; some servers have `message` at the top.
     return _describe(parsed.get("error") or parsed.get("detail") or parsed)
 
 

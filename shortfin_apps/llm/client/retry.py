@@ -1,4 +1,4 @@
-"""When a client asks again, and how long it waits first."""
+"""Retries: whether a request is sent again, and after how long."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def parse_retry_after(value: str | None, now_s: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Exponential backoff with jitter, never earlier than the server asked for.
+    """Exponential backoff with jitter, never shorter than the server's `Retry-After`.
 
-    `random` yields floats in [0, 1). A server that asks for more than `longest_wait_s` is not waited
-    for.
+    `random` returns floats in [0, 1). A request is not retried if `Retry-After` exceeds `longest_wait_s`.
     """
 
     max_retries: int
@@ -41,7 +40,7 @@ class RetryPolicy:
     longest_wait_s: float = 60.0
 
     def delay_s(self, attempt: int, retry_after_s: float | None = None) -> float | None:
-        """The wait before retry number `attempt` (from 0), in seconds; None: give up."""
+        """The delay before retry number `attempt` (from 0), in seconds; None: do not retry."""
         if attempt >= self.max_retries:
             return None
         backoff_s = min(self.cap_s, self.base_s * 2.0 ** min(attempt, 32))
@@ -49,5 +48,5 @@ class RetryPolicy:
             return backoff_s * (0.5 + 0.5 * self.random())
         if retry_after_s > self.longest_wait_s:
             return None
-        # Jitter on top, so that the crowd which was told the same second does not return as one.
+        # With jitter, so that clients given the same `Retry-After` do not all return at once.
         return retry_after_s + backoff_s * self.random()

@@ -1,6 +1,6 @@
-"""The server's log on stderr: lines of text or of JSON, with a record's extra fields in both.
+"""The server's log on stderr, as text or JSON, both with a record's extra fields.
 
-Nothing that a client sent can start a line of its own or speak to a terminal.
+Text from clients is escaped: it cannot start a new line or contain terminal escapes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from shortfin_apps.llm.api.access_log import current_request_id
 
 LogFormat = Literal["text", "json"]
 
-MAX_LINES = 10_000  # that wait to be written
-FLUSH_S = 2.0  # how long an end waits for a reader
+MAX_LINES = 10_000  # in the queue of lines to write
+FLUSH_S = 2.0  # the longest wait for the queue to be written
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 JSON = "%(levelname)s %(name)s %(message)s"
 JSON_NAMES = {"levelname": "level", "name": "logger"}
-# The fields that are not a record's own; uvicorn repeats a message in colours.
 WARNING = {"levelno": logging.WARNING, "levelname": "WARNING"}
-NO_EXTRAS = frozenset({*RESERVED_ATTRS, "taskName", "color_message"})
+# Attributes of a record that are not extra fields; uvicorn's `color_message` repeats the message.
+NOT_EXTRA = frozenset({*RESERVED_ATTRS, "taskName", "color_message"})
 PLAIN_WORD = re.compile(r"""[^\s"'=\\\x00-\x20\x7f-\U0010ffff]+""")
 
 
 def set_up(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
-    """Sends all that is logged to `stream` (default: stderr), each line with the request it belongs to."""
+    """Logs to `stream` (default: stderr), with the id of the current request in each line."""
     handler = BackgroundHandler(stream or sys.stderr)
     handler.setFormatter(formatter(form))
     handler.addFilter(_add_request_id)
@@ -42,7 +42,7 @@ def set_up(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
 
 
 def flush() -> None:
-    """Waits until what was logged is written, for a short while."""
+    """Waits until all log lines are written, for FLUSH_S at most."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
@@ -50,14 +50,14 @@ def flush() -> None:
 def formatter(form: LogFormat) -> logging.Formatter:
     if form == "text":
         return TextFormatter(TEXT)
-    return JsonFormatter(JSON, rename_fields=JSON_NAMES, reserved_attrs=sorted(NO_EXTRAS), timestamp="time")
+    return JsonFormatter(JSON, rename_fields=JSON_NAMES, reserved_attrs=sorted(NOT_EXTRA), timestamp="time")
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes lines in a thread of its own, so that a log which nobody reads holds up nobody.
+    """Writes lines in its own thread, so that a blocked reader of the log blocks nothing else.
 
-    At most MAX_LINES wait; further ones are dropped, and how many is said once there is a reader again.
-    Only the thread touches the stream.
+    At most MAX_LINES are queued; further ones are dropped, and their number is logged once the reader
+    continues. Only the thread writes to the stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -65,14 +65,14 @@ class BackgroundHandler(logging.Handler):
         self._stream = stream
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
         self._num_dropped = 0
-        self._counting = threading.Lock()
+        self._dropped_lock = threading.Lock()
         threading.Thread(target=self._write_all, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
-            with self._counting:
+            with self._dropped_lock:
                 self._num_dropped += 1
         except Exception:
             self.handleError(record)
@@ -84,7 +84,7 @@ class BackgroundHandler(logging.Handler):
 
     def close(self) -> None:
         self.flush()
-        with contextlib.suppress(queue.Full):  # nobody reads: the thread ends with the process
+        with contextlib.suppress(queue.Full):  # blocked reader: the thread ends with the process
             self._lines.put_nowait(None)
         super().close()
 
@@ -92,27 +92,27 @@ class BackgroundHandler(logging.Handler):
         while (line := self._lines.get()) is not None:
             self._write(line)
             if self._num_dropped and self._lines.empty():
-                self._tell_dropped()
+                self._report_dropped()
             self._lines.task_done()
         self._lines.task_done()
 
-    def _tell_dropped(self) -> None:
-        with self._counting:
+    def _report_dropped(self) -> None:
+        with self._dropped_lock:
             count, self._num_dropped = self._num_dropped, 0
-        message = f"the log was not read in time, so {count} lines are missing"
+        message = f"the log was not read fast enough: {count} lines were dropped"
         self._write(self.format(logging.makeLogRecord({"name": __name__, "msg": message, **WARNING})))
 
     def _write(self, line: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # closed, or no reader left: there is nobody to tell
+        with contextlib.suppress(OSError, ValueError):  # the stream is closed or has no reader
             self._stream.write(f"{line}\n")
             self._stream.flush()
 
 
 class TextFormatter(logging.Formatter):
-    """A line a record, its extra fields as `name=value`; a traceback's lines follow it, indented."""
+    """One line for each record, extra fields as `name=value`; a traceback follows, indented."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        extras = {name: value for name, value in vars(record).items() if name not in NO_EXTRAS}
+        extras = {name: value for name, value in vars(record).items() if name not in NOT_EXTRA}
         words = [_escaped(super().formatMessage(record))]
         return " ".join([*words, *(f"{name}={_word(value)}" for name, value in extras.items())])
 
@@ -128,13 +128,13 @@ def _add_request_id(record: logging.LogRecord) -> bool:
 
 
 def _word(value: object) -> str:
-    """`value` as one word: as it is where that is plain, else as a JSON string."""
+    """`value` without spaces or quotes as it is, anything else as a JSON string."""
     text = "-" if value is None else str(value)
     return text if PLAIN_WORD.fullmatch(text) else json.dumps(text)
 
 
 def _escaped(text: str) -> str:
-    """`text` with all that does not print (line breaks, terminals' escapes, bidi marks) as `\\x..`."""
+    """`text` with unprintable characters (line breaks, terminal escapes, bidi marks) as `\\x..`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""How many files this process may have open (`ulimit -n`), of which each connection is one."""
+"""The limit on open files of this process (`ulimit -n`); each connection is one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import resource
 
 logger = logging.getLogger(__name__)
 
-NUM_OTHER_FILES = 128  # the model's, the libraries', the log
+NUM_OTHER_FILES = 128  # of the model, the libraries and the log
 
 
 def allow(num_connections: int) -> None:
-    """Raises the process's own limit as far as it may, and warns where that is not enough.
+    """Raises the process's soft limit if necessary, and warns if the hard limit is too low.
 
-    A server that can open no file hangs up on who connects, without a word to either side.
+    Beyond the limit, the server would close new connections without an error on either side.
     """
     wanted = num_connections + NUM_OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -24,14 +24,14 @@ from shortfin_apps.llm.terminal.prompt import Prompt
 
 DESCRIPTION = """\
 Talks to a served model, streaming its answers and remembering the conversation. Ctrl-C stops an answer,
-Ctrl-D leaves. A text pasted into a terminal is one turn, whatever lines it has. With stdin from a pipe, each
+Ctrl-D quits. A text pasted into a terminal is one turn, even with several lines. With stdin from a pipe, each
 line is one turn and only the answers go to stdout."""
 COMMAND_HELP = """\
   /reset            forget the conversation so far
   /system [TEXT]    set the system message and forget the conversation; without TEXT, drop it
   /save FILE        write the conversation as JSON, the body of a chat request
   /help             this list
-  /exit             leave"""
+  /exit             quit"""
 EPILOG = f"""\
 in the conversation:
 {COMMAND_HELP}
@@ -51,7 +51,9 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--system", metavar="TEXT", help="the system message")
-    parser.add_argument("--stats", action="store_true", help="tokens and times on stderr after each answer")
+    parser.add_argument(
+        "--stats", action="store_true", help="print token counts and times on stderr after each answer"
+    )
     add_server_options(parser)
     add_sampling_options(parser, max_tokens=None)
 
@@ -69,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """The loop that reads turns. It is synchronous, as it has nothing to do while a person types.
+    """The loop that reads and answers turns. It is synchronous: it has nothing to do while the user types.
 
-    `asyncio.Runner` turns Ctrl-C during an answer into its cancellation, which disconnects.
+    `asyncio.Runner` turns Ctrl-C during an answer into a cancellation, which disconnects.
     """
 
     def __init__(
@@ -89,26 +91,26 @@ class Chat:
         self._interactive = interactive
         self._prompt = Prompt() if interactive else None
         self._stats = stats
-        self._left = False
+        self._done = False
         self.conversation = Conversation(system)
 
     def loop(self) -> None:
-        """Reads and answers turns until the end of the input. Raises LlmError when no server is there."""
+        """Reads and answers turns until the end of the input. Raises LlmError if no server answers."""
         if self._interactive:
             self._greet()
-        while not self._left and (line := self._read_line()) is not None:
+        while not self._done and (line := self._read_line()) is not None:
             if _is_command(line):
                 self._command(line)
             elif line:
                 self._turn(line)
 
     def _greet(self) -> None:
-        # Asked before the first question is typed, so that a missing server is told at once.
+        # Requested before the first turn, so that a missing server is reported at once.
         models = self._runner.run(self._client.models())
-        print(f"{', '.join(models)} at {self._client.base_url}; /help lists commands, Ctrl-D leaves")
+        print(f"{', '.join(models)} at {self._client.base_url}; /help lists commands, Ctrl-D quits")
 
     def _read_line(self) -> str | None:
-        """The next turn without surrounding blanks; None at the end of the input."""
+        """The next turn without surrounding whitespace; None at the end of the input."""
         while True:
             try:
                 return (input() if self._prompt is None else self._prompt.read()).strip()
@@ -119,7 +121,7 @@ class Chat:
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
-                print("\n(Ctrl-D or /exit leaves)")
+                print("\n(Ctrl-D or /exit quits)")
 
     def _turn(self, question: str) -> None:
         answer = StreamedAnswer()
@@ -148,7 +150,7 @@ class Chat:
         argument = argument.strip()
         match name:
             case "/exit" | "/quit":
-                self._left = True
+                self._done = True
             case "/reset":
                 self.conversation.reset()
                 self._say("(forgotten)")
@@ -160,11 +162,11 @@ class Chat:
             case "/help":
                 self._say(COMMAND_HELP)
             case _:
-                self._say(f"there is no {name}; the commands are\n{COMMAND_HELP}")
+                self._say(f"unknown command {name}; the commands are\n{COMMAND_HELP}")
 
     def _save(self, name: str) -> None:
         if not name:
-            self._say("/save needs the name of a file")
+            self._say("/save needs a file name")
             return
         try:
             self.conversation.save(Path(name).expanduser())
@@ -174,10 +176,10 @@ class Chat:
             self._say(f"(saved to {name})")
 
     def _say(self, text: str) -> None:
-        # stdout belongs to the answers alone when somebody else reads it.
+        # In a pipe, stdout has only the answers.
         print(text, file=sys.stdout if self._interactive else sys.stderr)
 
 
 def _is_command(turn: str) -> bool:
-    """Whether a turn is for us. A pasted text may begin with `/`; only a system message has several lines."""
+    """Whether a turn is a command. A turn of several lines is pasted text, unless it is a system message."""
     return turn.startswith("/") and ("\n" not in turn or turn.startswith("/system "))

@@ -1,4 +1,4 @@
-"""A conversation's turns, and how it is written to a file."""
+"""The turns of a conversation, and saving them to a file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """What the server is asked."""
+        """The messages of a chat request."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self._turns]
 
     def asking(self, question: str) -> list[Message]:
-        """The messages with a question at their end, which stays out of the history until answered."""
+        """The messages and a new question, which is not added to the history until it is answered."""
         return [*self.messages, {"role": "user", "content": question}]
 
     def answered(self, question: str, answer: str) -> None:
@@ -32,7 +32,7 @@ class Conversation:
         ]
 
     def reset(self) -> None:
-        """Forgets the turns; the system message stays."""
+        """Removes the turns but not the system message."""
         self._turns.clear()
 
     def save(self, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""`shortfin-llm generate`: continues a text and prints it as it comes."""
+"""`shortfin-llm generate`: continues a text and prints the continuation as it arrives."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shortfin_apps.llm.terminal.options import (
 from shortfin_apps.llm.terminal.printing import StreamedAnswer
 
 DESCRIPTION = """\
-Continues a text with a served model, as it stands and without a chat template (`shortfin-llm chat` has
-one), and prints the continuation while it is made. Only the text goes to stdout."""
+Continues a text with a served model, without a chat template (`shortfin-llm chat` applies one), and prints
+the continuation as it arrives. Only the continuation goes to stdout."""
 EPILOG = """\
 examples:
   shortfin-llm generate "The capital of France is" -n 8 -t 0
@@ -38,9 +38,11 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("prompt", nargs="?", help="the text; `-`, or nothing in a pipe, reads stdin")
+    source.add_argument("prompt", nargs="?", help="the text; `-`, or no argument in a pipe, reads stdin")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the text from a file")
-    parser.add_argument("--stats", action="store_true", help="tokens and times on stderr afterwards")
+    parser.add_argument(
+        "--stats", action="store_true", help="print token counts and times on stderr afterwards"
+    )
     add_server_options(parser)
     add_sampling_options(parser, max_tokens=256)
 
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The text from wherever the command line says. Raises InvalidRequestError when there is none."""
+    """The text from the argument, the file or stdin. Raises InvalidRequestError when there is none."""
     if file is not None:
         return _read_file(file)
     if prompt == "-" or (prompt is None and not sys.stdin.isatty()):

@@ -1,4 +1,4 @@
-"""The options that every command which talks to a server shares."""
+"""Options shared by all commands that talk to a server."""
 
 from __future__ import annotations
 
@@ -20,42 +20,46 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         default=own_key(),
         help=f"sent as a bearer token (default: the first of ${API_KEY_VARIABLE})",
     )
-    group.add_argument("--model", help="which of the server's models, if it has several")
+    group.add_argument("--model", help="the model to use, if the server has several")
     group.add_argument(
         "--timeout",
         type=float,
         default=600.0,
         metavar="S",
-        help="longest silence of the server in seconds (default: %(default)g)",
+        help="longest time in seconds without data from the server (default: %(default)g)",
     )
 
 
 def own_key() -> str | None:
-    """The key of whoever runs this: the first where a server's variable lists several."""
+    """The first API key in the environment variable, which may list several for a server."""
     return os.environ.get(API_KEY_VARIABLE, "").partition(",")[0].strip() or None
 
 
 def open_client(args: argparse.Namespace) -> LlmClient:
-    # A person waits for the answer or the reason there is none: only a short second try.
+    # One quick retry only, as a user waits for the answer or the error.
     return LlmClient(args.url, args.api_key, model=args.model, timeout_s=args.timeout, max_retries=1)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
-    """Each option's destination is the field's name in `Sampling`."""
-    group = parser.add_argument_group("sampling", "what is not given is left to the server")
+    """Adds options whose destinations are the names of the fields of `Sampling`."""
+    group = parser.add_argument_group("sampling", "the server has defaults for options that are not given")
     group.add_argument(
         "-n",
         "--max-tokens",
         type=int,
         default=max_tokens,
         metavar="N",
-        help=f"longest answer in tokens (default: {max_tokens or 'as the context allows'})",
+        help=f"longest answer in tokens (default: {max_tokens or 'as much as the context allows'})",
     )
     group.add_argument("--min-tokens", type=int, metavar="N", help="shortest answer in tokens")
     group.add_argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
-    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens of this mass")
-    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0 is off")
-    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens with total probability P"
+    )
+    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens; 0 is off")
+    group.add_argument(
+        "--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest one"
+    )
     group.add_argument("--seed", type=int, help="makes the answer reproducible")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
     group.add_argument(
@@ -66,11 +70,17 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
         metavar="ID",
         help="end at this token; repeatable",
     )
-    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after end-of-sequence")
-    group.add_argument("--cache-salt", metavar="SALT", help="share cached pages only under this salt")
+    group.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="continue after end-of-sequence"
+    )
+    group.add_argument(
+        "--cache-salt",
+        metavar="SALT",
+        help="share cached prefixes only with requests that have the same salt",
+    )
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
-    """Only what was given on the command line."""
+    """The sampling options that were given on the command line."""
     chosen = {name: getattr(args, name, None) for name in Sampling.__annotations__}
     return cast(Sampling, {name: value for name, value in chosen.items() if value is not None})

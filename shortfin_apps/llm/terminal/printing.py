@@ -1,4 +1,4 @@
-"""Prints a streamed answer as it comes, and counts what it took."""
+"""Prints a streamed answer as it arrives, and measures its tokens and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shortfin_apps.llm.client import Chunk, Usage
 
 
 class StreamedAnswer:
-    """An answer on its way to stdout. What has been printed stays readable when it is cut short."""
+    """A streamed answer, printed to stdout. `text` has what was printed, even if the stream fails."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class StreamedAnswer:
         return "".join(self._pieces)
 
     async def show(self, chunks: AsyncIterator[Chunk]) -> None:
-        """Writes the text, flushed piece by piece, and ends its last line, also when cut short."""
+        """Prints and flushes each piece of text, and ends the last line, even if the stream fails."""
         started = self._clock()
         try:
             async for chunk in chunks:
@@ -46,7 +46,7 @@ class StreamedAnswer:
             sys.stdout.flush()
 
     def summary(self) -> str:
-        """One line of figures for people."""
+        """Token counts and times, as one line of text."""
         parts = [f"{self.total_s:.2f} s", *self._token_counts()]
         if self.ttft_s is not None:
             parts.append(f"first text after {self.ttft_s * 1e3:.0f} ms")

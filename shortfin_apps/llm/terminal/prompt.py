@@ -1,4 +1,4 @@
-"""Turns that a person types at a terminal, with editing and a history of them."""
+"""Reads turns typed at a terminal, with line editing and history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prompt_toolkit import PromptSession
 
 
 class Prompt:
-    """Text that is pasted is one turn, whatever lines it has: terminals mark it (bracketed paste)."""
+    """The input line. Pasted text is one turn, even with several lines, thanks to bracketed paste."""
 
     def __init__(self) -> None:
         self._session: PromptSession[str] = PromptSession("> ")

@@ -1,12 +1,12 @@
-"""Beam search in front of the engine, which knows nothing of it.
+"""Beam search, built on top of the engine from ordinary requests.
 
-Every step asks the engine for one more token of each live beam, with the log-probabilities of the best
-alternatives, and keeps what scores best. A beam's pages are its request's for that one step; the prefix
-cache carries the rest over, so that with `--prefix-cache trie` a step computes the tokens of each beam's
-last, partial page, and with `none` the whole of it: the same answer, more slowly.
+Each step requests one more token of every live beam, with the log-probabilities of the best alternatives,
+and keeps the continuations with the best scores. A beam holds pages only during a step. The prefix cache
+keeps them between steps: with `--prefix-cache trie`, a step only computes the tokens of each beam's last,
+partial page; with `none`, it computes the whole beam again, with the same result.
 
-A hypothesis scores the sum of its tokens' log-probabilities under the model's own distribution; as
-upstream does, there is no length penalty. Temperature and filters have no part in it.
+The score of a hypothesis is the sum of its tokens' log-probabilities under the model's own distribution,
+without temperature or filters and, as upstream, without a length penalty.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shortfin_apps.llm.components.request.sampling_params import MAX_LOGPROBS, S
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, RequestAbortedError
 
 _ABORTED = "the beam search was aborted"
-MAX_BEAMS = 10  # so many, and as many tokens that end a sequence, fit MAX_LOGPROBS
+MAX_BEAMS = 10  # leaves room in MAX_LOGPROBS for as many tokens that end a sequence
 
 
 def check_num_beams(num_beams: int, exported_top_k: int | None) -> None:
-    """Raises InvalidRequestError for a number of beams that no search here can have.
+    """Raises InvalidRequestError for an unsupported number of beams.
 
-    Scores come from whole logits, yet a model's `exported_top_k` bounds it as it does upstream.
+    Scores come from full logits, yet a model's `exported_top_k` limits the number, as it does upstream.
     """
     if num_beams < 1:
         raise InvalidRequestError("`num_beams` must be at least 1", "num_beams")
@@ -52,7 +52,7 @@ def check_num_beams(num_beams: int, exported_top_k: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """A continuation; `score` is its cumulative log-probability. `finish_reason` is None while it grows.
+    """A continuation; `score` is its cumulative log-probability. `finish_reason` is None while it is live.
 
     `logprobs` has one entry per token if the request asked for them, or none. `stop_token_id` is the
     stop token that ended it, None for end-of-sequence.
@@ -66,10 +66,10 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The search for the continuations of one prompt; `call.params` says when they end.
+    """The search for continuations of one prompt; `call.params` has their stop conditions.
 
-    At each step all continuations of all live beams by one token are taken best first: one that ends
-    the sequence is finished, others live on, until `num_beams` of them do. The search is over when
+    Each step goes through the one-token continuations of all live beams, best first: one that ends the
+    sequence is finished, others become live beams, until there are `num_beams`. The search ends when
     `num_beams` are finished, or at `max_tokens`. One beam is greedy decoding.
     """
 
@@ -81,7 +81,7 @@ class BeamSearch:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Admits the first step. Raises InvalidRequestError, and what `EngineClient.submit` raises."""
+        """Submits the first step. Raises InvalidRequestError, and the errors of `EngineClient.submit`."""
         self._engine = engine
         self._call = call
         self._num_beams = num_beams
@@ -89,7 +89,7 @@ class BeamSearch:
         self._clock = clock
         self._began_s = clock()
         self._terminators = eos_token_ids | call.params.stop_token_ids
-        self._step_params = self._params_of_a_step()
+        self._step_params = self._make_step_params()
         self._num_tokens = 0
         self._live = [Hypothesis()]
         self._finished: list[Hypothesis] = []
@@ -104,14 +104,14 @@ class BeamSearch:
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
-        """The best `num_beams` that finished, best first."""
+        """The best `num_beams` finished hypotheses, best first."""
         ranked = sorted(self._finished, key=lambda hypothesis: -hypothesis.score)
         return ranked[: self._num_beams]
 
     async def step(self) -> float:
-        """Adds a token to every live beam; returns the longest time in seconds that one was queued.
+        """Adds a token to every live beam; returns the longest queueing time of its requests in seconds.
 
-        Raises what the engine reports, for any of the beams. The step's requests are over when this
+        Raises the engine's error for any of the beams. All requests of the step have ended when this
         returns, raises or is cancelled.
         """
         try:
@@ -127,21 +127,21 @@ class BeamSearch:
         return max(delta.queue_s for delta in deltas)
 
     def abort(self) -> None:
-        """Makes the step under way raise RequestAbortedError, though the engine may have answered it."""
+        """Makes the current step raise RequestAbortedError, even if the engine has already answered it."""
         self._is_aborted = True
         for request_id in self._streams:
             self._engine.abort(request_id)
 
     async def aclose(self) -> None:
-        """Aborts what is under way. Closing twice is a no-op."""
+        """Aborts the requests of the current step. Closing twice is a no-op."""
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
-            # A generator that was never started does not notice being closed, so the engine is told.
+            # Closing a generator that was never started runs none of its code, so `abort` is called, too.
             self._engine.abort(request_id)
             await stream.aclose()
 
-    def _params_of_a_step(self) -> SamplingParams:
-        """One greedy token, with alternatives enough for `num_beams` that do not end the sequence."""
+    def _make_step_params(self) -> SamplingParams:
+        """One greedy token, with enough alternatives for `num_beams` that do not end the sequence."""
         params = self._call.params
         width = self._num_beams + len(self._terminators)
         if width > MAX_LOGPROBS:
@@ -152,8 +152,8 @@ class BeamSearch:
             )
         return SamplingParams(max_tokens=1, temperature=0.0, logprobs=max(width, params.logprobs or 0))
 
-    def _terms_of_a_step(self) -> Terms:
-        """The request's, with what is left of its time."""
+    def _step_terms(self) -> Terms:
+        """The request's terms, with the remaining time as timeout."""
         terms = self._call.terms
         if terms.timeout_s is None:
             return terms
@@ -170,8 +170,8 @@ class BeamSearch:
             raise InvalidRequestError(message, "num_beams") from None
 
     def _submit(self) -> None:
-        """Asks for the next token of each live beam."""
-        terms = self._terms_of_a_step()
+        """Submits a request for the next token of each live beam."""
+        terms = self._step_terms()
         for index, beam in enumerate(self._live):
             call = replace(
                 self._call,
@@ -184,15 +184,15 @@ class BeamSearch:
             self._streams[call.request_id] = self._engine.submit(call)
 
     def _select(self, deltas: list[Delta]) -> None:
-        """Sets the live beams to the best of their continuations, and finishes those that end."""
-        too_early = self._num_tokens < self._call.params.min_tokens
+        """Replaces the live beams by their best continuations, and moves those that end to `_finished`."""
+        below_min_tokens = self._num_tokens < self._call.params.min_tokens
         self._num_tokens += 1
         candidates = _ranked(self._live, deltas)
         self._live = []
         for candidate in candidates:
             if len(self._live) == self._num_beams:
                 break
-            if too_early and candidate.token_id in self._terminators:
+            if below_min_tokens and candidate.token_id in self._terminators:
                 continue
             hypothesis = self._extended(candidate)
             (self._live if hypothesis.finish_reason is None else self._finished).append(hypothesis)
@@ -219,7 +219,7 @@ class BeamSearch:
 
 
 class _Candidate(NamedTuple):
-    """A live beam and a token that may follow it; `top` are all those tokens."""
+    """A live beam and a possible next token; `top` are all possible next tokens of the beam."""
 
     score: float
     parent: Hypothesis
@@ -229,7 +229,7 @@ class _Candidate(NamedTuple):
 
 
 def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candidate]:
-    """Best first; of equals, the one of the better beam, then of the lower token id."""
+    """All candidates, best first; of equals, first that of the better beam, then of the lower token id."""
     candidates = []
     for beam, delta in zip(beams, deltas, strict=True):
         [step] = delta.logprobs
@@ -241,7 +241,7 @@ def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candi
 
 
 def _checked(delta: Delta | None) -> Delta:
-    """The one delta of a one-token request. Raises what it reports instead of a token."""
+    """The only delta of a one-token request. Raises the error that it has instead of a token."""
     if delta is None:
         raise InvocationError("the engine ended the stream without a reason")
     if delta.finish_reason is FinishReason.ABORT:
