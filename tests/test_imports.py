@@ -83,8 +83,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # Over HTTP.
     "api": ("components.frontend", "components.request", "components.text", "errors"),
     "server": (
-        *("address_space", "api", "artifact", "components.frontend", "components.loading"),
-        *("components.text", "errors"),
+        *("address_space", "api", "artifact", "components.batching", "components.frontend"),
+        *("components.kvcache", "components.loading", "components.text", "errors"),
     ),
     # On the other side of HTTP.
     "client": ("errors",),

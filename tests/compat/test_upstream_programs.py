@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions, make_engine
@@ -94,7 +95,8 @@ def test_in_chunks_with_shared_prefixes_and_few_pages(
     variant = VARIANTS["argmax, position"]
     shared = PROMPTS[-1][: 2 * STRIDE]
     prompts = [shared + [i] * i for i in range(1, 2 * STRIDE)]
-    options = EngineOptions(prefix_cache=prefix_cache, chunk_tokens=chunk_pages * STRIDE)
+    mode = DefaultModeOptions(chunk_tokens=chunk_pages * STRIDE)
+    options = EngineOptions(prefix_cache=prefix_cache, mode=mode)
     device = open_device("local-task", runtime)
     try:
         engine = make(device, compiled(variant), variant.config(pages=16), options)
@@ -175,10 +177,11 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
 def test_chunks_of_a_model_that_takes_whole_prompts_are_refused(compiled: Compiled) -> None:
     """As upstream does: its `--chunk_block_size` needs `has_prefill_position`."""
     variant = VARIANTS["logits"]
+    options = EngineOptions(mode=DefaultModeOptions(chunk_tokens=STRIDE))
     device = open_device("local-task", "iree")
     try:
         with pytest.raises(ArtifactError, match="--chunk-block-size"):
-            make(device, compiled(variant), variant.config(), EngineOptions(chunk_tokens=STRIDE))
+            make(device, compiled(variant), variant.config(), options)
     finally:
         device.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shortfin_apps.llm.components.batching import BatchOptions, make_mode
+from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
@@ -108,12 +108,12 @@ def make_rig(
     if token_budget is None and mode == "extend-attention":
         token_budget = 16
     chunk = chunk_tokens if config.has_prefill_position else None
-    batching = make_mode(mode, config, BatchOptions(chunk_tokens=chunk, token_budget=token_budget))
-    scheduler = Scheduler(cache, batching, max_running, scheduling)
     slab = device.allocate(
         (config.paged_kv_cache.device_block_count, config.stride), config.paged_kv_cache.dtype
     )
     runner = BatchRunner(device, program, config, page_table=[slab])
+    options = BATCH_MODES[mode](chunk_tokens=chunk, token_budget=token_budget)
+    scheduler = Scheduler(cache, options.make(config, runner.buckets), max_running, scheduling)
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
     engine = Engine(
         scheduler=scheduler, cache=cache, runner=runner, limits=limits, strict=strict, clock=clock

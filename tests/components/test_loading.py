@@ -4,6 +4,7 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components import loading
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.loading import EngineOptions, load_engine, max_running
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
@@ -37,5 +38,5 @@ def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed
 def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:
     config = tiny_artifact.config
     assert max_running(config, EngineOptions()) == max(config.decode_batch_sizes)
-    assert max_running(config, EngineOptions(batch_mode="extend-attention")) == 256
+    assert max_running(config, EngineOptions(mode=ExtendAttentionOptions())) == 256
     assert max_running(config, EngineOptions(max_running=3)) == 3

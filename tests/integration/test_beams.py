@@ -18,6 +18,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.weights.write import plan_weights
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
@@ -102,7 +103,7 @@ async def test_beams_are_those_of_the_reference(
     chunk_tokens: int,
 ) -> None:
     """1, 2 and 4 beams of every prompt, all at once."""
-    options = EngineOptions(prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
+    options = EngineOptions(prefix_cache=prefix_cache, mode=DefaultModeOptions(chunk_tokens=chunk_tokens))
     cases = [(prompt, num_beams) for prompt in prompts for num_beams in (1, 2, 4)]
     async with serving(artifact, options) as engine:
         searches = [search(engine, str(i), prompt, beams) for i, (prompt, beams) in enumerate(cases)]

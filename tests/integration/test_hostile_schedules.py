@@ -14,6 +14,7 @@ from typing import cast
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.invocation import BatchResult
@@ -159,11 +160,11 @@ def test_whatever_happens_to_others(
     rng = random.Random(seed)
     options = EngineOptions(
         runtime="iree",
-        batch_mode=mode,
         pages=rng.choice([16, 18, 24, 40]),
         prefix_cache=rng.choice(["none", "trie", "trie"]),
-        chunk_tokens=rng.choice([None, 16, 48, 128]),
-        token_budget=rng.choice([None, 32, 64, 256]),
+        mode=BATCH_MODES[mode](
+            chunk_tokens=rng.choice([None, 16, 48, 128]), token_budget=rng.choice([None, 32, 64, 256])
+        ),
         max_running=rng.choice([2, 4, 8, 16]),
     )
     with open_engine(tiny_artifact, options) as engine:

@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
@@ -61,7 +64,7 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
     """Each prompt whole, on an engine in the default mode that has nothing else to do."""
-    options = EngineOptions(runtime="iree", prefix_cache="none", chunk_tokens=512)
+    options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
     with open_engine(tiny_artifact, options) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
@@ -77,14 +80,12 @@ def test_the_modes_agree(
     traffic: Traffic,
 ) -> None:
     for mode, with_budget in (("default", False), ("default", True), ("extend-attention", True)):
-        options = EngineOptions(
-            runtime=runtime,
-            batch_mode=mode,
-            prefix_cache=traffic.prefix_cache,
+        mode_options = BATCH_MODES[mode](
             chunk_tokens=traffic.chunk_tokens,
             token_budget=traffic.token_budget if with_budget else None,
             idle_budget=traffic.idle_budget if with_budget else None,
         )
+        options = EngineOptions(runtime=runtime, mode=mode_options, prefix_cache=traffic.prefix_cache)
         with open_engine(tiny_artifact, options) as engine:
             crowd = [prompts[index] for index in traffic.prompts]
             got = generate(engine, crowd, MAX_TOKENS, traffic.arrivals)
@@ -97,7 +98,7 @@ def test_after_preemption(tiny_artifact: Artifact) -> None:
     """Twelve requests that grow from one page to three, in 25 pages. What a preempted one had generated is
     then computed as a prefill, whose sums are in another order, so near ties may go the other way.
     """
-    options = EngineOptions(runtime="iree", batch_mode="extend-attention", prefix_cache="none", pages=26)
+    options = EngineOptions(runtime="iree", mode=ExtendAttentionOptions(), prefix_cache="none", pages=26)
     prompts = [[index] for index in range(12)]
     with open_engine(tiny_artifact, options) as engine:
         alone = [generate(engine, [prompt], 40)[0] for prompt in prompts]

@@ -14,6 +14,7 @@ from shortfin_apps.llm.builder.sources.base import Array
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.write import write_weights
+from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions, make_engine
@@ -148,9 +149,8 @@ def test_a_prompt_with_nan_fails_alone(
     ]
     good = [(2 * index, prompt) for index, prompt in enumerate(prompts)]
     requests = [*good, *((3 * index, prompt) for index, prompt in enumerate(bad))]
-    options = EngineOptions(
-        runtime=runtime, batch_mode=mode, prefix_cache=prefix_cache, chunk_tokens=64, pages=PAGES
-    )
+    mode_options = BATCH_MODES[mode](chunk_tokens=64)
+    options = EngineOptions(runtime=runtime, mode=mode_options, prefix_cache=prefix_cache, pages=PAGES)
     for answers in open_and_serve(spoiled, options, requests, requests):
         assert answers[: len(good)] == alone
         assert answers[len(good) :] == [Answer((), (), error=True)] * len(bad)
@@ -177,9 +177,8 @@ def test_nan_in_a_decode_ends_that_request(
     )
     spoiled = spoil(tiny_artifact, tmp_path, {alone[victim].tokens[place]: np.nan})
     requests = [(0, prompt) for prompt in prompts]
-    options = EngineOptions(
-        runtime=runtime, batch_mode=mode, prefix_cache=prefix_cache, chunk_tokens=64, pages=PAGES
-    )
+    mode_options = BATCH_MODES[mode](chunk_tokens=64)
+    options = EngineOptions(runtime=runtime, mode=mode_options, prefix_cache=prefix_cache, pages=PAGES)
     for answers in open_and_serve(spoiled, options, requests, requests):
         for index, (answer, undisturbed) in enumerate(zip(answers, alone, strict=True)):
             if index == victim:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
@@ -32,7 +33,7 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
     """Each prompt on an engine that has nothing else to do, whole, without a prefix cache."""
-    options = EngineOptions(runtime="iree", prefix_cache="none", chunk_tokens=512)
+    options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
     with open_engine(tiny_artifact, options) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
 
@@ -57,7 +58,8 @@ def test_together_and_in_chunks(
     prefix_cache: PrefixCache,
     chunk_tokens: int | None,
 ) -> None:
-    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
+    mode = DefaultModeOptions(chunk_tokens=chunk_tokens)
+    options = EngineOptions(runtime=runtime, prefix_cache=prefix_cache, mode=mode)
     with open_engine(tiny_artifact, options) as engine:
         cold = generate(engine, prompts, MAX_TOKENS)
         warm = generate(engine, prompts, MAX_TOKENS)

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING
 from shortfin_apps.llm.server.config import ServerConfigError, flag
 from tests.server.settings import notes_of, parse
 
@@ -91,6 +95,21 @@ def test_an_empty_value_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch
 
 def test_weights_are_read_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse("DIR", "--tenant-weights", "alice=3", "a=b=0.5")
-    assert config.weight_of_tenant == {"alice": 3.0, "a=b": 0.5}
+    assert config.scheduling_options().tenant_weights == {"alice": 3.0, "a=b": 0.5}
     monkeypatch.setenv("SHORTFIN_LLM_TENANT_WEIGHTS", "carol=2,dan=1")
-    assert parse("DIR").weight_of_tenant == {"carol": 2.0, "dan": 1.0}
+    assert parse("DIR").scheduling_options().tenant_weights == {"carol": 2.0, "dan": 1.0}
+
+
+def test_a_mode_gets_its_settings_by_name_and_lengths_in_tokens() -> None:
+    argv = ["--chunk-block-size", "2", "--max-pages-per-batch", "8", "--idle-budget", "300"]
+    given = {"chunk_tokens": 32, "token_budget": 128, "idle_budget": 300}
+    config = parse("DIR", *argv, "--prefills-per-decode", "3")
+    assert config.mode_options(stride=16) == DefaultModeOptions(**given, prefills_per_decode=3)
+    config = parse("DIR", *argv, "--batch-mode", "extend-attention")
+    assert config.mode_options(stride=16) == ExtendAttentionOptions(**given)
+
+
+def test_modes_and_the_server_have_the_same_defaults() -> None:
+    for name, options in BATCH_MODES.items():
+        assert parse("DIR", "--batch-mode", name).mode_options(stride=16) == options()
+    assert parse("DIR").scheduling_options() == DEFAULT_SCHEDULING

@@ -1,13 +1,14 @@
-"""Puts an engine together: device, program, page table, cache, batching mode."""
+"""Assembles an engine: device, program, page table, cache, batching mode."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
@@ -33,29 +34,23 @@ logger = logging.getLogger(__name__)
 class EngineOptions:
     """How to serve a model; None leaves a choice to the artefact or the machine.
 
-    `pages` overrides the page table's size, `max_running` is the most requests in progress at once
-    (default: the mode's own), `max_queue` the most that wait beside them, `max_queue_tokens` the most
-    prompt tokens that wait; SchedulingOptions explains the next three. `num_tokens` is the tokenizer's
-    vocabulary, and `stall_timeout_s` how long a step may take.
+    `pages` overrides the size of the page table. `max_running` is the most requests in progress at once
+    (default: the mode's own), `max_queue` the most that wait besides them, `max_queue_tokens` the most
+    prompt tokens that wait. `num_tokens` is the size of the tokenizer's vocabulary, `stall_timeout_s` how
+    long a step may take.
     """
 
     device: str = "cpu"
     device_ids: tuple[str, ...] = ()
     runtime: Runtime = "auto"
     threads: int | None = None
-    batch_mode: str = "default"
+    mode: ModeOptions = field(default_factory=DefaultModeOptions)
+    scheduling: SchedulingOptions = DEFAULT_SCHEDULING
     prefix_cache: PrefixCache = "trie"
-    chunk_tokens: int | None = None
-    token_budget: int | None = None
-    idle_budget: int | None = None
-    prefills_per_decode: int = 1
     pages: int | None = None
     max_running: int | None = None
-    max_queue: int = 256
+    max_queue: int = 0
     max_queue_tokens: int = MAX_QUEUE_TOKENS
-    max_long_prefills: int = DEFAULT_SCHEDULING.max_long_prefills
-    long_prefill_tokens: int = DEFAULT_SCHEDULING.long_prefill_tokens
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
     num_tokens: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
 
@@ -70,7 +65,7 @@ def load_engine(
 ) -> AsyncEngine:
     """Loads, checks and warms up; the engine is ready for `start`. Takes seconds. Raises ArtifactError.
 
-    `confirm` is called last; what it raises ends the loading.
+    `confirm` is called last; if it raises, the device is closed and the error passed on.
     """
     device = open_device(
         options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
@@ -98,39 +93,23 @@ def make_engine(
     eos_token_ids: frozenset[int],
     options: EngineOptions,
 ) -> Engine:
-    """The engine alone, on a device the caller owns: whoever calls `step` drives it."""
+    """The engine alone, on a device that the caller owns; it runs when the caller calls `step`."""
     num_pages = options.pages or config.paged_kv_cache.device_block_count
     if num_pages < 2:
         raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
-    batch_options = BatchOptions(
-        chunk_tokens=options.chunk_tokens,
-        token_budget=options.token_budget,
-        idle_budget=options.idle_budget,
-        prefills_per_decode=options.prefills_per_decode,
-    )
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config)
     check_vocabulary(embedding_rows(parameters), options.num_tokens)
     for entry in program.entries.values():
         check_vocabulary(logits_width(entry, config), options.num_tokens)
     runner = make_runner(device, program, config, num_pages)
-    mode = make_mode(options.batch_mode, config, batch_options, any_chunk=runner.buckets.takes_any_chunk)
+    mode = options.mode.make(config, runner.buckets)
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
-    if BATCH_MODES[options.batch_mode].needs_extend_entries and not runner.buckets.has_extend:
-        raise ArtifactError(
-            f"the VMFB has no `extend` entry, which batch mode {options.batch_mode} needs; "
-            "rebuild it with `shortfin-llm build`, or use `--batch-mode default`"
-        )
     for entry in runner.warm_up():
         check_results(entry, config)
         check_vocabulary(logits_width(entry, config), options.num_tokens)
-    scheduling = SchedulingOptions(
-        max_long_prefills=options.max_long_prefills,
-        long_prefill_tokens=options.long_prefill_tokens,
-        tenant_weights=options.tenant_weights,
-    )
     return Engine(
-        scheduler=Scheduler(cache, mode, max_running(config, options), scheduling),
+        scheduler=Scheduler(cache, mode, max_running(config, options), options.scheduling),
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
@@ -138,9 +117,9 @@ def make_engine(
 
 
 def make_runner(device: Device, program: Program, config: ModelConfig, num_pages: int) -> BatchRunner:
-    """Runs batches of `program` on a page table of its own, `num_pages` with the scratch page.
+    """A runner of `program` with a page table of its own: `num_pages` pages, the scratch page included.
 
-    Raises ArtifactError when the device has no memory for so many.
+    Raises ArtifactError when the device has too little memory for them.
     """
     dtype = config.paged_kv_cache.dtype
     only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
@@ -149,7 +128,7 @@ def make_runner(device: Device, program: Program, config: ModelConfig, num_pages
             device.allocate((num_pages, elements), dtype, stage=stage, only_dispatches=only_dispatches)
             for stage, elements in enumerate(config.page_elements)
         ]
-    except Exception as error:  # the runtimes have no common one for it
+    except Exception as error:  # the runtimes have no common exception for it
         size = num_pages * sum(config.page_elements) * dtype.itemsize
         raise ArtifactError(
             f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
@@ -158,7 +137,7 @@ def make_runner(device: Device, program: Program, config: ModelConfig, num_pages
 
 
 def max_running(config: ModelConfig, options: EngineOptions) -> int:
-    return options.max_running or BATCH_MODES[options.batch_mode].default_max_running(config)
+    return options.max_running or options.mode.default_max_running(config)
 
 
 def _prefix_cache(config: ModelConfig, options: EngineOptions) -> PrefixCache:

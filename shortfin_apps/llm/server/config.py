@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, SchedulingOptions
+from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
+from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.errors import LlmError
 
 ENV_PREFIX = "SHORTFIN_LLM_"
@@ -121,7 +128,7 @@ class ServerConfig(BaseSettings):
     )
     threads: int | None = Field(None, ge=1, description="CPU workers (default: all CPUs)")
 
-    batch_mode: Literal["default", "extend-attention"] = Field(
+    batch_mode: Literal[*BATCH_MODES] = Field(  # type: ignore[valid-type]
         "default", description="how prompts are cut into chunks and batched"
     )
     chunk_tokens: int | None = Field(
@@ -144,23 +151,23 @@ class ServerConfig(BaseSettings):
         description="--token-budget while no request decodes (default: --token-budget if given, or 512)",
     )
     prefills_per_decode: int = Field(
-        1, ge=1, description="default mode: prefill invocations per decode, when both have work"
+        DefaultModeOptions().prefills_per_decode,
+        ge=1,
+        description="default mode: prefill invocations per decode, when both have work",
     )
     max_running: int | None = Field(
         None,
         ge=1,
         description="most requests in progress at once (default: the largest decode batch, or 256)",
     )
-    prefix_cache: Literal["none", "trie"] = Field(
-        "trie", description="how requests share the pages of a common prefix"
-    )
+    prefix_cache: PrefixCache = Field("trie", description="how requests share the pages of a common prefix")
     pages: int | None = Field(
         None, ge=2, description="pages of the KV cache (default: device_block_count in config.json)"
     )
     max_queue: int = Field(
         256,
         ge=1,
-        description="most requests that wait besides the running ones; further ones are answered 429",
+        description="most requests that wait to run; further ones are answered 429",
     )
     max_body_bytes: int = Field(
         4 << 20, ge=1, description="largest body of a request in bytes; larger ones are answered 413"
@@ -182,7 +189,7 @@ class ServerConfig(BaseSettings):
         description="turn names of special tokens in messages into those tokens, instead of plain text",
     )
     max_queue_tokens: int = Field(
-        131_072,
+        MAX_QUEUE_TOKENS,
         ge=1,
         description="most prompt tokens of requests without a first token; further requests are answered 429",
     )
@@ -190,16 +197,22 @@ class ServerConfig(BaseSettings):
         None, gt=0, description="seconds for a request, queueing included (default: no limit)"
     )
     stall_timeout: float = Field(
-        60.0, gt=0, description="seconds of one invocation after which the device is considered dead"
+        STALL_TIMEOUT_S,
+        gt=0,
+        description="seconds of one invocation after which the device is considered dead",
     )
     send_timeout: float = Field(
         30.0, gt=0, description="seconds after which a client that does not read its answer is disconnected"
     )
     max_long_prefills: int = Field(
-        2, ge=1, description="most long prompts prefilled at once, so that short ones are not held up"
+        DEFAULT_SCHEDULING.max_long_prefills,
+        ge=1,
+        description="most long prompts prefilled at once, so that short ones are not held up",
     )
     long_prefill_tokens: int = Field(
-        1024, ge=1, description="a prompt with more tokens left to prefill counts as long"
+        DEFAULT_SCHEDULING.long_prefill_tokens,
+        ge=1,
+        description="a prompt with more tokens left to prefill counts as long",
     )
     tenant_weights: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="tenants' shares of the service, as NAME=WEIGHT; others have weight 1"
@@ -249,12 +262,6 @@ class ServerConfig(BaseSettings):
             if not name or not is_number or not 0.001 <= float(weight) <= 1000:
                 raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number from 0.001 to 1000")
         return value
-
-    @property
-    def weight_of_tenant(self) -> dict[str, float]:
-        """`tenant_weights` by name."""
-        pairs = [entry.rpartition("=") for entry in self.tenant_weights]
-        return {name: float(weight) for name, _, weight in pairs}
 
     @field_validator("batch_mode", mode="before")
     @classmethod
@@ -312,5 +319,32 @@ class ServerConfig(BaseSettings):
             yield "--device-ids", f"it chooses GPUs, and the device is {self.device}"
         if self.threads is not None and (on_gpu or self.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
-        if "prefills_per_decode" in self.model_fields_set and self.batch_mode != "default":
-            yield "--prefills-per-decode", "it belongs to `--batch-mode default`"
+        own = _names(BATCH_MODES[self.batch_mode])
+        for mode, options in BATCH_MODES.items():
+            for name in sorted((_names(options) - own) & self.model_fields_set):
+                yield flag(name), f"it belongs to `--batch-mode {mode}`"
+
+    def mode_options(self, stride: int) -> ModeOptions:
+        """Options of the chosen mode: the settings of the same names; `stride` is the tokens of a page."""
+        values = dict(self)
+        values["chunk_tokens"] = _in_tokens(self.chunk_tokens, self.chunk_block_size, stride)
+        values["token_budget"] = _in_tokens(self.token_budget, self.max_pages_per_batch, stride)
+        options = BATCH_MODES[self.batch_mode]
+        return options(**{name: values[name] for name in _names(options)})
+
+    def scheduling_options(self) -> SchedulingOptions:
+        pairs = [entry.rpartition("=") for entry in self.tenant_weights]
+        return SchedulingOptions(
+            max_long_prefills=self.max_long_prefills,
+            long_prefill_tokens=self.long_prefill_tokens,
+            tenant_weights={name: float(weight) for name, _, weight in pairs},
+        )
+
+
+def _names(options: type[ModeOptions]) -> set[str]:
+    return {field.name for field in fields(options)}
+
+
+def _in_tokens(tokens: int | None, pages: int | None, stride: int) -> int | None:
+    """One value from two settings for the same thing, one in tokens and one in pages."""
+    return pages * stride if tokens is None and pages is not None else tokens

@@ -119,36 +119,24 @@ def load_engine(
     """The engine over the artefact's VMFB on the configured device; calls `confirm` before it returns."""
     from shortfin_apps.llm.components import loading  # imports the device libraries
 
-    stride = artifact.config.stride
     options = loading.EngineOptions(
         device=config.device,
         runtime=config.runtime,
         threads=config.threads,
         device_ids=config.device_ids,
-        batch_mode=config.batch_mode,
+        mode=config.mode_options(artifact.config.stride),
+        scheduling=config.scheduling_options(),
         prefix_cache=config.prefix_cache,
         pages=config.pages,
-        chunk_tokens=_in_tokens(config.chunk_tokens, config.chunk_block_size, stride),
-        token_budget=_in_tokens(config.token_budget, config.max_pages_per_batch, stride),
-        idle_budget=config.idle_budget,
-        prefills_per_decode=config.prefills_per_decode,
         max_running=config.max_running,
         max_queue=config.max_queue,
         max_queue_tokens=config.max_queue_tokens,
-        max_long_prefills=config.max_long_prefills,
-        long_prefill_tokens=config.long_prefill_tokens,
-        tenant_weights=config.weight_of_tenant,
         num_tokens=tokenizer.vocab_size,
         stall_timeout_s=config.stall_timeout,
     )
     return loading.load_engine(
         artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options, confirm
     )
-
-
-def _in_tokens(tokens: int | None, pages: int | None, stride: int) -> int | None:
-    """A length that can be set in tokens or in pages of `stride` tokens; None when neither is set."""
-    return pages * stride if tokens is None and pages is not None else tokens
 
 
 def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:

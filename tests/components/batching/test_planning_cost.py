@@ -7,11 +7,13 @@ import itertools
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from shortfin_apps.llm.components.batching import BATCH_MODES, BatchOptions, make_mode
+from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.batching.scheduler import LOOKAHEAD, Scheduler
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import Terms
 from shortfin_apps.llm.components.request.request import Request
+from tests.components.batching.modes.mode_inputs import ALL_ENTRIES
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
 
@@ -22,8 +24,8 @@ NUM_RUNNING, NUM_WAITING = 256, 1000
 def test_256_running_and_1000_waiting(benchmark: BenchmarkFixture, mode: str) -> None:
     config = fake_config(stride=16, decode=(1, 32, 256))
     cache = make_cache("trie", 20_000, 16)
-    options = BatchOptions(chunk_tokens=128, token_budget=512)
-    scheduler = Scheduler(cache, make_mode(mode, config, options), NUM_RUNNING)
+    options = BATCH_MODES[mode](chunk_tokens=128, token_budget=512)
+    scheduler = Scheduler(cache, options.make(config, ALL_ENTRIES), NUM_RUNNING)
     for index in range(NUM_RUNNING + NUM_WAITING):
         scheduler.add(Request(call(str(index), [index % 97] * 300)))
     scheduler.plan()
@@ -42,8 +44,8 @@ def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -
     """Places are free but pages are not, so that every step looks for somebody who fits."""
     config = fake_config(stride=16, decode=(1, 32, 256))
     cache = make_cache("trie", 1 + 256 * 21, 16)
-    mode = make_mode("extend-attention", config, BatchOptions(chunk_tokens=128, token_budget=512))
-    scheduler = Scheduler(cache, mode, 2 * NUM_RUNNING)
+    options = ExtendAttentionOptions(chunk_tokens=128, token_budget=512)
+    scheduler = Scheduler(cache, options.make(config, ALL_ENTRIES), 2 * NUM_RUNNING)
     for index in range(NUM_RUNNING + NUM_WAITING):
         terms = Terms(tenant=str(index % num_tenants))
         scheduler.add(Request(call(str(index), [index] * 300, terms=terms)))

@@ -1,4 +1,4 @@
-"""What the batching modes do to throughput and to running streams, on simulated time."""
+"""Throughput and inter-token times of the batching modes, on simulated time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching import DEFAULT_CHUNK_TOKENS, BatchOptions
+from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.mode import DEFAULT_CHUNK_TOKENS, ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from tests.components.simulation import AMX, AVX512, CostModel, Simulation
 
-NUM_STREAMS = 8
+NUM_DECODES = 8
 LONG_TOKENS = 4096
 # The bench's presets: prompt lengths, tokens out, clients.
 W1 = ([128] * 3, 128, 1)
 W2 = ([128] * 8, 128, 8)
 W3 = (list(range(16, 513, 16)), 64, 32)
-DEFAULT_OPTIONS = BatchOptions()
+DEFAULT, EXTEND = DefaultModeOptions(), ExtendAttentionOptions()
+MODES = pytest.mark.parametrize("mode", [DEFAULT, EXTEND], ids=list(BATCH_MODES))
 MODELS = {"avx512": AVX512, "amx": AMX}
 
 
@@ -29,17 +33,12 @@ def cost(request: pytest.FixtureRequest) -> CostModel:
 
 
 # The default mode with chunks of one size, as upstream's servers cut prompts.
-FIXED = BatchOptions(chunk_tokens=DEFAULT_CHUNK_TOKENS)
+FIXED = DefaultModeOptions(chunk_tokens=DEFAULT_CHUNK_TOKENS)
 
 
-def served(
-    cost: CostModel,
-    mode: str,
-    workload: tuple[Sequence[int], int, int],
-    options: BatchOptions = DEFAULT_OPTIONS,
-) -> Simulation:
+def served(cost: CostModel, mode: ModeOptions, workload: tuple[Sequence[int], int, int]) -> Simulation:
     lengths, output_tokens, clients = workload
-    simulation = Simulation(cost, mode, options)
+    simulation = Simulation(cost, mode)
     simulation.serve(lengths, output_tokens, clients)
     return simulation
 
@@ -50,22 +49,22 @@ def p99(gaps_s: Sequence[float]) -> float:
 
 @pytest.mark.parametrize("workload", [W1, W2, W3], ids=["W1", "W2", "W3"])
 def test_mixing_is_not_slower(cost: CostModel, workload: tuple[Sequence[int], int, int]) -> None:
-    default, extend = (served(cost, mode, workload) for mode in ("default", "extend-attention"))
+    default, extend = (served(cost, mode, workload) for mode in (DEFAULT, EXTEND))
     assert extend.clock.now_s < 1.01 * default.clock.now_s
 
 
-def test_beside_a_crowd_of_prompts_a_budget_shortens_what_streams_wait(cost: CostModel) -> None:
+def test_beside_many_prompts_a_budget_shortens_the_time_between_tokens(cost: CostModel) -> None:
     """To two thirds in the default mode, at no loss of throughput, and to less than half in the other."""
-    fixed = served(cost, "default", W3, FIXED)
-    default, extend = (served(cost, mode, W3) for mode in ("default", "extend-attention"))
+    fixed = served(cost, FIXED, W3)
+    default, extend = (served(cost, mode, W3) for mode in (DEFAULT, EXTEND))
     assert p99(default.gaps_s()) < p99(fixed.gaps_s()) * 2 / 3
     assert default.clock.now_s < 1.01 * fixed.clock.now_s
     assert p99(extend.gaps_s()) < p99(fixed.gaps_s()) / 2
 
 
-@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+@MODES
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 8])
-def test_prompts_of_whole_pages_are_hardly_padded_by_the_default_buckets(mode: str, clients: int) -> None:
+def test_the_default_buckets_hardly_pad_prompts_of_whole_pages(mode: ModeOptions, clients: int) -> None:
     """A quarter of the rows where three run in a bucket of four, none otherwise."""
     simulation = Simulation(AMX, mode)
     simulation.serve([128] * 8, 32, clients)
@@ -75,16 +74,16 @@ def test_prompts_of_whole_pages_are_hardly_padded_by_the_default_buckets(mode: s
     assert padded == 0 or (clients == 3 and padded <= sum(c.prefill_tokens.total for c in prefills) / 3)
 
 
-@pytest.mark.parametrize("mode", ["default", "extend-attention"])
-def test_a_prompt_alone_is_not_cut_into_many(cost: CostModel, mode: str) -> None:
+@MODES
+def test_a_single_prompt_is_cut_into_few_chunks(cost: CostModel, mode: ModeOptions) -> None:
     simulation = served(cost, mode, ([1024], 1, 1))
     assert simulation.engine.stats().steps == 2
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(cost: CostModel) -> None:
     """Three prefill invocations and their decodes at most: one under way, one between, and its own."""
-    simulation = Simulation(cost, "default")
-    add_streams(simulation)
+    simulation = Simulation(cost, DEFAULT)
+    add_decodes(simulation)
     simulation.run_until(lambda: all(simulation.times_s.values()))
     simulation.add("long", LONG_TOKENS, 1)
     simulation.step()
@@ -95,32 +94,32 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(cost: CostModel) -> None:
     assert not simulation.times_s["long"]
 
 
-def test_mixing_wastes_no_rows(cost: CostModel) -> None:
-    assert served(cost, "extend-attention", W3).engine.stats().padded_tokens == 0
+def test_mixing_pads_no_rows(cost: CostModel) -> None:
+    assert served(cost, EXTEND, W3).engine.stats().padded_tokens == 0
 
 
 def test_mixing_gives_more_tokens_where_rows_are_cheap_beside_the_weights() -> None:
     """A sixth more at W3, once a row takes less than a hundredth of the time that the weights take."""
     cheap = replace(AMX, row_s=0.08e-3, decode_row_s=0.08e-3, key_s=0.1e-6)
-    default, extend = (served(cheap, mode, W3) for mode in ("default", "extend-attention"))
+    default, extend = (served(cheap, mode, W3) for mode in (DEFAULT, EXTEND))
     assert default.clock.now_s > 1.17 * extend.clock.now_s
 
 
 @pytest.mark.parametrize("budget", [192, 256])
-@pytest.mark.parametrize("streams_first", [True, False])
-def test_a_long_prompt_keeps_streams_within_twice_the_budgets_time(
-    cost: CostModel, budget: int, streams_first: bool
+@pytest.mark.parametrize("decodes_first", [True, False])
+def test_beside_a_long_prompt_decodes_wait_less_than_twice_the_budgets_time(
+    cost: CostModel, budget: int, decodes_first: bool
 ) -> None:
-    """The step time at a budget is that of an invocation of so many tokens at the beginning of a prompt."""
-    simulation = Simulation(cost, "extend-attention", BatchOptions(token_budget=budget))
-    if streams_first:
-        add_streams(simulation)
+    """The budget's time is that of an invocation of as many tokens at the beginning of a prompt."""
+    simulation = Simulation(cost, ExtendAttentionOptions(token_budget=budget))
+    if decodes_first:
+        add_decodes(simulation)
         simulation.run_until(lambda: all(len(times) > 20 for times in simulation.times_s.values()))
         simulation.add("long", LONG_TOKENS, 1)
     else:
         simulation.add("long", LONG_TOKENS, 1)
         simulation.step()
-        add_streams(simulation)
+        add_decodes(simulation)
     begin_s = simulation.clock.now_s
     simulation.run_until(lambda: bool(simulation.times_s["long"]))
     gaps = [
@@ -129,10 +128,10 @@ def test_a_long_prompt_keeps_streams_within_twice_the_budgets_time(
         for before, after in pairwise(times)
         if after > begin_s
     ]
-    assert len(gaps) > NUM_STREAMS * LONG_TOKENS / budget / 2, "the streams stood still"
+    assert len(gaps) > NUM_DECODES * LONG_TOKENS / budget / 2, "the decodes stalled"
     assert p99(gaps) < 2 * cost.invocation_s("extend", budget, budget * budget // 2)
 
 
-def add_streams(simulation: Simulation) -> None:
-    for index in range(NUM_STREAMS):
-        simulation.add(f"stream {index}", 32, 1000)
+def add_decodes(simulation: Simulation) -> None:
+    for index in range(NUM_DECODES):
+        simulation.add(f"decode {index}", 32, 1000)

@@ -7,29 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
-from shortfin_apps.llm.components.batching.prefill_chunks import BudgetedChunks, FixedChunks
+from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
-from tests.components.batching.modes.running_requests import STRIDE, running
+from tests.components.batching.modes.mode_inputs import STRIDE, running
 
 
-def fixed(chunk: int | None = 128) -> FixedChunks:
-    return FixedChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=(1, 2, 4))
+def fixed(chunk: int | None = 128, rows: Sequence[int] = (1, 2, 4)) -> PrefillChunks:
+    return PrefillChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=rows)
 
 
 def budgeted(
-    beside: int = 320, alone: int = 512, chunk: int = 128, span: int = 1024, rows: Sequence[int] = (1, 2, 4)
-) -> BudgetedChunks:
-    budget = TokenBudget(while_decoding=beside, alone=alone, context_span=span)
-    return BudgetedChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=rows, budget=budget)
+    while_decoding: int = 320, idle: int = 512, chunk: int = 128, rows: Sequence[int] = (1, 2, 4)
+) -> PrefillChunks:
+    budget = TokenBudget(while_decoding=while_decoding, idle=idle, context_span=1024)
+    return PrefillChunks(stride=STRIDE, chunk_tokens=chunk, row_buckets=rows, budget=budget)
 
 
 def spans(tasks: Iterable[LlmTaskInput]) -> list[tuple[int, int]]:
     return [(task.start_position, task.seq_len) for task in tasks]
 
 
-def run_all(chunks: FixedChunks, requests: Sequence[Request], has_decodes: bool) -> list[list[str]]:
-    """Who is in each invocation until all prompts are through."""
+def run_all(chunks: PrefillChunks, requests: Sequence[Request], has_decodes: bool) -> list[list[str]]:
+    """The request ids in each invocation until all prompts are computed."""
     seen = []
     while left := [r for r in requests if r.num_uncomputed]:
         tasks = chunks.next_tasks(left, has_decodes)
@@ -40,19 +40,19 @@ def run_all(chunks: FixedChunks, requests: Sequence[Request], has_decodes: bool)
 
 
 @pytest.mark.parametrize("chunks", [fixed(), budgeted()])
-def test_equal_chunks_run_together(chunks: FixedChunks) -> None:
+def test_equal_chunks_run_together(chunks: PrefillChunks) -> None:
     requests = [running("a", 250), running("b", 40), running("c", 300), running("d", 128)]
     assert spans(chunks.next_tasks(requests, has_decodes=False)) == [(0, 128)] * 3
 
 
 @pytest.mark.parametrize("chunks", [fixed(), budgeted()])
-def test_no_more_than_there_are_rows(chunks: FixedChunks) -> None:
+def test_no_more_chunks_run_than_the_largest_entry_has_rows(chunks: PrefillChunks) -> None:
     requests = [running(str(index), 300) for index in range(6)]
     tasks = chunks.next_tasks(requests, has_decodes=False)
     assert [task.request.request_id for task in tasks] == ["0", "1", "2", "3"]
 
 
-def test_a_prompt_alone_takes_as_much_of_the_budget_as_it_has_tokens_for() -> None:
+def test_a_single_prompt_takes_as_much_of_the_budget_as_it_has_tokens() -> None:
     request = running("a", 1000)
     assert spans(budgeted().next_tasks([request], has_decodes=False)) == [(0, 512)]
     request.num_computed = 512
@@ -60,14 +60,14 @@ def test_a_prompt_alone_takes_as_much_of_the_budget_as_it_has_tokens_for() -> No
     assert spans(fixed().next_tasks([request], has_decodes=False)) == [(512, 640)]
 
 
-def test_the_design_documents_two_requests_take_three_invocations_in_any_case() -> None:
+def test_the_two_requests_of_the_design_document_take_three_invocations() -> None:
     for chunks in (fixed(), budgeted()):
         requests = [running("R1", 250), running("R2", 300)]
         assert run_all(chunks, requests, has_decodes=False) == [["R1", "R2"], ["R1", "R2"], ["R2"]]
 
 
-def test_padding_rows_count() -> None:
-    """Two rows would run in the bucket of four: beside streams, the budget holds one prompt alone."""
+def test_padding_rows_count_against_the_budget() -> None:
+    """Two rows would run in the bucket of four, so the budget while decoding holds only one prompt."""
     requests = [running("a", 1000), running("b", 1000)]
     assert spans(budgeted(rows=(1, 4)).next_tasks(requests, has_decodes=True)) == [(0, 320)]
     assert spans(budgeted(256).next_tasks(requests, has_decodes=True)) == [(0, 128)] * 2
@@ -75,7 +75,7 @@ def test_padding_rows_count() -> None:
 
 
 @pytest.mark.parametrize(("rows", "num_prompts", "num_rows"), [((1, 4), 2, 1), ((1, 4), 3, 3), ((4,), 2, 2)])
-def test_at_most_a_quarter_of_the_rows_is_padding_unless_no_fewer_were_compiled(
+def test_at_most_a_quarter_of_the_rows_is_padding_unless_the_smallest_entry_runs(
     rows: tuple[int, ...], num_prompts: int, num_rows: int
 ) -> None:
     requests = [running(str(index), 128) for index in range(num_prompts)]
@@ -83,12 +83,12 @@ def test_at_most_a_quarter_of_the_rows_is_padding_unless_no_fewer_were_compiled(
     assert spans(tasks) == [(0, 128)] * num_rows
 
 
-def test_a_prompt_that_has_more_tokens_than_several_chunks_together_runs_alone() -> None:
+def test_a_prompt_with_more_tokens_than_several_chunks_in_total_runs_alone() -> None:
     requests = [running("a", 1000), running("b", 1000)]
     assert spans(budgeted(320).next_tasks(requests, has_decodes=True)) == [(0, 320)]
 
 
-def test_beside_streams_a_prompt_that_an_invocation_finishes_is_not_cut_to_share_it() -> None:
+def test_while_decoding_a_prompt_that_an_invocation_finishes_is_not_cut_to_share_it() -> None:
     requests = [running("a", 200), running("b", 200)]
     assert spans(budgeted().next_tasks(requests, has_decodes=True)) == [(0, 200)]
     assert spans(budgeted().next_tasks(requests, has_decodes=False)) == [(0, 128)] * 2
@@ -97,16 +97,16 @@ def test_beside_streams_a_prompt_that_an_invocation_finishes_is_not_cut_to_share
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(0, 320), (512, 208), (1024, 160), (4096, 64), (12_000, 16)])
-def test_beside_streams_a_chunk_gets_shorter_as_its_context_grows(context: int, chunk: int) -> None:
+def test_while_decoding_a_chunk_gets_shorter_as_its_context_grows(context: int, chunk: int) -> None:
     prompt = running("prompt", context + 4096, context)
-    (beside,) = budgeted().next_tasks([prompt], has_decodes=True)
-    (alone,) = budgeted().next_tasks([prompt], has_decodes=False)
-    assert (len(beside.input_tokens), len(alone.input_tokens)) == (chunk, 512)
+    (while_decoding,) = budgeted().next_tasks([prompt], has_decodes=True)
+    (idle,) = budgeted().next_tasks([prompt], has_decodes=False)
+    assert (len(while_decoding.input_tokens), len(idle.input_tokens)) == (chunk, 512)
 
 
-def test_a_prompt_that_is_soon_done_overtakes_a_long_one_in_every_other_invocation() -> None:
+def test_prompts_that_one_invocation_finishes_overtake_a_long_one_every_other_time() -> None:
     requests = [running("long", 2000), running("b", 300), running("c", 200), running("d", 310)]
-    seen = run_all(budgeted(alone=320), requests, has_decodes=False)
+    seen = run_all(budgeted(idle=320), requests, has_decodes=False)
     assert seen[:6] == [["b"], ["long"], ["c"], ["long"], ["d"], ["long"]]
     assert set(map(tuple, seen[6:])) == {("long",)}
 
@@ -116,9 +116,9 @@ def test_equal_short_prompts_overtake_together() -> None:
     assert run_all(budgeted(), requests, has_decodes=True)[0] == ["0", "1", "2"]
 
 
-def test_a_budget_below_the_chunk_cuts_it() -> None:
+def test_a_budget_smaller_than_the_chunk_cuts_it() -> None:
     requests = [running("a", 300), running("b", 300)]
-    assert spans(budgeted(alone=32).next_tasks(requests, has_decodes=False)) == [(0, 32)]
+    assert spans(budgeted(idle=32).next_tasks(requests, has_decodes=False)) == [(0, 32)]
 
 
 @given(
@@ -127,20 +127,17 @@ def test_a_budget_below_the_chunk_cuts_it() -> None:
     st.sampled_from([(1,), (1, 4), (2, 4), (8,)]),
     st.lists(st.booleans(), min_size=1, max_size=5),
 )
-def test_batches_keep_to_the_budget_and_the_rows_and_every_prompt_gets_through_in_order(
-    shapes: list[tuple[int, int]], budget: tuple[int, int] | None, rows: tuple[int, ...], streams: list[bool]
+def test_batches_keep_to_the_budget_and_the_rows_and_every_prompt_completes_in_order(
+    shapes: list[tuple[int, int]], budget: tuple[int, int] | None, rows: tuple[int, ...], decoding: list[bool]
 ) -> None:
     requests = [running(str(i), n, min(c * 16, (n - 1) // 16 * 16)) for i, (n, c) in enumerate(shapes)]
-    if budget is None:
-        chunks = FixedChunks(stride=STRIDE, chunk_tokens=64, row_buckets=rows)
-    else:
-        chunks = budgeted(*budget, chunk=64, rows=rows)
+    chunks = fixed(64, rows) if budget is None else budgeted(*budget, chunk=64, rows=rows)
     oldest_waited = False
     for step in range(1000):
         left = [r for r in requests if r.num_uncomputed]
         if not left:
             return
-        has_decodes = streams[step % len(streams)]
+        has_decodes = decoding[step % len(decoding)]
         tasks = chunks.next_tasks(left, has_decodes)
         ids = [task.request.request_id for task in tasks]
         assert len(set(ids)) == len(ids) <= max(rows)

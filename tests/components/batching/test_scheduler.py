@@ -4,18 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.components.batching import BatchOptions, make_mode
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.scheduler import MAX_OVERTAKES, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
+from tests.components.batching.modes.mode_inputs import ALL_ENTRIES
 from tests.components.engine_fixture import call
 from tests.components.fake_device import fake_config
+
+MODE = DefaultModeOptions(chunk_tokens=8).make(fake_config(), ALL_ENTRIES)
 
 
 def scheduler(pages: int, max_running: int = 8) -> Scheduler:
     cache = make_cache("none", pages, 4)
-    return Scheduler(cache, make_mode("default", fake_config(), BatchOptions(chunk_tokens=8)), max_running)
+    return Scheduler(cache, MODE, max_running)
 
 
 def add(target: Scheduler, request_id: str, length: int) -> Request:
@@ -127,7 +130,7 @@ def test_one_that_does_not_fit_lets_smaller_ones_pass_but_not_forever() -> None:
 
 def shared_prefix_scheduler() -> Scheduler:
     cache = make_cache("trie", 64, 4)
-    return Scheduler(cache, make_mode("default", fake_config(), BatchOptions(chunk_tokens=8)), 8)
+    return Scheduler(cache, MODE, 8)
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
@@ -180,9 +183,8 @@ def test_what_resumes_goes_before_newcomers() -> None:
 
 def test_long_prompts_do_not_take_every_place() -> None:
     cache = make_cache("none", 200, 4)
-    mode = make_mode("default", fake_config(), BatchOptions(chunk_tokens=8))
     options = SchedulingOptions(max_long_prefills=2, long_prefill_tokens=16)
-    target = Scheduler(cache, mode, 8, options)
+    target = Scheduler(cache, MODE, 8, options)
     long = [add(target, f"long {i}", 40) for i in range(4)]
     short = [add(target, f"short {i}", 16) for i in range(3)]
     target.plan()
@@ -195,8 +197,7 @@ def test_long_prompts_do_not_take_every_place() -> None:
 
 def test_a_long_prompt_whose_beginning_is_cached_is_not_long() -> None:
     cache = make_cache("trie", 200, 4)
-    mode = make_mode("default", fake_config(), BatchOptions(chunk_tokens=8))
-    target = Scheduler(cache, mode, 8, SchedulingOptions(max_long_prefills=1, long_prefill_tokens=16))
+    target = Scheduler(cache, MODE, 8, SchedulingOptions(max_long_prefills=1, long_prefill_tokens=16))
     first = add(target, "first", 40)
     target.plan()
     finish_prefill(target, first)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.invocation import BatchResult, BatchRunner
 from shortfin_apps.llm.components.request.request import Request
@@ -99,7 +100,7 @@ def test_values_of_which_one_is_no_number_are_none(place: int) -> None:
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 def test_in_a_steady_decode_few_steps_change_a_block_table(mode: str) -> None:
     """Pages hold 16 tokens, and everybody's table row grows at the same step."""
-    simulation = Simulation(AMX, mode)
+    simulation = Simulation(AMX, BATCH_MODES[mode]())
     for client in range(8):
         simulation.add(str(client), 128 + client, 256)
     simulation.run_until(lambda: all(simulation.times_s.values()))  # all have a token: they decode
@@ -120,7 +121,7 @@ def test_in_a_steady_decode_few_steps_change_a_block_table(mode: str) -> None:
 )
 def test_few_steps_plan(mode: str, prompts: list[int], output_tokens: int, most: float) -> None:
     """Prefills beside decodes, requests that come and leave, and pages that fill up are no reason for one."""
-    simulation = Simulation(AMX, mode)
+    simulation = Simulation(AMX, BATCH_MODES[mode]())
     simulation.serve(prompts, output_tokens, clients=len(prompts))
     stats = simulation.engine.stats()
     assert stats.plans.plans <= most * stats.steps

@@ -1,4 +1,4 @@
-"""What one invocation computes: tasks of several requests, frozen when the step is planned."""
+"""One invocation's work: tasks of several requests, fixed when the step is planned."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shortfin_apps.llm.components.request.request import Request
 class LlmTaskInput:
     """The part of one request that one invocation computes.
 
-    `input_tokens` stand at absolute positions `start_position .. seq_len - 1`; `seq_len` is
-    cumulative. `page_ids` is the request's whole block table, the lease's own list: it is read while
-    the step runs, and kept for its identity alone.
+    `input_tokens` are at absolute positions `start_position .. seq_len - 1`; `seq_len` is
+    cumulative. `page_ids` is the request's whole block table, the lease's own list: its content is
+    read only while the step runs, later only its identity is compared.
     """
 
     request: Request
@@ -23,6 +23,13 @@ class LlmTaskInput:
     start_position: int
     seq_len: int
     page_ids: Sequence[int]
+
+    @classmethod
+    def next_of(cls, request: Request, max_tokens: int) -> LlmTaskInput:
+        """The request's next `max_tokens` tokens, or as many as are left to compute."""
+        start = request.num_computed
+        end = min(start + max_tokens, len(request.tokens))
+        return cls(request, request.tokens[start:end], start, end, request.page_ids)
 
     @property
     def completes(self) -> bool:
@@ -32,5 +39,7 @@ class LlmTaskInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
+    """Tasks of one invocation, each of another request, and the family of entries they run on."""
+
     family: EntryFamily
     tasks: tuple[LlmTaskInput, ...]

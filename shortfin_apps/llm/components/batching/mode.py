@@ -1,28 +1,94 @@
-"""The interface of a batching mode."""
+"""The interfaces of a batching mode and of its options."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.config import ModelConfig
+
+DEFAULT_CHUNK_TOKENS = 128
+# While nothing decodes: longer chunks were not measured to be faster (bench/README.md).
+DEFAULT_IDLE_BUDGET = 512
+
+
+class CompiledEntries(Protocol):
+    """What a mode needs to know about the entries of a VMFB."""
+
+    @property
+    def has_extend(self) -> bool:
+        """Whether a batch of any size can run on an `extend` entry."""
+
+    @property
+    def takes_any_chunk(self) -> bool:
+        """Whether a prefill of any length runs unpadded in every number of rows."""
 
 
 class BatchMode(ABC):
-    """A policy: how a request is cut into tasks, and which tasks go into the next invocation.
+    """A policy that decides which parts of which requests the next invocation computes.
 
-    It owns no request and no page. A mode is one file in `modes/` and one line in the registry.
+    It owns no request and no page.
     """
 
     @abstractmethod
-    def make_task_inputs(self, request: Request) -> list[LlmTaskInput]:
-        """All tasks that are left of what `request` knows, in the order they must run."""
-
-    @abstractmethod
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
-        """The next invocation, or None when `running` holds nothing to do.
+        """The next invocation, or None when there is nothing to compute.
 
         `running` is ordered by admission; every request in it has at least one token to compute and
-        pages for all it knows. No task may depend on another one of the same batch.
+        pages for all its tokens. No task may depend on another one of the same batch.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeOptions(ABC):
+    """The options that every mode has; a mode adds its own and is made from them.
+
+    Token counts are rounded up to whole pages; None leaves the choice to the mode. `chunk_tokens` is the
+    length of a prefill chunk, `token_budget` the most tokens in one invocation (in the default mode, in a
+    prefill), `idle_budget` the same while no request decodes (default: `token_budget` if given).
+    """
+
+    chunk_tokens: int | None = None
+    token_budget: int | None = None
+    idle_budget: int | None = None
+
+    @abstractmethod
+    def make(self, config: ModelConfig, entries: CompiledEntries) -> BatchMode:
+        """Raises ArtifactError when the model or the options do not allow this mode."""
+
+    @abstractmethod
+    def default_max_running(self, config: ModelConfig) -> int:
+        """How many requests are in progress at once unless the user sets it."""
+
+    def chunk(self, config: ModelConfig) -> int:
+        """Tokens of a chunk, in whole pages."""
+        return whole_pages(self.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
+
+    def budget(self, config: ModelConfig, while_decoding: int) -> TokenBudget:
+        """The budget that was given; by default, `while_decoding` tokens while requests decode."""
+        idle = self.idle_budget or self.token_budget or max(DEFAULT_IDLE_BUDGET, while_decoding)
+        return TokenBudget(
+            while_decoding=whole_pages(self.token_budget or while_decoding, config),
+            idle=whole_pages(idle, config),
+            context_span=_context_span(config),
+        )
+
+
+def whole_pages(tokens: int, config: ModelConfig) -> int:
+    """`tokens` rounded up to a multiple of the page size."""
+    return -(-tokens // config.stride) * config.stride
+
+
+def _context_span(config: ModelConfig) -> int:
+    """The context at which a token's attention takes about as long as the rest of the model.
+
+    With a hidden size of h, a layer's matmuls take about 24 h^2 FLOPs per token and its attention 4 h per
+    key, so the two are equal at 6 h keys. The config does not hold h; it holds the width of K, which is h or,
+    with grouped queries, a fraction of it. That leaves a margin, as attention runs further from peak FLOPs.
+    """
+    return 6 * config.paged_kv_cache.attention_head_count_kv * config.attn_head_dim

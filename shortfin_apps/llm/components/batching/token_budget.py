@@ -1,27 +1,36 @@
-"""How many tokens one invocation may compute."""
+"""Limits on the tokens of one invocation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
+class InvocationBudget:
+    """The most tokens in one invocation; `has_decodes` tells whether running requests wait to decode."""
+
+    tokens: int
+    has_decodes: bool
+    context_span: int
+
+    def page_cost(self, context: int) -> float:
+        """Pages of the budget that a page of prefill takes when `context` tokens precede it."""
+        return 1 + context / self.context_span if self.has_decodes else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """The most tokens in one invocation: `while_decoding` while somebody decodes, else `alone`.
+    """The most tokens in one invocation: `while_decoding` if any running request decodes, else `idle`.
 
-    The later in a prompt a token is, the more attention it takes. So that this does not stretch the time that
-    streams wait, a page beside them takes 1 + context / `context_span` pages of the budget, where the span is
-    the context, in tokens, whose attention takes a token about as long as all the rest of the model. Alone, a
-    page is a page.
+    Attention costs more the longer the context is. To bound the time that decodes wait, a page of prefill
+    beside them takes 1 + context / `context_span` pages of the budget; `context_span` is the context, in
+    tokens, at which attention takes as long as the rest of the model. When idle, each page takes one page.
     """
 
     while_decoding: int
-    alone: int
+    idle: int
     context_span: int
 
-    def tokens(self, has_decodes: bool) -> int:
-        return self.while_decoding if has_decodes else self.alone
-
-    def page_cost(self, context: int, has_decodes: bool) -> float:
-        """What a page at this context takes of the budget, in pages."""
-        return 1 + context / self.context_span if has_decodes else 1.0
+    def of_invocation(self, has_decodes: bool) -> InvocationBudget:
+        tokens = self.while_decoding if has_decodes else self.idle
+        return InvocationBudget(tokens, has_decodes, self.context_span)

@@ -1,53 +1,59 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 
+import pytest
+
 from shortfin_apps.llm.abi import EntryFamily
-from shortfin_apps.llm.components.batching.modes.default import DefaultMode
-from shortfin_apps.llm.components.batching.prefill_chunks import FixedChunks
-from tests.components.batching.modes.running_requests import running
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.batching.mode import BatchMode
+from shortfin_apps.llm.components.batching.modes.default import DefaultMode, DefaultModeOptions
+from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.errors import ArtifactError
+from tests.components.batching.modes.mode_inputs import ALL_ENTRIES, Entries, running
+from tests.components.fake_device import fake_config
+
+
+def run_all(batching: BatchMode, requests: Sequence[Request]) -> list[Batch]:
+    """The invocations until all tokens are computed."""
+    batches = []
+    while left := [r for r in requests if r.num_uncomputed]:
+        batch = batching.next_batch(left)
+        assert batch is not None
+        for task in batch.tasks:
+            task.request.num_computed = task.seq_len
+        batches.append(batch)
+    return batches
 
 
 def mode(chunk: int | None = 128, decode: int = 8, ratio: int = 1) -> DefaultMode:
-    chunks = FixedChunks(stride=16, chunk_tokens=chunk, row_buckets=(1, 4))
+    chunks = PrefillChunks(stride=16, chunk_tokens=chunk, row_buckets=(1, 4))
     return DefaultMode(chunks=chunks, max_decode_batch=decode, prefills_per_decode=ratio)
 
 
-def test_chunks_of_the_design_documents_two_requests() -> None:
-    spans = [
-        [(t.start_position, t.seq_len) for t in mode().make_task_inputs(running("r", length))]
-        for length in (250, 300)
-    ]
-    assert spans == [[(0, 128), (128, 250)], [(0, 128), (128, 256), (256, 300)]]
-
-
-def test_a_last_chunk_that_fills_as_many_pages_counts_as_the_same_size() -> None:
-    """So 250 + 300 tokens take 3 invocations: 122 and 128 tokens are 8 pages both, 44 are 3."""
-    requests = [running("r1", 250), running("r2", 300)]
-    batching, sizes = mode(), []
-    while any(r.num_uncomputed for r in requests):
-        batch = batching.next_batch([r for r in requests if r.num_uncomputed])
-        assert batch is not None
-        sizes.append([len(t.input_tokens) for t in batch.tasks])
-        for task in batch.tasks:
-            task.request.num_computed = task.seq_len
-    assert sizes == [[128, 128], [122, 128], [44]]
+def test_a_last_chunk_that_fills_as_many_pages_runs_with_whole_chunks() -> None:
+    """The design document's requests of 250 and 300 tokens: 122 and 128 tokens are both 8 pages, 44 are 3."""
+    batches = run_all(mode(), [running("r1", 250), running("r2", 300)])
+    spans = [[(task.start_position, task.seq_len) for task in batch.tasks] for batch in batches]
+    assert spans == [[(0, 128), (0, 128)], [(128, 250), (128, 256)], [(256, 300)]]
 
 
 def test_prefills_and_decodes_never_share_an_invocation_and_take_turns() -> None:
-    long, stream = running("long", 400), running("stream", 40, computed=39)
+    long, decode = running("long", 400), running("decode", 40, computed=39)
     batching, families = mode(), []
     for _ in range(6):
-        batch = batching.next_batch([long, stream])
+        batch = batching.next_batch([long, decode])
         assert batch is not None
-        assert {t.request.request_id for t in batch.tasks} in ({"long"}, {"stream"})
+        assert {t.request.request_id for t in batch.tasks} in ({"long"}, {"decode"})
         families.append(batch.family)
     assert families == [EntryFamily.PREFILL, EntryFamily.DECODE] * 3
 
 
-def test_a_ratio_lets_that_many_prefills_through_for_each_decode() -> None:
+def test_that_many_prefills_run_for_each_decode() -> None:
     batching, families = mode(ratio=2), []
-    requests = [running("long", 400), running("stream", 40, computed=39)]
+    requests = [running("long", 400), running("decode", 40, computed=39)]
     for _ in range(6):
         batch = batching.next_batch(requests)
         assert batch is not None
@@ -69,7 +75,7 @@ def test_more_decodes_than_the_largest_bucket_rotate() -> None:
     assert set(served.values()) == {4}
 
 
-def test_one_token_on_a_cached_prefix_is_a_decode() -> None:
+def test_one_token_after_a_cached_prefix_is_a_decode() -> None:
     batch = mode().next_batch([running("r", 33, computed=32)])
     assert batch is not None
     assert batch.family is EntryFamily.DECODE
@@ -85,7 +91,30 @@ def test_nothing_to_do() -> None:
     assert mode().next_batch([]) is None
 
 
-def test_whole_prompts_when_the_model_has_no_start_positions() -> None:
+def test_prompts_run_whole_when_the_model_has_no_start_positions() -> None:
     batch = mode(chunk=None).next_batch([running("r", 300)])
     assert batch is not None
     assert [len(t.input_tokens) for t in batch.tasks] == [300]
+
+
+def chunks(options: DefaultModeOptions, entries: Entries = ALL_ENTRIES) -> list[int]:
+    """Tokens in each invocation for a single prompt of 1024 tokens."""
+    mode = options.make(fake_config(stride=16), entries)
+    return [len(batch.tasks[0].input_tokens) for batch in run_all(mode, [running("r", 1024)])]
+
+
+def test_a_chunk_length_is_kept_unless_a_budget_is_given_too() -> None:
+    assert chunks(DefaultModeOptions()) == [512] * 2
+    assert chunks(DefaultModeOptions(chunk_tokens=256)) == [256] * 4
+    assert chunks(DefaultModeOptions(chunk_tokens=128, token_budget=250)) == [256] * 4
+    assert chunks(DefaultModeOptions(token_budget=64, idle_budget=600)) == [608, 416]
+
+
+def test_chunks_have_one_size_where_no_other_was_compiled() -> None:
+    fixed_lengths = Entries(takes_any_chunk=False)
+    assert chunks(DefaultModeOptions(token_budget=256), fixed_lengths) == [128] * 8
+
+
+def test_a_chunk_length_for_a_model_that_takes_whole_prompts_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="leave out `--chunk-block-size`"):
+        DefaultModeOptions(chunk_tokens=16).make(fake_config(has_prefill_position=False), ALL_ENTRIES)

@@ -9,16 +9,21 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionMode
+from shortfin_apps.llm.components.batching.modes.extend_attention import (
+    ExtendAttentionMode,
+    ExtendAttentionOptions,
+)
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
-from tests.components.batching.modes.running_requests import STRIDE, running
+from shortfin_apps.llm.errors import ArtifactError
+from tests.components.batching.modes.mode_inputs import ALL_ENTRIES, STRIDE, Entries, running
+from tests.components.fake_device import fake_config
 
 
 def mode(
-    chunk: int = 128, budget: int = 256, span: int = 1024, alone: int | None = None
+    chunk: int = 128, budget: int = 256, span: int = 1024, idle: int | None = None
 ) -> ExtendAttentionMode:
-    tokens = TokenBudget(while_decoding=budget, alone=alone or budget, context_span=span)
+    tokens = TokenBudget(while_decoding=budget, idle=idle or budget, context_span=span)
     return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, budget=tokens)
 
 
@@ -39,14 +44,10 @@ def run(batch: Batch) -> None:
         task.request.num_computed = task.seq_len
 
 
-def test_the_design_documents_walk_through() -> None:
+def test_the_two_requests_of_the_design_document() -> None:
     """250 and 300 tokens, stride 16, chunk 128, budget 256."""
     requests = [running("R1", 250), running("R2", 300)]
     batching = mode()
-    assert [spans(batching.make_task_inputs(r)) for r in requests] == [
-        [(0, 128), (128, 250)],
-        [(0, 128), (128, 256), (256, 300)],
-    ]
     seen = []
     for _ in range(3):
         batch = next_batch(batching, requests)
@@ -74,7 +75,7 @@ def test_a_decode_costs_one_token() -> None:
     assert len(batch.tasks) == 256
 
 
-def test_the_chunk_target_is_soft_when_nobody_else_wants_the_rest() -> None:
+def test_a_single_prompt_takes_more_than_a_chunk() -> None:
     assert spans(next_batch(mode(), [running("r", 600)]).tasks) == [(0, 256)]
 
 
@@ -101,31 +102,31 @@ def test_decodes_leave_a_page_to_a_waiting_prompt_and_rotate() -> None:
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(0, 240), (512, 160), (1024, 112), (3072, 48), (12000, 16)])
-def test_beside_streams_a_chunk_gets_shorter_as_its_context_grows(context: int, chunk: int) -> None:
-    stream = running("stream", 20, computed=19)
+def test_while_decoding_a_chunk_gets_shorter_as_its_context_grows(context: int, chunk: int) -> None:
+    decode = running("decode", 20, computed=19)
     prompt = running("prompt", context + 4096, context)
-    assert [len(task.input_tokens) for task in next_batch(mode(), [stream, prompt]).tasks] == [1, chunk]
+    assert [len(task.input_tokens) for task in next_batch(mode(), [decode, prompt]).tasks] == [1, chunk]
     assert [len(task.input_tokens) for task in next_batch(mode(), [prompt]).tasks] == [256]
 
 
-def test_with_nobody_decoding_the_budget_may_be_larger() -> None:
-    batching, prompt = mode(budget=192, alone=512), running("prompt", 1024)
-    stream = running("stream", 20, computed=19)
+def test_the_idle_budget_may_be_larger() -> None:
+    batching, prompt = mode(budget=192, idle=512), running("prompt", 1024)
+    decode = running("decode", 20, computed=19)
     assert spans(next_batch(batching, [prompt]).tasks) == [(0, 512)]
-    assert spans(next_batch(batching, [stream, prompt]).tasks) == [(19, 20), (0, 176)]
+    assert spans(next_batch(batching, [decode, prompt]).tasks) == [(19, 20), (0, 176)]
 
 
 def test_a_prompt_deep_in_its_context_leaves_the_rest_to_shallow_ones() -> None:
-    stream = running("stream", 20, computed=19)
+    decode = running("decode", 20, computed=19)
     prompts = [running("deep", 8192, 3072), running("fresh", 400), running("later", 400)]
-    batch = next_batch(mode(chunk=32), [stream, *prompts])
+    batch = next_batch(mode(chunk=32), [decode, *prompts])
     assert spans(batch.tasks) == [(19, 20), (3072, 3104), (0, 80), (0, 32)]
 
 
 def test_prompts_deep_in_their_context_do_not_keep_a_short_one_out() -> None:
-    stream = running("stream", 20, computed=19)
+    decode = running("decode", 20, computed=19)
     prompts = [running("deep", 8192, 3072), running("deeper", 8192, 4096), running("short", 40)]
-    batch = next_batch(mode(), [stream, *prompts])
+    batch = next_batch(mode(), [decode, *prompts])
     assert spans(batch.tasks) == [(19, 20), (3072, 3120), (0, 40)]
 
 
@@ -173,3 +174,18 @@ def padded(task: LlmTaskInput) -> int:
     """What a task counts against the budget."""
     size = len(task.input_tokens)
     return 1 if task.request.num_uncomputed == 1 else -(-size // STRIDE) * STRIDE
+
+
+def test_a_budget_without_room_for_a_decode_beside_a_page_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="`--token-budget 8` or more"):
+        ExtendAttentionOptions(token_budget=4).make(fake_config(), ALL_ENTRIES)
+    ExtendAttentionOptions(token_budget=5).make(fake_config(), ALL_ENTRIES)
+
+
+def test_the_default_budget_holds_two_pages_of_any_size() -> None:
+    ExtendAttentionOptions().make(fake_config(stride=512), ALL_ENTRIES)
+
+
+def test_a_vmfb_without_extend_entries_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="no `extend` entry"):
+        ExtendAttentionOptions().make(fake_config(), Entries(has_extend=False))

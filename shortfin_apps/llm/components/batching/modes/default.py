@@ -1,38 +1,81 @@
-"""Chunked prefill: chunks of prompts in invocations of their own, in turns with decodes.
+"""Chunked prefill: prefill and decode in invocations of their own, which take turns.
 
-Which chunks of which prompts is decided by `FixedChunks` or `BudgetedChunks` (prefill_chunks.py).
-
-Starvation: when both kinds of work wait, `prefills_per_decode` prefill invocations and one decode
-invocation take turns. So a running stream waits at most that many chunks for its next token, and a
-prompt gets that many chunks through for every token of the running streams, however many they are.
+When both kinds of work wait, `prefills_per_decode` prefill invocations and one decode invocation take turns,
+so neither starves: a decoding request waits for at most that many prefills between two tokens, and prompts
+get that many prefills for each token of the decoding requests, however many these are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.mode import BatchMode
-from shortfin_apps.llm.components.batching.prefill_chunks import FixedChunks
+from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions
+from shortfin_apps.llm.components.batching.prefill_chunks import PrefillChunks
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
+
+# By tests/components/batching/test_policy.py: with full batches of default chunks, decodes would wait half
+# as long again beside many prompts, and throughput would be no higher for the smaller number of steps.
+DEFAULT_PREFILL_BUDGET = 320
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultModeOptions(ModeOptions):
+    """`prefills_per_decode` prefill invocations run for each decode, when both have work."""
+
+    prefills_per_decode: int = 1
+
+    def make(self, config: ModelConfig, entries: CompiledEntries) -> BatchMode:
+        self._check(config)
+        return DefaultMode(
+            chunks=PrefillChunks(
+                stride=config.stride,
+                chunk_tokens=self.chunk(config) if config.has_prefill_position else None,
+                row_buckets=config.prefill_batch_sizes,
+                budget=self._prefill_budget(config, entries),
+            ),
+            max_decode_batch=max(config.decode_batch_sizes),
+            prefills_per_decode=self.prefills_per_decode,
+        )
+
+    def default_max_running(self, config: ModelConfig) -> int:
+        return max(config.decode_batch_sizes)
+
+    def _check(self, config: ModelConfig) -> None:
+        if self.chunk_tokens is not None and not config.has_prefill_position:
+            raise ArtifactError(
+                "a chunk length was given, but this model takes whole prompts only (`has_prefill_position` "
+                "is false in its config.json); leave out `--chunk-block-size`, or export it with that option"
+            )
+
+    def _prefill_budget(self, config: ModelConfig, entries: CompiledEntries) -> TokenBudget | None:
+        """None keeps chunks at one size: where only a chunk length was given, as upstream's servers cut
+        prompts, and where only whole prompts or chunks of fixed lengths were compiled."""
+        has_budget = self.token_budget is not None or self.idle_budget is not None
+        if not config.has_prefill_position or not entries.takes_any_chunk:
+            return None
+        if self.chunk_tokens is not None and not has_budget:
+            return None
+        return self.budget(config, DEFAULT_PREFILL_BUDGET)
 
 
 class DefaultMode(BatchMode):
-    def __init__(self, *, chunks: FixedChunks, max_decode_batch: int, prefills_per_decode: int = 1) -> None:
+    def __init__(self, *, chunks: PrefillChunks, max_decode_batch: int, prefills_per_decode: int = 1) -> None:
         self._chunks = chunks
         self._max_decode_batch = max_decode_batch
         self._prefills_per_decode = prefills_per_decode
         self._prefills_since_decode = 0
 
-    def make_task_inputs(self, request: Request) -> list[LlmTaskInput]:
-        return self._chunks.all_tasks(request)
-
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        turn_over = self._prefills_since_decode >= self._prefills_per_decode
-        if decodes and (turn_over or not prefills):
+        decode_is_due = self._prefills_since_decode >= self._prefills_per_decode
+        if decodes and (decode_is_due or not prefills):
             self._prefills_since_decode = 0
             return self._decode_batch(decodes)
         if prefills:
@@ -43,14 +86,9 @@ class DefaultMode(BatchMode):
     def _decode_batch(self, decodes: list[Request]) -> Batch:
         if len(decodes) > self._max_decode_batch:
             decodes = sorted(decodes, key=lambda r: r.last_turn)[: self._max_decode_batch]
-        return Batch(EntryFamily.DECODE, tuple(_decode_task(r) for r in decodes))
+        return Batch(EntryFamily.DECODE, tuple(LlmTaskInput.next_of(r, 1) for r in decodes))
 
 
 def _is_decode(request: Request) -> bool:
     # A model without start positions cannot see the cache in a prefill, but its decode can.
     return request.num_uncomputed == 1 and request.num_computed > 0
-
-
-def _decode_task(request: Request) -> LlmTaskInput:
-    start = request.num_computed
-    return LlmTaskInput(request, request.tokens[start:], start, len(request.tokens), request.page_ids)

@@ -1,73 +1,107 @@
-"""Extend-attention: prefill chunks and decodes in one invocation, limited by a token budget alone.
+"""Extend-attention: prefill chunks and decodes in one invocation, limited only by a token budget.
 
-Order of a batch, and what it promises:
+A batch is filled in this order:
 
-1. Decodes first, one row each, so a running stream waits for one invocation of at most the budget.
-2. Prefill chunks fill what is left, oldest request first, each up to `chunk_tokens` and cut at a page
-   boundary; a chunk that ends its prompt is counted as the pages it fills.
-3. What is still left goes to the same requests in the same order: the target is soft, and one long
+1. Decodes, one row each. A decoding request so waits for one invocation of at most the budget.
+2. Prefill chunks, oldest request first, each up to `chunk_tokens` and cut at a page boundary; the last
+   chunk of a prompt counts as the pages it fills.
+3. What is left goes to the same prompts in the same order: `chunk_tokens` is a soft target, and one long
    chunk is the same work as two short ones in fewer invocations.
 
-Beside decodes the budget prices a page by its context (token_budget.py): chunks get shorter as a long
-prompt goes on. With nobody decoding a page is a page, and the budget may be larger.
+Beside decodes a page of prefill costs more of the budget the longer its context is (token_budget.py), so
+chunks get shorter as a long prompt proceeds. While nothing decodes a page costs a page, and the budget may
+be larger.
 
-While a prompt waits, one page of the budget is kept from the decodes (they rotate), so the oldest
-prompt gets at least a page of every invocation however many streams run. No request has two tasks in a
-batch: a longer chunk computes the same thing, as every layer stores a chunk's keys before it reads them.
+While a prompt waits, one page of the budget is kept from the decodes, which rotate: the oldest prompt gets
+at least a page of every invocation, however many requests decode. No request has two tasks in a batch: one
+longer chunk computes the same, as every layer stores a chunk's keys before it reads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.batching.mode import BatchMode
+from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions, whole_pages
 from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
+
+# By tests/components/batching/test_policy.py: with full batches of the default chunks, decodes would wait
+# twice as long beside many prompts. 192 was measured to cost W3 a tenth of its throughput, at equal waits.
+DEFAULT_EXTEND_BUDGET = 256
+DEFAULT_MAX_RUNNING = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendAttentionOptions(ModeOptions):
+    """Options of extend-attention: those that every mode has."""
+
+    def make(self, config: ModelConfig, entries: CompiledEntries) -> BatchMode:
+        min_budget = 2 * config.stride
+        self._check(config, entries, min_budget)
+        return ExtendAttentionMode(
+            stride=config.stride,
+            chunk_tokens=self.chunk(config),
+            budget=self.budget(config, max(DEFAULT_EXTEND_BUDGET, min_budget)),
+        )
+
+    def default_max_running(self, config: ModelConfig) -> int:
+        return DEFAULT_MAX_RUNNING
+
+    def _check(self, config: ModelConfig, entries: CompiledEntries, min_budget: int) -> None:
+        for budget in (self.token_budget, self.idle_budget):
+            if budget is not None and whole_pages(budget, config) < min_budget:
+                raise ArtifactError(
+                    f"a token budget of {budget} has no room for a decode beside a page of prefill, as "
+                    f"this model's pages hold {config.stride} tokens; give `--token-budget {min_budget}` or "
+                    "more, `--max-pages-per-batch 2` or more, or neither"
+                )
+        if not entries.has_extend:
+            raise ArtifactError(
+                "the VMFB has no `extend` entry, which batch mode extend-attention needs; "
+                "rebuild it with `shortfin-llm build`, or use `--batch-mode default`"
+            )
 
 
 class ExtendAttentionMode(BatchMode):
-    """`chunk_tokens` and the budget's are multiples of `stride`, in tokens."""
+    """`chunk_tokens` and the tokens of `budget` are multiples of `stride`."""
 
     def __init__(self, *, stride: int, chunk_tokens: int, budget: TokenBudget) -> None:
         assert chunk_tokens > 0
-        assert chunk_tokens % stride == budget.while_decoding % stride == budget.alone % stride == 0
+        assert chunk_tokens % stride == budget.while_decoding % stride == budget.idle % stride == 0
         assert budget.while_decoding >= 2 * stride, "no room for a page of prefill beside the decodes"
         self._stride = stride
         self._chunk_tokens = chunk_tokens
         self._budget = budget
 
-    def make_task_inputs(self, request: Request) -> list[LlmTaskInput]:
-        total = len(request.tokens)
-        starts = range(request.num_computed, total, self._chunk_tokens)
-        return [_task(request, start, min(start + self._chunk_tokens, total)) for start in starts]
-
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        budget = self._budget.tokens(bool(decodes))
-        decodes = self._rotate(decodes, budget - (self._stride if prefills else 0))
-        costs = [self._budget.page_cost(r.num_computed, bool(decodes)) for r in prefills]
-        lengths = self._share(prefills, costs, budget - len(decodes))
-        tasks = [_task(r, r.num_computed, r.num_computed + 1) for r in decodes]
+        budget = self._budget.of_invocation(bool(decodes))
+        decodes = self._rotate(decodes, budget.tokens - (self._stride if prefills else 0))
+        costs = [budget.page_cost(r.num_computed) for r in prefills]
+        lengths = self._share(prefills, costs, budget.tokens - len(decodes))
+        tasks = [LlmTaskInput.next_of(r, 1) for r in decodes]
         tasks += [
-            _task(r, r.num_computed, min(r.num_computed + length, len(r.tokens)))
-            for r, length in zip(prefills, lengths, strict=False)
-            if length
+            LlmTaskInput.next_of(r, length) for r, length in zip(prefills, lengths, strict=False) if length
         ]
         return Batch(EntryFamily.EXTEND, tuple(tasks)) if tasks else None
 
     @staticmethod
-    def _rotate(decodes: list[Request], places: int) -> list[Request]:
-        if len(decodes) <= places:
+    def _rotate(decodes: list[Request], max_rows: int) -> list[Request]:
+        """At most `max_rows` of the decodes, those that have waited longest."""
+        if len(decodes) <= max_rows:
             return decodes
-        return sorted(decodes, key=lambda r: r.last_turn)[:places]
+        return sorted(decodes, key=lambda r: r.last_turn)[:max_rows]
 
-    def _share(self, prefills: Sequence[Request], costs: Sequence[float], budget: int) -> list[int]:
-        """Tokens (whole pages) for each prefill up to where the budget ends; none for one whose next page
-        costs more than is left, which keeps nobody behind it out."""
-        left = float(budget // self._stride)
+    def _share(self, prefills: Sequence[Request], costs: Sequence[float], tokens: int) -> list[int]:
+        """Tokens (whole pages) for each prefill until the budget is used up; 0 for one whose next page
+        costs more than is left, which does not keep out the prefills after it."""
+        left = float(tokens // self._stride)
         target = self._chunk_tokens // self._stride
         pages: list[int] = []
         for request, cost in zip(prefills, costs, strict=True):
@@ -93,7 +127,3 @@ def _is_decode(request: Request) -> bool:
 
 def _pages_for(budget_pages: float, cost: float) -> int:
     return max(0, int(budget_pages / cost))
-
-
-def _task(request: Request, start: int, end: int) -> LlmTaskInput:
-    return LlmTaskInput(request, request.tokens[start:end], start, end, request.page_ids)

@@ -1,6 +1,8 @@
-"""Requests that are running, at a stride of 16, for tests of modes."""
+"""Inputs for tests of modes: running requests at a stride of 16, and what a VMFB has."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.request import Request
@@ -9,8 +11,19 @@ from tests.components.engine_fixture import call
 STRIDE = 16
 
 
+@dataclass(frozen=True)
+class Entries:
+    """A VMFB's entries, by default with everything that a mode may need."""
+
+    has_extend: bool = True
+    takes_any_chunk: bool = True
+
+
+ALL_ENTRIES = Entries()
+
+
 def running(request_id: str, length: int, computed: int = 0) -> Request:
-    """One whose first `computed` of `length` tokens are in the cache."""
+    """A request of `length` tokens, the first `computed` of which are in the cache."""
     cache = make_cache("none", 1024, STRIDE)
     request = Request(call(request_id, [1] * length))
     lease = cache.acquire(request.tokens)
