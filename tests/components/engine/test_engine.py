@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.request.request import IllegalTransitionError,
 from shortfin_apps.llm.errors import DeadlineExceededError, InvalidRequestError, InvocationError
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, fake_logits, greedy_continuation
+from tests.components.stepped_engine import SteppedClock
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
 
@@ -349,17 +350,8 @@ def test_logprobs_need_logits() -> None:
         rig.engine.check(call("a", [1], logprobs=1))
 
 
-class StepClock:
-    """Time that passes with the engine's steps, and never goes back."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_what_is_late_ends_with_what_it_has_wherever_it_is() -> None:
-    clock = StepClock()
+    clock = SteppedClock()
     rig = make_rig(max_running=1, clock=clock)
     rig.engine.add(call("runs", PROMPT[:4], max_tokens=20, terms=Terms(timeout_s=5)))
     rig.engine.add(call("waits", PROMPT, terms=Terms(timeout_s=3)))
@@ -381,7 +373,7 @@ def test_what_is_late_ends_with_what_it_has_wherever_it_is() -> None:
 def test_a_thousand_queued_requests_delay_another_tenants_first_by_one_service_time(
     mode: str, max_running: int, comes_at: int
 ) -> None:
-    clock = StepClock()
+    clock = SteppedClock()
     rig = make_rig(fake_config(pages=64), mode=mode, max_running=max_running, clock=clock)
     for i in range(1000):
         rig.engine.add(call(f"a{i}", [i % 30, i % 7, i % 11], max_tokens=5, terms=Terms(tenant="a")))
@@ -401,7 +393,7 @@ def test_a_thousand_queued_requests_delay_another_tenants_first_by_one_service_t
 
 
 def test_a_low_priority_is_overtaken_for_a_bounded_time() -> None:
-    clock = StepClock()
+    clock = SteppedClock()
     rig = make_rig(max_running=1, clock=clock)
     rig.engine.add(call("low", PROMPT[:2], max_tokens=1, terms=Terms(priority=3)))
     index = 0
@@ -473,7 +465,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = StepClock()
+        self.clock = SteppedClock()
         self.rig: Rig = make_rig(
             fake_config(pages=14),
             chunk_tokens=8,

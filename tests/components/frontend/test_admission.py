@@ -9,17 +9,11 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.frontend.admission import MAX_WAIT_S, Admission
 from shortfin_apps.llm.errors import OverloadedError
 from tests.components.engine_fixture import call
+from tests.components.stepped_engine import SteppedClock
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def admission(max_requests: int = 100, max_queue_tokens: int = 100) -> tuple[Admission, Clock]:
-    clock = Clock()
+def admission(max_requests: int = 100, max_queue_tokens: int = 100) -> tuple[Admission, SteppedClock]:
+    clock = SteppedClock()
     return Admission(max_requests=max_requests, max_queue_tokens=max_queue_tokens, clock=clock), clock
 
 

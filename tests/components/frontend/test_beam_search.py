@@ -35,7 +35,7 @@ from tests.components.device_gate import Gate
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config, fake_logits, greedy_continuation
 from tests.components.frontend.beam_reference import Ranked, log_softmax, reference_search
-from tests.components.frontend.test_async_engine import Clock
+from tests.components.stepped_engine import SteppedClock
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
 NO_EOS = frozenset[int]()
@@ -307,15 +307,15 @@ async def test_draining_aborts_a_search_when_its_time_is_up() -> None:
 
 
 async def test_the_steps_of_a_search_share_its_time() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     rig = make_rig(clock=clock)
     async with serving(rig) as engine:
         asked = call("a", PROMPT, max_tokens=20, terms=Terms(timeout_s=5.0))
         search = BeamSearch(engine, asked, 2, NO_EOS, clock=clock)
         for _ in range(3):
             await search.step()
-            clock.now += 1.0
-        clock.now += 3.0
+            clock.now_s += 1.0
+        clock.now_s += 3.0
         with pytest.raises(DeadlineExceededError, match="time"):
             await search_to_end(search)
 

@@ -6,14 +6,7 @@ from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import OverloadedError
 from tests.api.scripted_engine import ScriptedEngine
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.components.stepped_engine import SteppedClock
 
 
 def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
@@ -21,13 +14,13 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
 
 
 def test_the_times_of_a_request() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     metrics = ServerMetrics("m", clock)
     timer = metrics.start_request(prompt_tokens=7, max_tokens=20)
     for seconds, count in ((0.5, 1), (0.25, 0), (0.25, 2), (1.0, 1)):
-        clock.now += seconds
+        clock.now_s += seconds
         timer.tokens(count, queue_s=0.125)
-    clock.now += 3
+    clock.now_s += 3
     timer.finish(FinishReason.LENGTH)
     assert value(metrics, "vllm:time_to_first_token_seconds_sum") == pytest.approx(0.5)
     assert value(metrics, "vllm:request_queue_time_seconds_sum") == pytest.approx(0.125)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shortfin_apps.llm.components.frontend.async_engine import STALL_TIMEOUT_S, AsyncEngine
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.errors import UnavailableError
+from tests.components.device_gate import Gate
+from tests.components.engine_fixture import Rig, call
+from tests.components.frontend.streams import PROMPT, tokens_of, until_idle
+from tests.components.stepped_engine import SteppedClock
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def test_health_tells_of_a_device_that_does_not_answer(rig: Rig) -> None:
+    clock = SteppedClock()
+    engine = AsyncEngine(rig.engine, max_requests=4, clock=clock)
+    assert not engine.healthy
+    engine.start()
+    assert engine.healthy
+    gate = Gate(rig)
+    stream = engine.submit(call("a", PROMPT))
+    await gate.reached()
+    clock.now_s += STALL_TIMEOUT_S / 2
+    assert engine.healthy
+    clock.now_s += STALL_TIMEOUT_S
+    assert not engine.healthy
+    gate.open()
+    await tokens_of(stream)
+    await until_idle(engine)
+    clock.now_s += STALL_TIMEOUT_S * 10
+    assert engine.healthy
+    await engine.close()
+    assert not engine.healthy
+
+
+async def test_a_device_that_does_not_answer_has_everybody_answered_and_nobody_let_in(rig: Rig) -> None:
+    clock = SteppedClock()
+    engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=0.05, clock=clock)
+    engine.start()
+    streams = [engine.submit(call(str(i), PROMPT, max_tokens=50)) for i in range(3)]
+    await anext(streams[0])
+    gate = Gate(rig)
+    await gate.reached()
+    streams.append(engine.submit(call("newcomer", PROMPT)))
+    clock.now_s += 1.0
+    for stream in streams:
+        deltas = [delta async for delta in stream]
+        assert deltas[-1].finish_reason is FinishReason.ERROR
+        assert isinstance(deltas[-1].error, UnavailableError)
+    assert (engine.healthy, engine.ready) == (False, False)
+    with pytest.raises(UnavailableError, match="not answered"):
+        engine.submit(call("later", PROMPT))
+    await engine.drain(20)  # nobody is left to wait for
+    gate.open()
+    await until_idle(engine)
+    assert engine.healthy
+    assert engine.stats().pages.leased == 0, "what it had forgotten to free, it frees when it is back"
+    await engine.close()
+
+
+async def test_a_stuck_device_does_not_keep_the_server_from_stopping(rig: Rig) -> None:
+    clock = SteppedClock()
+    closed: list[str] = []
+    engine = AsyncEngine(
+        rig.engine, max_requests=4, stall_timeout_s=1.0, clock=clock, on_close=lambda: closed.append("closed")
+    )
+    engine.start()
+    gate = Gate(rig)
+    stream = engine.submit(call("a", PROMPT))
+    await gate.reached()
+    assert not await engine.close(patience_s=0)
+    clock.now_s += 2.0
+    assert not await engine.close()
+    assert not closed
+    await stream.aclose()
+    gate.open()
+    await asyncio.to_thread(engine._thread.join)
+    assert closed
