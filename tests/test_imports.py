@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("builder.graph", "builder.model", "builder.quantise", "builder.sources", "builder.target"),
         "irpa",
     ),
-    "builder.kernels": ("builder.weights",),
+    "builder.kernels": ("builder.quantise", "builder.weights"),
     "builder.lowering": (
         *("builder.graph", "builder.kernels", "builder.model", "builder.quantise", "builder.target"),
         *("builder.weights", "errors"),

@@ -6,13 +6,14 @@ from typing import Protocol
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers, takes_fused_layers
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.separate import SeparateOperations
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import LANES, num_panels
+from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
@@ -74,30 +75,20 @@ class VectorOperations(SeparateOperations[Tensor]):
         kernel = self._matmul(weight, "silu")
         return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
 
-    def _matmul(self, weight: str, epilogue: str) -> str:
+    def _matmul(self, weight: str, epilogue: Epilogue) -> str:
         out_features, in_features = self._weights.shape(weight)
-        panels = num_panels(out_features)
         bits = self._weights.layout(weight).bits
         name = f"matmul_{out_features}x{in_features}_{epilogue}" + (f"_q{bits}" if bits else "")
-        shape = {
-            "n": out_features,
-            "k_size": in_features,
-            "epilogue": epilogue,
-            "panels_per_group": max(1, panels // 32),
-            "bits": bits,
-        }
-        tile_rows = 8 if self._target.has_wide_vectors else 2
-        return self._render(
-            "cpu/matmul",
-            name,
-            **shape,
-            row_block=128,
+        geometry = MatmulGeometry(
+            n=out_features,
+            k_size=in_features,
+            epilogue=epilogue,
             dtype=self._options.activations,
-            dot2=self._dot2,
-            lanes=LANES,
-            tile_rows=tile_rows,
-            tail_sizes=[size for size in (4, 2, 1) if size < tile_rows],
+            bits=bits,
+            pair=2 if self._dot2 else 1,
+            has_wide_vectors=self._target.has_wide_vectors,
         )
+        return self._render("cpu/matmul", name, g=geometry)
 
     @property
     def _dot2(self) -> bool:

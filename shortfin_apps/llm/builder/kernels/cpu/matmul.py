@@ -1,0 +1,89 @@
+"""Geometry of matmul.mlir.j2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.quantise import BLOCK, Bits
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, num_panels
+
+Epilogue = Literal["store", "residual", "silu"]
+
+_MEMORY_PAGE_BYTES = 4096
+_COLUMN_GROUPS = 32  # workgroups along N, about
+_ROW_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulGeometry:
+    """x [rows, k_size] `dtype` times w [n, k_size]^T, which is of `dtype`, too, or of blocks of `bits`.
+
+    `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
+    of bf16 pairs, else 1.
+    """
+
+    n: int
+    k_size: int
+    epilogue: Epilogue
+    dtype: str
+    bits: Bits | None
+    pair: Literal[1, 2]
+    has_wide_vectors: bool
+
+    @property
+    def lanes(self) -> int:
+        """f32 of a vector of accumulators, and output features of half a panel."""
+        return LANES
+
+    @property
+    def width(self) -> int:
+        """Weights that one instruction multiplies."""
+        return LANES * self.pair
+
+    @property
+    def steps(self) -> int:
+        return self.k_size // self.pair
+
+    @property
+    def block_steps(self) -> int:
+        """Steps along K that share the scales of a block."""
+        return BLOCK // self.pair
+
+    @property
+    def prefetch_steps(self) -> int:
+        """Steps of a memory page: hardware prefetchers stop at its end. Counted as if weights were floats."""
+        return _MEMORY_PAGE_BYTES // (2 * self.width * (4 if self.dtype == "f32" else 2))
+
+    @property
+    def halves(self) -> int:
+        """Halves of panels that have columns of the result; the last panel's second may have none."""
+        return -(-self.n // LANES)
+
+    @property
+    def out_features(self) -> int:
+        return self.n // 2 if self.epilogue == "silu" else self.halves * LANES
+
+    @property
+    def grid(self) -> MatmulGrid:
+        # Two accumulators a row, in 32 registers or in 16 of half the width.
+        tile_rows = 8 if self.has_wide_vectors else 2
+        panels = num_panels(self.n)
+        return MatmulGrid(panels, max(1, panels // _COLUMN_GROUPS), _ROW_BLOCK, tile_rows)
+
+    @property
+    def interface(self) -> Interface:
+        panels = self.grid.panels
+        reads = {"x": buffer("i32" if self.pair == 2 else self.dtype, "rows", self.steps)}
+        if self.bits:
+            terms = (2,) if self.bits == 4 else ()
+            reads["w"] = buffer("i8", panels, self.steps, 2 * self.width * self.bits // 8)
+            reads["scales"] = buffer("f16", panels, self.k_size // BLOCK, *terms, PANEL)
+        else:
+            reads["w"] = buffer(self.dtype, panels, self.steps, 2 * self.width)
+        if self.epilogue == "residual":
+            reads["residual"] = buffer("f32", "rows", self.out_features)
+        out_dtype = self.dtype if self.epilogue == "silu" else "f32"
+        return Interface(("rows",), reads, {"out": buffer(out_dtype, "rows", self.out_features)})

@@ -1,0 +1,24 @@
+"""How the vector matmuls split their work; see matmul_grid.mlir.j2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulGrid:
+    """A workgroup takes up to `panels_per_group` panels and `row_block` rows, `tile_rows` of them at a time."""
+
+    panels: int
+    panels_per_group: int
+    row_block: int
+    tile_rows: int
+
+    @property
+    def column_groups(self) -> int:
+        return -(-self.panels // self.panels_per_group)
+
+    @property
+    def tail_sizes(self) -> tuple[int, ...]:
+        """Rows of the smaller tiles that take what is left: the binary digits of its count."""
+        return tuple(1 << bit for bit in reversed(range(self.tile_rows.bit_length() - 1)))
