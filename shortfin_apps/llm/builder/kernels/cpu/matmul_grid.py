@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MatmulGrid:
-    """A workgroup takes up to `panels_per_group` panels and `row_block` rows, `tile_rows` of them at a time."""
+    """A workgroup takes up to `panels_per_group` panels and `row_block` rows, in tiles of `tile_rows`."""
 
     panels: int
     panels_per_group: int
