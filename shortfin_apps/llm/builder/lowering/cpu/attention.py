@@ -5,13 +5,14 @@ The two store K and V differently, each as its own attention reads them; nobody 
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.token_layout import attention_tiles
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.paged_attention import PagedAttentionGeometry
+from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
 
@@ -103,9 +104,8 @@ class VectorAttention:
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [tokens, heads * head_dim] f32"""
         spec = self._spec
-        kernel = self._render(
-            "cpu/rope_store", "rope_store", kv_dtype=self._options.kv, **_shape(spec, self._options, batch)
-        )
+        geometry = RopeStoreGeometry(kv_dtype=self._options.kv, **_shape(spec, self._options, batch))
+        kernel = self._render("cpu/rope_store", "rope_store", g=geometry)
         workload, constants = _grid(e, layer, batch, self._options.block_seq_stride)
         q, batch.cache = e.dispatch(
             kernel,
@@ -118,15 +118,14 @@ class VectorAttention:
 
     def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         q = self._rope_store(e, qkv, layer, batch)
-        size = self._tile_tokens()
-        kernel = self._render(
-            "cpu/paged_attention",
-            "paged_attention",
-            tiles=[self._tile(tokens) for tokens in sorted({1, size})],
+        geometry = PagedAttentionGeometry(
             dtype=self._options.activations,
             kv_dtype=self._options.kv,
+            has_wide_vectors=self._target.has_wide_vectors,
             **_shape(self._spec, self._options, batch),
         )
+        kernel = self._render("cpu/paged_attention", "paged_attention", g=geometry)
+        size = geometry.tile_tokens
         workload, constants = _grid(e, layer, batch, size)
         return e.dispatch(
             kernel,
@@ -135,22 +134,6 @@ class VectorAttention:
             [q, *_geometry(e, batch, size), batch.seq_lens, batch.blocks, batch.cache],
             [(q.shape, self._options.activations)],
         )[0]
-
-    def _tile(self, tokens: int) -> dict[str, Any]:
-        """How the attention kernel works on a tile of up to `tokens` query tokens."""
-        queries = tokens * self._spec.num_attention_heads // self._spec.num_key_value_heads
-        spare = max(1, (24 if self._target.has_wide_vectors else 8) // queries)
-        return {
-            "tokens": tokens,
-            "step_pages": min(4, spare),
-            "dim_tile": math.gcd(self._spec.head_dim, spare * _LANES),
-        }
-
-    def _tile_tokens(self) -> int:
-        """Most query tokens of one tile: about 12 queries share a K/V load; a page is whole tiles."""
-        group = self._spec.num_attention_heads // self._spec.num_key_value_heads
-        wanted = max(1, (12 if self._target.has_wide_vectors else 4) // group)
-        return math.gcd(self._options.block_seq_stride, 1 << (wanted.bit_length() - 1))
 
 
 def _shape(spec: LlamaSpec, options: BuildOptions, batch: Batch) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""KV pages as the vector kernels lay them out: rope_store writes them and paged_attention reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPages:
+    """A page holds `stride` tokens: for each layer K [kv_heads, head_dim, stride], then V [kv_heads, stride,
+    head_dim], both `kv_dtype`. Query heads share K/V heads in groups.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    stride: int
+    page_elements: int
+    kv_dtype: str
+
+    @property
+    def group(self) -> int:
+        """Query heads of one K/V head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def q_features(self) -> int:
+        return self.q_heads * self.head_dim
+
+    @property
+    def head_elements(self) -> int:
+        return self.stride * self.head_dim
+
+    @property
+    def plane_elements(self) -> int:
+        """K, or V, of all heads of a layer."""
+        return self.kv_heads * self.head_elements
+
+    @property
+    def layer_elements(self) -> int:
+        return 2 * self.plane_elements
+
+    @property
+    def cache(self) -> Buffer:
+        return buffer(self.kv_dtype, "pages", self.page_elements)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The dispatch's; `block` is the tokens of a workgroup, `width` the block table's."""
+        return ("tokens", "rows", "block", "width", "pages", "layer")
+
+    @property
+    def batch(self) -> dict[str, Buffer]:
+        """What both kernels read of the batch's rows."""
+        return {"seq_lens": buffer("i64", "rows"), "blocks": buffer("i64", "rows", "width")}

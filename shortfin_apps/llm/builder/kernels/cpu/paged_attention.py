@@ -1,0 +1,87 @@
+"""Geometry of paged_attention.mlir.j2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.cpu.kv_pages import KvPages
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.weights.layout import LANES
+
+_CACHE_LINE_BYTES = 64
+_MOST_STEP_PAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """Up to `tokens` query tokens, `queries` with all their heads, that share each load of K and V.
+
+    They read `step_pages` pages of `stride` slots at a time, and `dim_tile` elements of a head's V at a time.
+    """
+
+    tokens: int
+    queries: int
+    step_pages: int
+    stride: int
+    dim_tile: int
+
+    @property
+    def span(self) -> int:
+        """Slots of a step."""
+        return self.step_pages * self.stride
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether pages are fetched ahead: in a decode each is read once, and lies anywhere."""
+        return self.tokens == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedAttentionGeometry(KvPages):
+    """Attention of q [tokens, q_features] f32 over pages, to `dtype`."""
+
+    dtype: str
+    has_wide_vectors: bool
+
+    @property
+    def score_scale(self) -> float:
+        """1 / sqrt(head_dim), for weights that are powers of two: exp(x) = exp2(x * log2(e))."""
+        return math.log2(math.e) / math.sqrt(self.head_dim)
+
+    @property
+    def line_elements(self) -> int:
+        """Cached elements of a cache line."""
+        return _CACHE_LINE_BYTES // (4 if self.kv_dtype == "f32" else 2)
+
+    @property
+    def tile_tokens(self) -> int:
+        """Most query tokens of a tile: about 12 queries share a load of K or V; a page is whole tiles."""
+        wanted = max(1, (12 if self.has_wide_vectors else 4) // self.group)
+        return math.gcd(self.stride, 1 << (wanted.bit_length() - 1))
+
+    @property
+    def tiles(self) -> list[AttentionTile]:
+        """The kinds of tile that there is code for: of one token, as in a decode, and of several."""
+        return [self._tile(tokens) for tokens in sorted({1, self.tile_tokens})]
+
+    def _tile(self, tokens: int) -> AttentionTile:
+        queries = tokens * self.group
+        # Accumulators that each query may have in registers.
+        spare = max(1, (24 if self.has_wide_vectors else 8) // queries)
+        step_pages = min(_MOST_STEP_PAGES, spare)
+        return AttentionTile(tokens, queries, step_pages, self.stride, math.gcd(self.head_dim, spare * LANES))
+
+    @property
+    def interface(self) -> Interface:
+        per_token = {name: buffer("i64", "tokens") for name in ("token_rows", "positions", "tiles")}
+        return Interface(
+            constants=self.constants,
+            reads={
+                "q": buffer("f32", "tokens", self.q_features),
+                **per_token,
+                **self.batch,
+                "cache": self.cache,
+            },
+            writes={"out": buffer(self.dtype, "tokens", self.q_features)},
+        )

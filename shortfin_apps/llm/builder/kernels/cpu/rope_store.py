@@ -1,0 +1,41 @@
+"""Geometry of rope_store.mlir.j2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.cpu.kv_pages import KvPages
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeStoreGeometry(KvPages):
+    """q, k and v of tokens, of which q stays f32 and k and v go to their pages."""
+
+    @property
+    def half(self) -> int:
+        """Elements of a head that rotate against the other half's."""
+        return self.head_dim // 2
+
+    @property
+    def k_column(self) -> int:
+        return self.q_features
+
+    @property
+    def v_column(self) -> int:
+        return (self.q_heads + self.kv_heads) * self.head_dim
+
+    @property
+    def interface(self) -> Interface:
+        qkv_features = self.v_column + self.kv_heads * self.head_dim
+        return Interface(
+            constants=self.constants,
+            reads={
+                "qkv": buffer("f32", "tokens", qkv_features),
+                "rotary": buffer("f32", "tokens", 2, self.half),
+                "token_rows": buffer("i64", "tokens"),
+                "positions": buffer("i64", "tokens"),
+                **self.batch,
+            },
+            writes={"cache": self.cache, "q": buffer("f32", "tokens", self.q_features)},
+        )

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shortfin_apps.llm.builder.kernels.cpu.paged_attention import PagedAttentionGeometry
+
+SMOLLM2 = PagedAttentionGeometry(
+    q_heads=9,
+    kv_heads=3,
+    head_dim=64,
+    stride=16,
+    page_elements=2 * 30 * 16 * 3 * 64,
+    kv_dtype="bf16",
+    dtype="bf16",
+    has_wide_vectors=True,
+)
+LLAMA3 = replace(SMOLLM2, q_heads=32, kv_heads=8, head_dim=128)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "tokens", "step_pages", "dim_tiles"),
+    [
+        (SMOLLM2, [1, 4], [4, 2], [64, 32]),
+        (replace(SMOLLM2, has_wide_vectors=False), [1], [2], [32]),
+        (LLAMA3, [1, 2], [4, 3], [32, 16]),
+        (replace(SMOLLM2, q_heads=60), [1], [1], [16]),
+        (replace(SMOLLM2, stride=2), [1, 2], [4, 4], [64, 64]),
+    ],
+)
+def test_accumulators_of_a_tile_fit_the_registers(
+    geometry: PagedAttentionGeometry, tokens: list[int], step_pages: list[int], dim_tiles: list[int]
+) -> None:
+    tiles = geometry.tiles
+    assert [tile.tokens for tile in tiles] == tokens
+    assert [tile.step_pages for tile in tiles] == step_pages
+    assert [tile.dim_tile for tile in tiles] == dim_tiles
+    assert geometry.stride % geometry.tile_tokens == 0
+    registers = 24 if geometry.has_wide_vectors else 8
+    for tile in tiles:
+        assert tile.queries * max(tile.step_pages, tile.dim_tile // 16) <= max(registers, tile.queries)
+        assert geometry.head_dim % tile.dim_tile == 0
+
+
+def test_a_page_holds_k_and_v_of_every_layer() -> None:
+    assert SMOLLM2.layer_elements * 30 == SMOLLM2.page_elements
+    assert SMOLLM2.plane_elements == 3 * 64 * 16
+    assert SMOLLM2.cache.type == "memref<?x184320xbf16>"
+
+
+@pytest.mark.parametrize(("kv_dtype", "elements"), [("bf16", 32), ("f16", 32), ("f32", 16)])
+def test_prefetches_step_by_cache_lines(kv_dtype: str, elements: int) -> None:
+    geometry = replace(SMOLLM2, kv_dtype=kv_dtype)
+    assert geometry.line_elements == elements
+    assert [tile.prefetches for tile in geometry.tiles] == [True, False]
