@@ -7,6 +7,7 @@ PORT    ?= 8000
 PRESETS ?= W1,W2,W3,W4,W5
 
 VENV     := .venv
+WITHOUT_SHORTFIN := .venv-without-shortfin
 BIN      := $(VENV)/bin
 # not the console scripts: these also work in a clone that was moved
 LLM      := $(BIN)/python -m shortfin_apps.llm
@@ -14,7 +15,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test soak lint format bench clean
+.PHONY: help install serve test border soak lint format bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +28,16 @@ serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 
 
 test: lint ## run every check and test
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What touches a runtime, and the whole server from the outside; `make test` runs everything.
+BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/test_packaging.py \
+  tests/api/test_ops.py tests/integration/test_modes.py tests/integration/test_same_tokens.py \
+  tests/integration/test_service.py
+
+border: ## test the runtime border in an environment without shortfin
+	@$(MAKE) --no-print-directory VENV=$(WITHOUT_SHORTFIN) install
+	@$(WITHOUT_SHORTFIN)/bin/python -m pip uninstall --yes --quiet --quiet --disable-pip-version-check shortfin
+	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -rN $(BORDER_TESTS)
 
 soak: $(VENV)/runtime.stamp ## press a server for a minute with clients that leave early and talk nonsense
 	@$(LLM) build random:tiny -o .artifacts/random-tiny >/dev/null
@@ -46,7 +57,7 @@ bench: $(VENV)/runtime.stamp ## measure the server that `make serve` runs in ano
 	@$(LLM) bench --url http://$(HOST):$(PORT) --preset $(PRESETS)
 
 clean: ## remove .venv, artefacts and caches
-	rm -rf $(VENV) .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(WITHOUT_SHORTFIN) .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find shortfin_apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.
