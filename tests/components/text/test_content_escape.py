@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-from shortfin_apps.llm.components.text.content_escape import STAND_INS, ContentEscape
+from shortfin_apps.llm.components.text.content_escape import PLACEHOLDERS, ContentEscape
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import ArtifactError
 from tests.components.text.tiny_tokenizers import (
@@ -54,7 +54,7 @@ def test_special_tokens_in_content_are_text() -> None:
 
 texts = st.lists(
     st.sampled_from([BOS, EOS, "<|", "<", "|", "begin|>", "end|>", "|>", " ", "\n", "the", "é", "a"])
-    | st.text(st.characters(codec="utf-8", exclude_characters=STAND_INS), max_size=3)
+    | st.text(st.characters(codec="utf-8", exclude_characters=PLACEHOLDERS), max_size=3)
 ).map("".join)
 
 
@@ -72,7 +72,7 @@ def test_contents_come_back_as_they_were_without_a_special_token(contents: list[
     assert BARE_ESCAPED.decode(ids, skip_special_tokens=False) == f"{BOS}{middle}{EOS}"
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters=[*STAND_INS, "<"])), max_size=3))
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters=[*PLACEHOLDERS, "<"])), max_size=3))
 def test_contents_without_special_tokens_are_the_same_tokens(contents: list[str]) -> None:
     assert chat(ESCAPED, contents) == chat(PLAIN, contents)
 
@@ -107,10 +107,10 @@ def test_other_texts_keep_their_special_tokens() -> None:
     assert specials(ESCAPED, ESCAPED.encode(f"{BOS}a{EOS}")) == [BOS, EOS]
 
 
-def test_stand_ins_that_come_with_a_content_are_replaced() -> None:
-    ids = chat(ESCAPED, [f"a{STAND_INS[0]}|end|>"])
+def test_placeholders_in_the_content_itself_are_replaced() -> None:
+    ids = chat(ESCAPED, [f"a{PLACEHOLDERS[0]}|end|>"])
     assert "a\ufffd|end|>" in ESCAPED.decode(ids)
-    assert ESCAPED.decode(ESCAPED.encode(STAND_INS[0])) == STAND_INS[0]
+    assert ESCAPED.decode(ESCAPED.encode(PLACEHOLDERS[0])) == PLACEHOLDERS[0]
 
 
 def test_special_tokens_of_every_kind() -> None:
@@ -131,7 +131,7 @@ def test_a_tokenizer_without_special_tokens_has_nothing_to_escape() -> None:
     plain = tokenizers.Tokenizer(byte_level_backend().model)
     escape = ContentEscape(plain)
     assert escape.escape({"a": ["b", 1, None, True]}) == {"a": ["b", 1, None, True]}
-    assert escape.reader(plain).encode("the").ids == plain.encode("the").ids
+    assert escape.unescaping_backend(plain).encode("the").ids == plain.encode("the").ids
 
 
 def test_names_that_are_pieces_of_text_as_well_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,6 +143,6 @@ def test_names_that_are_pieces_of_text_as_well_are_warned_about(caplog: pytest.L
 
 def test_too_many_first_characters_say_so() -> None:
     backend = byte_level_backend()
-    backend.add_special_tokens([AddedToken(chr(0x4E00 + i)) for i in range(len(STAND_INS) + 1)])
+    backend.add_special_tokens([AddedToken(chr(0x4E00 + i)) for i in range(len(PLACEHOLDERS) + 1)])
     with pytest.raises(ArtifactError, match="--no-special-in-content"):
         Tokenizer(backend, special_in_content=False)

@@ -1,9 +1,9 @@
-"""Chat templates: small programs that come with a model and write messages as it was trained to read them.
+"""Chat templates: jinja2 programs that come with a model and render messages in the format of its training.
 
-They run in jinja2's sandbox, which keeps them from the interpreter and from ever longer `range`s. What it
-leaves them is time and memory, so here every turn of a loop and every call of a macro looks at the clock,
-and products and texts have a largest size. That bounds what a careless template makes of long messages;
-whoever wrote a hostile one can still waste memory, and has the model's weights to do worse with.
+They run in jinja2's sandbox, which denies access to the interpreter and limits `range`, but not time and
+memory. So here every iteration of a loop and every macro call checks the clock, and products and texts have a
+maximum size. This is enough for careless templates with long messages; a hostile template can still waste
+memory, but its author also controls the model's weights.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
-MAX_CPU_S = 1.0  # of one rendering; a usual one takes a thousandth
-MAX_CHARS = 1 << 24  # of what it writes
+MAX_CPU_S = 1.0  # for one rendering, which typically takes 1 ms
+MAX_CHARS = 1 << 24  # of the rendered text
 MAX_PRODUCT = 1 << 20  # items of a repeated sequence, or bits of a number
 TICK = "_tick"
 
 
 class ChatTemplate:
-    """A compiled template. Immutable; renderings in several threads do not meet.
+    """A compiled template. Immutable and thread-safe.
 
-    `clock` counts the calling thread's seconds of processor time. Raises ArtifactError for a source that
-    does not compile.
+    `clock` returns the calling thread's CPU time in seconds. Raises ArtifactError for a source that does
+    not compile.
     """
 
     def __init__(self, source: str, clock: Callable[[], float] = time.thread_time) -> None:
@@ -46,7 +46,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(_with_ticks(environment.parse(source)))
-        except Exception as error:  # deep nesting, for one, ends in Python's own errors
+        except Exception as error:  # deep nesting, for example, raises Python's own errors
             raise ArtifactError(f"the chat template does not compile: {error}") from error
         self._clock = clock
 
@@ -57,12 +57,12 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """Takes up to MAX_CPU_S. Raises InvalidRequestError when the template refuses the messages."""
+        """The rendered text. Takes up to MAX_CPU_S. Raises InvalidRequestError if the template fails."""
         deadline = self._clock() + MAX_CPU_S
 
         def tick() -> None:
             if self._clock() > deadline:
-                raise SecurityError(f"it took more than {MAX_CPU_S:g} s over them")
+                raise SecurityError(f"it took more than {MAX_CPU_S:g} s")
 
         context = {
             **variables,
@@ -88,7 +88,7 @@ class ChatTemplate:
 
 
 def pick_template(template: object) -> str | None:
-    """`chat_template` of a `tokenizer_config.json`: it, or of several the `default` or first."""
+    """The template in `chat_template` of a `tokenizer_config.json`; of a list, `default` or the first."""
     if not isinstance(template, list):
         return template if isinstance(template, str) else None
     named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
@@ -106,7 +106,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks assistant text for training; when serving, its body is all there is."""
+    """Supports `{% generation %}`, which marks assistant text for training, by rendering its body."""
 
     tags: set[str] = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -116,7 +116,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def _with_ticks(tree: nodes.Template) -> nodes.Template:
-    """Puts a call of TICK first in whatever may run more than once."""
+    """Inserts a call of TICK at the start of every loop body, macro and call block."""
     for node in list(tree.find_all(nodes.Stmt)):
         if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
             call = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
@@ -125,7 +125,7 @@ def _with_ticks(tree: nodes.Template) -> nodes.Template:
 
 
 def _product_size(operator: str, left: Any, right: Any) -> int:
-    """Items or bits of `left OPERATOR right`; 0 for what is small by nature."""
+    """Size of `left OPERATOR right` in items or bits; 0 if it is always small."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length()
         return bits + right.bit_length() if operator == "*" else bits * max(right, 0)

@@ -1,4 +1,4 @@
-"""Token ids to text as they come: never half a character, never part of a stop string."""
+"""Incremental detokenising: token ids to text, without partial characters or partial stop strings."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.text.tokenizer import REPLACEMENT, Tokenizer
 
-MAX_WINDOW = 16  # tokens decoded at once, at most; only a run of broken bytes gets there
-MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # of them, the prompt's
-UTF8_TOKENS = 4  # tokens that certainly cover an unfinished character (three bytes) and one before it
+MAX_WINDOW = 16  # most tokens decoded at once; only reached in a run of invalid UTF-8
+MAX_PROMPT_WINDOW = MAX_WINDOW // 2  # most of them from the prompt
+UTF8_TOKENS = 4  # enough tokens for an incomplete character (up to three bytes) and one before it
 
 
 class Detokenizer:
-    """Decodes what follows a prompt, each token with only the few before it.
+    """Decodes the tokens after a prompt, each with only a few tokens before it.
 
-    A decoder needs context (SentencePiece drops a leading space at the very start; a character may
-    span tokens), so the last piece that was settled, at first the prompt's end, is decoded again
-    together with what follows it:
+    A decoder needs context (SentencePiece drops a leading space at the start of a text; a character may
+    span tokens), so the last settled tokens, at first those of the prompt, are decoded again together
+    with the new ones:
 
         window:  | settled, decoded for context | new, not settled |
-        text:    | ............ sent .......... |  next piece ...  | U+FFFD: maybe half a character |
+        text:    | ............ sent .......... |  next piece ...  | U+FFFD: maybe a partial character |
 
-    A character that the prompt's last token leaves unfinished belongs to what follows.
+    A character that begins in the prompt's last tokens and ends after them is part of the new text.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
         self._tokenizer = tokenizer
-        self._silent = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         settled, unfinished = self._end_of(prompt_ids)
         self._window = settled + unfinished
         self._context_len = len(settled)  # tokens of the window that are settled
-        self._sent = len(self._decode(settled))  # characters of the decoded window already handed out
-        self._prompt_marks = len(self._decode(self._window)) - self._sent  # U+FFFD, if they stay that
+        self._sent = len(self._decode(settled))  # characters of the decoded window already returned
+        self._prompt_replacements = (
+            len(self._decode(self._window)) - self._sent
+        )  # U+FFFD of an incomplete character in the prompt
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; often one word, sometimes empty."""
+        """The text completed by this token; often one word, sometimes empty."""
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
@@ -47,24 +49,24 @@ class Detokenizer:
             if piece or len(self._window) >= MAX_WINDOW:
                 self._settle(keep=len(self._window) - self._context_len, unsettled_chars=0)
         elif len(self._window) >= MAX_WINDOW:
-            # So many tokens cannot all be one unfinished character: only the last mark is open.
+            # Too many tokens for one incomplete character: only the last U+FFFD may still change.
             piece = text[self._sent : -1]
             self._settle(keep=UTF8_TOKENS, unsettled_chars=1)
         else:
             end = len(text.rstrip(REPLACEMENT))
             piece = text[self._sent : end]
             self._sent = max(self._sent, end)
-        return self._without_prompt_marks(piece)
+        return self._without_prompt_replacements(piece)
 
     def finish(self) -> str:
-        """What was still held back; an unfinished character comes as U+FFFD."""
-        piece = self._without_prompt_marks(self._decode(self._window)[self._sent :])
+        """The text held back; an incomplete character is U+FFFD."""
+        piece = self._without_prompt_replacements(self._decode(self._window)[self._sent :])
         self._window.clear()
-        self._context_len = self._sent = self._prompt_marks = 0
+        self._context_len = self._sent = self._prompt_replacements = 0
         return piece
 
     def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Few tokens before the end, with text of whole characters, and those that begin one more."""
+        """The last few tokens that end with a complete character, and those after them."""
         with_text = filter(self._has_text, reversed(prompt_ids))
         last = list(itertools.islice(with_text, MAX_PROMPT_WINDOW + UTF8_TOKENS - 1))[::-1]
         for end in range(len(last), max(len(last) - UTF8_TOKENS, -1), -1):
@@ -72,17 +74,17 @@ class Detokenizer:
                 text = self._decode(last[start:end])
                 if REPLACEMENT not in (text[:1], text[-1:]) and (text or start == 0):
                     return last[start:end], last[end:]
-        return last[-UTF8_TOKENS:], []  # broken bytes
+        return last[-UTF8_TOKENS:], []  # invalid UTF-8
 
     def _has_text(self, token_id: int) -> bool:
-        return token_id not in self._silent and self._tokenizer.id_to_token(token_id) is not None
+        return token_id not in self._skipped and self._tokenizer.id_to_token(token_id) is not None
 
-    def _without_prompt_marks(self, piece: str) -> str:
-        while self._prompt_marks and piece.startswith(REPLACEMENT):
+    def _without_prompt_replacements(self, piece: str) -> str:
+        while self._prompt_replacements and piece.startswith(REPLACEMENT):
             piece = piece[1:]
-            self._prompt_marks -= 1
+            self._prompt_replacements -= 1
         if piece:
-            self._prompt_marks = 0
+            self._prompt_replacements = 0
         return piece
 
     def _settle(self, keep: int, unsettled_chars: int) -> None:
@@ -95,10 +97,10 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Holds text back while it may still turn out to be a stop string.
+    """Finds stop strings in a text; holds text back while it may be the beginning of one.
 
-    The match that is complete first wins, and of two that end together the longer one, so the result
-    does not depend on how the text was cut into pieces.
+    The match that ends first wins, and the longest of those that end together, so the result does not
+    depend on how the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, include_match: bool = False) -> None:
@@ -111,7 +113,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, piece: str) -> str:
-        """The text that is certainly before (or, on a match, up to) a stop string; "" after a match."""
+        """The text known to be before a stop string, or up to its match; "" after a match."""
         if not self._stops:
             return piece
         if self.matched is not None:
@@ -126,7 +128,7 @@ class StopMatcher:
         return text[:split]
 
     def finish(self) -> str:
-        """What was held back and is no stop string after all."""
+        """The text held back, which was not a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -136,7 +138,7 @@ class StopMatcher:
         return min(matches)[::-1] if matches else None
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """Length of the longest suffix of `text` that is a prefix of a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

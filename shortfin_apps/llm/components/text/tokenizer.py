@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat messages to text."""
+"""Converts text to token ids and back, and chat messages to text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shortfin_apps.llm.components.text.content_escape import ContentEscape
 from shortfin_apps.llm.components.text.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
-LONG_TEXT = 2048  # characters, or tokens: it takes a millisecond or two
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8 (yet)
+LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
+REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
 
 
 class Tokenizer:
-    """A `tokenizers` backend with the special tokens and chat template that belong to it.
+    """A `tokenizers` backend with its special tokens and chat template.
 
     `settings` is the content of a Hugging Face `tokenizer_config.json`, `generation` that of a
-    `generation_config.json` (only its `eos_token_id` is read). Without `special_in_content`, the names of
-    special tokens are plain text in messages. Immutable, and safe to share between threads.
+    `generation_config.json` (only its `eos_token_id` is used). Without `special_in_content`, the names of
+    special tokens are plain text in messages. Immutable and thread-safe.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Tokenizer:
         source = pick_template(settings.get("chat_template"))
         self._template = None if source is None else ChatTemplate(source)
         self._escape = None if special_in_content else ContentEscape(backend)
-        self._rendered_backend = backend if self._escape is None else self._escape.reader(backend)
+        self._rendered_backend = backend if self._escape is None else self._escape.unescaping_backend(backend)
         self._token_texts: dict[int, str] = {}
         self._token_length = TokenLength(backend)
 
@@ -75,12 +75,12 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest token id there is."""
+        """The highest token id plus one."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text: what `skip_special_tokens` leaves out."""
+        """Ids of special tokens, which `skip_special_tokens` leaves out."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -89,11 +89,10 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True, rendered: bool = False) -> list[int]:
-        """Token ids of `text`, which is `rendered` if `apply_chat_template` made it; lone surrogates count
-        as U+FFFD.
+        """Token ids of `text`; lone surrogates become U+FFFD. `rendered`: `apply_chat_template` made it.
 
-        Only batches are tokenised without holding the interpreter, so a long text is a batch of one. The
-        library hands a batch to threads of its own, which short texts need not wait for.
+        The library releases the GIL only for batches, so a long text is encoded as a batch of one. Short
+        texts are not, as a batch goes through the library's thread pool.
         """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -105,7 +104,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids that name no token are left out. Many are a batch of one, as in `encode`."""
+        """Text of `ids` without unknown ones. Long lists are decoded as a batch of one, as in `encode`."""
         text: str
         if len(ids) < LONG_TEXT:
             text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -114,19 +113,20 @@ class Tokenizer:
         return text
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound of its tokens, without tokenising it."""
+        """A lower bound of the number of tokens of `text`, without tokenising it."""
         return self._token_length.fewest_tokens(text)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token within a text (SentencePiece's words have their space), special tokens
-        included; U+FFFD where it splits a character. Kept, as log-probabilities ask for many.
+        """Text of one token, also a special one, inside a text (with the leading space of SentencePiece).
+
+        U+FFFD for a part of a character. Cached, as log-probabilities need many.
         """
         text = self._token_texts.get(token_id)
         if text is None:
-            text = self._token_texts[token_id] = self._text_behind_anchor(token_id)
+            text = self._token_texts[token_id] = self._text_after_anchor(token_id)
         return text
 
-    def _text_behind_anchor(self, token_id: int) -> str:
+    def _text_after_anchor(self, token_id: int) -> str:
         before = self.decode(self._anchor, skip_special_tokens=False)
         text = self.decode([*self._anchor, token_id], skip_special_tokens=False)
         if text.startswith(before):
@@ -135,11 +135,11 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """A token that may stand before any other: decoders treat the first of a text in ways of its own."""
+        """A token to decode before another: decoders treat the first token of a text differently."""
         return self.encode("a", add_special_tokens=False)[-1:]
 
     def names(self, ids: Sequence[int]) -> list[str | None]:
-        """`id_to_token` of each."""
+        """The names of tokens in the vocabulary; see `id_to_token`."""
         return [self.id_to_token(token_id) for token_id in ids]
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -153,11 +153,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders messages (`role`, `content`, ...) as the model was trained to read them.
+        """Renders messages (`role`, `content`, ...) with the model's chat template.
 
-        Encode the result as `rendered`, with `add_special_tokens=False`: the template writes them itself.
-        Up to a second of work for a template that means no good. Raises InvalidRequestError when the
-        model has no template or its template refuses the messages.
+        Encode the result as `rendered`, with `add_special_tokens=False`: the template adds them itself.
+        Takes up to a second with a bad template. Raises InvalidRequestError when the model has no template
+        or its template fails.
         """
         if self._template is None:
             raise InvalidRequestError(
@@ -183,7 +183,7 @@ class Tokenizer:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, empty when there is no such file. Raises ArtifactError."""
+    """The JSON object in `path`, empty if the file does not exist. Raises ArtifactError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -205,13 +205,13 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _token_text(token: object) -> str | None:
-    """A special token as `tokenizer_config.json` has it: a string, or an object with `content`."""
+    """The text of a special token in `tokenizer_config.json`: a string, or an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
 
 def first_out_of_range(ids: Sequence[int], vocab_size: int) -> int | None:
-    """The first of `ids` that is no index into a vocabulary of that size."""
+    """The first of `ids` that is not in [0, vocab_size), or None."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # much faster than the search
         return None
     return next((i for i in ids if not 0 <= i < vocab_size), None)
