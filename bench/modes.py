@@ -1,8 +1,8 @@
-"""The two batching modes on the same model: W1, W2 and W3, and what share of the rows was padding.
+"""Compares the two batching modes on the same model: W1, W2 and W3, and the share of padding rows.
 
     python bench/modes.py DIR            # a directory that `shortfin-llm build` made; --repeat 3
 
-Starts a server in each mode and measures them in turns. Prints `shortfin-llm bench`'s tables for each
+Starts a server in each mode and measures them alternately. Prints `shortfin-llm bench`'s tables for each
 workload, and then a table for `bench/README.md`.
 """
 
@@ -22,7 +22,7 @@ COLUMNS = ("workload", "output tok/s", "ratio", "ITL p99 ms", "ratio", "padding"
 
 
 def measure(servers: Mapping[str, str], workload: str, repeat: int, folder: Path) -> dict[str, Any]:
-    """The bench's document, and what each server computed for it."""
+    """The bench's results, and the counters of each server during it."""
     file = folder / f"{workload}.json"
     before = {label: counters(url) for label, url in servers.items()}
     bench(servers, f"--preset={workload}", f"--repeat={repeat}", f"--json={file}")
@@ -31,7 +31,7 @@ def measure(servers: Mapping[str, str], workload: str, repeat: int, folder: Path
 
 
 def row(workload: str, result: Mapping[str, Any]) -> tuple[str, ...]:
-    """One line of the table: of each pair, the default mode comes first; ratios are the other mode's."""
+    """One row of the table; of each pair the default mode is first, ratios are extend-attention over default."""
     medians = {median["target"]: median for median in result["bench"]["medians"]}
     (ratios,) = result["bench"]["ratios"]
     computed = [result["computed"][label] for label in MODES]
@@ -49,7 +49,7 @@ def row(workload: str, result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def padding_share(computed: Mapping[str, float]) -> float:
-    """Of all rows computed, those computed for nobody."""
+    """Share of the computed rows that was padding."""
     return computed["padding"] / sum(computed[kind] for kind in ("prefill", "decode", "padding"))
 
 
@@ -58,8 +58,8 @@ def _pair(medians: Mapping[str, Mapping[str, float]], figure: str) -> str:
 
 
 def _ratio(ratio: tuple[float, float, float]) -> str:
-    middle, least, greatest = ratio
-    return f"{middle:.2f} ({least:.2f} to {greatest:.2f})"
+    median, lowest, highest = ratio
+    return f"{median:.2f} ({lowest:.2f} to {highest:.2f})"
 
 
 def main() -> None:

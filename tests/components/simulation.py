@@ -1,5 +1,6 @@
-"""The engine on simulated time: the real scheduler, modes, cache and runner over the fake device, whose
-invocations take as long as a model of their cost says.
+"""The engine on simulated time: the real scheduler, modes, cache and runner on the fake device.
+
+A cost model determines how long an invocation takes.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, a
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """Seconds of an invocation: the weights are read once (`least_s`) or the rows take longer than that
-    (`overhead_s` + `row_s` each, padding included; `decode_row_s` in a decode entry), and each key that a
-    row attends to takes `key_s`.
+    """Time of an invocation: the larger of reading the weights (`weights_s`) and computing the rows
+    (`overhead_s` + `row_s` each, padding included; `decode_row_s` in a decode entry), and `key_s` for each
+    key that a row attends to.
     """
 
-    least_s: float
+    weights_s: float
     overhead_s: float
     row_s: float
     decode_row_s: float
@@ -41,14 +42,14 @@ class CostModel:
 
     def invocation_s(self, entry: str, rows: int, keys: int) -> float:
         row_s = self.decode_row_s if entry.startswith("decode") else self.row_s
-        return max(self.least_s, self.overhead_s + rows * row_s) + keys * self.key_s
+        return max(self.weights_s, self.overhead_s + rows * row_s) + keys * self.key_s
 
 
 # SmolLM2-135M in bf16 on 2 cores with AVX-512-BF16, as measured at decode_bs1, 8, 32 (11.5, 17.8, 55.6 ms),
 # prefills of 128 and 512 tokens (139, 558 ms) and of 4,096 in chunks.
-AVX512 = CostModel(least_s=11.5e-3, overhead_s=5.2e-3, row_s=1.08e-3, decode_row_s=1.58e-3, key_s=0.38e-6)
-# What kernels on AMX tiles are expected to take there, attention as above.
-AMX = CostModel(least_s=10e-3, overhead_s=2e-3, row_s=0.25e-3, decode_row_s=0.25e-3, key_s=0.38e-6)
+AVX512 = CostModel(weights_s=11.5e-3, overhead_s=5.2e-3, row_s=1.08e-3, decode_row_s=1.58e-3, key_s=0.38e-6)
+# Expected for AMX kernels on the same machine; attention as above.
+AMX = CostModel(weights_s=10e-3, overhead_s=2e-3, row_s=0.25e-3, decode_row_s=0.25e-3, key_s=0.38e-6)
 
 
 @dataclass
@@ -60,7 +61,7 @@ class SimulatedClock:
 
 
 class TimedProgram(FakeProgram):
-    """A fake program whose invocations let time pass."""
+    """A fake program whose invocations advance the clock."""
 
     def __init__(self, config: ModelConfig, cost: CostModel, clock: SimulatedClock) -> None:
         super().__init__(config, extend_rank=1)
@@ -98,7 +99,7 @@ def smollm2_config() -> ModelConfig:
 
 @dataclass
 class Simulation:
-    """`host_s` passes between two invocations: what the server itself takes for a step."""
+    """An engine and its clock; `host_s` is the host's time between two invocations."""
 
     cost: CostModel
     mode: ModeOptions = field(default_factory=DefaultModeOptions)
@@ -140,12 +141,12 @@ class Simulation:
         while not done():
             self.step()
             limit -= 1
-            assert limit, "it never happens"
+            assert limit, "too many steps"
 
     def serve(
         self, lengths: Sequence[int], output_tokens: int, clients: int, prefix: Sequence[int] = ()
     ) -> None:
-        """Each client sends its next request when its last one is answered."""
+        """Each client sends its next request when the previous one is answered."""
         first = len(self.times_s)
         waiting = deque((str(first + index), length) for index, length in enumerate(lengths))
         for _ in range(min(clients, len(waiting))):

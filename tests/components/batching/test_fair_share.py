@@ -26,16 +26,16 @@ def test_weights_are_shares_of_the_service() -> None:
     assert (order.count("a"), order.count("b")) == (30, 10)
 
 
-def test_who_comes_late_is_next_and_not_owed_the_past() -> None:
+def test_a_tenant_that_comes_late_is_next_but_gets_no_credit_for_its_absence() -> None:
     share = FairShare()
     share.enter("a")
     served(share, ["a"], 1000)
     share.enter("b")
-    share.charge("a", 1)  # it always has something running
+    share.charge("a", 1)  # it always has a running request
     assert served(share, ["a", "b"], 10) == ["b", "a"] * 5
 
 
-def test_who_runs_alone_does_not_pay_for_it_later() -> None:
+def test_service_while_nobody_waits_is_not_charged() -> None:
     share = FairShare()
     share.enter("a")
     served(share, ["a"], 1000)
@@ -46,18 +46,18 @@ def test_who_runs_alone_does_not_pay_for_it_later() -> None:
     assert sorted(served(share, ["a", "b"], 2)) == ["a", "b"]
 
 
-def test_going_away_for_a_moment_settles_no_account() -> None:
+def test_a_short_absence_does_not_reset_the_counter() -> None:
     share = FairShare()
     share.enter("big")
     share.enter("small")
     share.charge("big", 100)
     share.leave("big")
-    share.charge("big", 50)  # what still runs
+    share.charge("big", 50)  # by requests that still run
     share.enter("big")
     assert served(share, ["big", "small"], 17, tokens=10) == ["small"] * 16 + ["big"]
 
 
-def test_what_runs_while_others_wait_is_counted() -> None:
+def test_service_to_a_tenant_that_does_not_wait_is_counted_while_others_wait() -> None:
     share = FairShare()
     share.enter("waits")
     share.charge("runs", 30)
@@ -65,7 +65,7 @@ def test_what_runs_while_others_wait_is_counted() -> None:
     assert served(share, ["runs", "waits"], 5, tokens=10) == ["waits", "waits", "waits", "waits", "runs"]
 
 
-def test_a_stream_of_new_names_starves_nobody() -> None:
+def test_a_sequence_of_new_tenants_starves_nobody() -> None:
     share = FairShare()
     share.enter("a")
     share.enter("first")
@@ -81,7 +81,7 @@ def test_a_stream_of_new_names_starves_nobody() -> None:
         assert turns < 20
 
 
-def test_names_that_do_not_come_back_are_forgotten() -> None:
+def test_counters_of_absent_tenants_are_dropped() -> None:
     share = FairShare()
     share.enter("waits")
     for index in range(2 * MAX_REMEMBERED):
@@ -97,7 +97,7 @@ def test_names_that_do_not_come_back_are_forgotten() -> None:
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=5),
     sizes=st.lists(st.integers(1, 50), min_size=5, max_size=5),
 )
-def test_backlogged_tenants_are_never_further_apart_than_their_requests(
+def test_counters_of_waiting_tenants_differ_by_at_most_one_request(
     weights: list[float], sizes: list[int]
 ) -> None:
     names = [str(index) for index in range(len(weights))]

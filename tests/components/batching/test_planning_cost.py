@@ -1,4 +1,4 @@
-"""How long planning a step takes; reported by pytest-benchmark, not asserted."""
+"""Time to plan a step; reported by pytest-benchmark, not asserted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_256_running_and_1000_waiting(benchmark: BenchmarkFixture, mode: str) ->
     for index in range(NUM_RUNNING + NUM_WAITING):
         scheduler.add(Request(call(str(index), [index % 97] * 300)))
     scheduler.plan()
-    while len(scheduler.running) < NUM_RUNNING:  # each step looks at a part of the queue only
+    while len(scheduler.running) < NUM_RUNNING:  # a step looks only at a part of the queue
         finish_prefills(scheduler)
         scheduler.plan()
     finish_prefills(scheduler)
@@ -41,7 +41,7 @@ def test_256_running_and_1000_waiting(benchmark: BenchmarkFixture, mode: str) ->
 
 @pytest.mark.parametrize("num_tenants", [1, 1000])
 def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -> None:
-    """Places are free but pages are not, so that every step looks for somebody who fits."""
+    """More requests may run, but no pages are free: every step looks for a request that fits."""
     config = fake_config(stride=16, decode=(1, 32, 256))
     cache = make_cache("trie", 1 + 256 * 21, 16)
     options = ExtendAttentionOptions(chunk_tokens=128, token_budget=512)
@@ -57,7 +57,7 @@ def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -
     looked_at = list(itertools.islice(scheduler.waiting, LOOKAHEAD))
 
     def plan_after_pages_came_back() -> object:
-        for request in looked_at:  # though too few
+        for request in looked_at:  # too few pages for them
             request.blocked_at = -1
         return scheduler.plan()
 

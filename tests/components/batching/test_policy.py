@@ -54,7 +54,7 @@ def test_mixing_is_not_slower(cost: CostModel, workload: tuple[Sequence[int], in
 
 
 def test_beside_many_prompts_a_budget_shortens_the_time_between_tokens(cost: CostModel) -> None:
-    """To two thirds in the default mode, at no loss of throughput, and to less than half in the other."""
+    """To two thirds in the default mode, at equal throughput, and to less than half in extend-attention."""
     fixed = served(cost, FIXED, W3)
     default, extend = (served(cost, mode, W3) for mode in (DEFAULT, EXTEND))
     assert p99(default.gaps_s()) < p99(fixed.gaps_s()) * 2 / 3
@@ -81,7 +81,7 @@ def test_a_single_prompt_is_cut_into_few_chunks(cost: CostModel, mode: ModeOptio
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(cost: CostModel) -> None:
-    """Three prefill invocations and their decodes at most: one under way, one between, and its own."""
+    """At most three prefill invocations and their decodes: a current one, one between, and its own."""
     simulation = Simulation(cost, DEFAULT)
     add_decodes(simulation)
     simulation.run_until(lambda: all(simulation.times_s.values()))
@@ -99,7 +99,7 @@ def test_mixing_pads_no_rows(cost: CostModel) -> None:
 
 
 def test_mixing_gives_more_tokens_where_rows_are_cheap_beside_the_weights() -> None:
-    """A sixth more at W3, once a row takes less than a hundredth of the time that the weights take."""
+    """A sixth more at W3, when a row takes less than a hundredth of the time to read the weights."""
     cheap = replace(AMX, row_s=0.08e-3, decode_row_s=0.08e-3, key_s=0.1e-6)
     default, extend = (served(cheap, mode, W3) for mode in (DEFAULT, EXTEND))
     assert default.clock.now_s > 1.17 * extend.clock.now_s

@@ -58,12 +58,12 @@ def test_the_youngest_is_preempted_and_goes_to_the_head_of_the_queue() -> None:
     assert young.lease is None
 
 
-def test_a_newcomer_leaves_a_page_for_each_running_request() -> None:
+def test_a_request_starts_only_if_a_page_is_left_for_each_running_one() -> None:
     target = scheduler(6)
     add(target, "a", 12)
-    newcomer = add(target, "b", 8)  # its two pages are there, but then none is left to grow into
+    new = add(target, "b", 8)  # its two pages are free, but then none would be left to grow into
     target.plan()
-    assert newcomer.state is State.WAITING
+    assert new.state is State.WAITING
 
 
 def running_pair(pages: int, max_tokens: int = 99) -> tuple[Scheduler, list[Request]]:
@@ -77,7 +77,7 @@ def running_pair(pages: int, max_tokens: int = 99) -> tuple[Scheduler, list[Requ
     return target, requests
 
 
-def test_when_one_grows_everybody_does_and_then_nobody_for_as_many_tokens_as_a_page_has() -> None:
+def test_when_one_request_grows_into_a_page_all_do() -> None:
     target, requests = running_pair(32)
     grown_at = []
     for step in range(14):
@@ -91,7 +91,7 @@ def test_when_one_grows_everybody_does_and_then_nobody_for_as_many_tokens_as_a_p
     assert grown_at == [1, 6, 13]
 
 
-def test_a_page_ahead_is_not_taken_where_too_few_are_left_or_none_is_needed() -> None:
+def test_no_page_is_reserved_ahead_if_too_few_are_free_or_none_is_needed() -> None:
     target, requests = running_pair(7)  # 2 free
     requests[1].tokens += [1, 1]
     target.plan()
@@ -110,7 +110,7 @@ def test_finishing_a_waiting_request_takes_it_out_of_the_queue() -> None:
     assert not target.waiting
 
 
-def test_one_that_does_not_fit_lets_smaller_ones_pass_but_not_forever() -> None:
+def test_smaller_requests_overtake_one_that_does_not_fit_only_so_often() -> None:
     target = scheduler(10, max_running=4)  # 9 pages to hand out
     holder = add(target, "holder", 16)
     target.plan()
@@ -125,7 +125,7 @@ def test_one_that_does_not_fit_lets_smaller_ones_pass_but_not_forever() -> None:
             target.finish(request, FinishReason.LENGTH)
         if not started and holder.state is State.RUNNING:
             target.finish(holder, FinishReason.LENGTH)
-    assert MAX_OVERTAKES <= overtook <= MAX_OVERTAKES + 4  # those of the last plan count together
+    assert MAX_OVERTAKES <= overtook <= MAX_OVERTAKES + 4  # several start in the last plan
 
 
 def shared_prefix_scheduler() -> Scheduler:
@@ -133,7 +133,7 @@ def shared_prefix_scheduler() -> Scheduler:
     return Scheduler(cache, MODE, 8)
 
 
-def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
+def test_a_request_waits_for_a_prefix_that_another_computes() -> None:
     target = shared_prefix_scheduler()
     first, second = add(target, "a", 20), add(target, "b", 20)
     other = Request(call("other", [2] * 20))
@@ -146,7 +146,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     assert second.num_cached == 16
 
 
-def test_another_salt_waits_for_nobody() -> None:
+def test_a_request_with_another_salt_does_not_wait() -> None:
     target = shared_prefix_scheduler()
     add(target, "a", 20)
     salted = Request(call("b", [1] * 20, salt="s"))
@@ -155,7 +155,7 @@ def test_another_salt_waits_for_nobody() -> None:
     assert salted.state is State.RUNNING
 
 
-def test_who_waited_for_a_prefix_starts_when_its_computer_goes_away() -> None:
+def test_a_request_that_waits_for_a_prefix_starts_when_the_other_is_aborted() -> None:
     target = shared_prefix_scheduler()
     first, second = add(target, "a", 20), add(target, "b", 20)
     target.plan()
@@ -171,17 +171,17 @@ def finish_prefill(target: Scheduler, request: Request) -> None:
     request.tokens.append(1)
 
 
-def test_what_resumes_goes_before_newcomers() -> None:
+def test_resumed_requests_go_before_new_ones() -> None:
     target = scheduler(32, max_running=1)
     add(target, "running", 4)
     target.plan()
-    newcomer = add(target, "new", 4)
+    new = add(target, "new", 4)
     resumed = Request(replace(call("old", [1] * 4), resumes=True))
     target.add(resumed)
-    assert list(target.waiting) == [resumed, newcomer]
+    assert list(target.waiting) == [resumed, new]
 
 
-def test_long_prompts_do_not_take_every_place() -> None:
+def test_long_prompts_do_not_fill_the_batch() -> None:
     cache = make_cache("none", 200, 4)
     options = SchedulingOptions(max_long_prefills=2, long_prefill_tokens=16)
     target = Scheduler(cache, MODE, 8, options)
@@ -189,13 +189,13 @@ def test_long_prompts_do_not_take_every_place() -> None:
     short = [add(target, f"short {i}", 16) for i in range(3)]
     target.plan()
     assert target.running == [*long[:2], *short]
-    long[0].num_computed = 30  # what is left of it is short
+    long[0].num_computed = 30  # the rest of it is short
     target.plan()
     assert target.running == [*long[:2], *short, long[2]]
     assert list(target.waiting) == [long[3]]
 
 
-def test_a_long_prompt_whose_beginning_is_cached_is_not_long() -> None:
+def test_a_long_prompt_with_a_long_cached_prefix_is_not_long() -> None:
     cache = make_cache("trie", 200, 4)
     target = Scheduler(cache, MODE, 8, SchedulingOptions(max_long_prefills=1, long_prefill_tokens=16))
     first = add(target, "first", 40)
@@ -209,7 +209,7 @@ def test_a_long_prompt_whose_beginning_is_cached_is_not_long() -> None:
     assert target.running == [first, other, known]
 
 
-def test_an_impossible_start_is_raised_and_loses_no_page() -> None:
+def test_an_illegal_start_is_raised_and_leaks_no_page() -> None:
     target = scheduler(32)
     wrong = add(target, "wrong", 8)
     wrong.state = State.FINISHED

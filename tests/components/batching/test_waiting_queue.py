@@ -41,7 +41,7 @@ def test_lower_priority_values_come_first() -> None:
 @given(
     st.lists(st.tuples(st.floats(0, 1000), st.integers(-100, 100)), min_size=2, max_size=20),
 )
-def test_a_priority_is_worth_so_many_seconds_and_no_more(arrivals: list[tuple[float, int]]) -> None:
+def test_a_priority_step_is_worth_a_fixed_number_of_seconds(arrivals: list[tuple[float, int]]) -> None:
     arrivals.sort()
     queue = queue_of(*(request(str(i), arrival_s=at, priority=p) for i, (at, p) in enumerate(arrivals)))
     order = [arrivals[int(name)] for name in names(queue)]
@@ -50,26 +50,26 @@ def test_a_priority_is_worth_so_many_seconds_and_no_more(arrivals: list[tuple[fl
             assert later_s - arrival_s <= (priority - higher) * PRIORITY_STEP_S + 1e-6
 
 
-def test_tenants_take_turns_whatever_the_lengths_of_their_queues() -> None:
+def test_tenants_take_turns_however_many_requests_they_have() -> None:
     many = [request(f"a{i}", tenant="a") for i in range(5)]
     queue = queue_of(*many, request("b0", tenant="b"), request("b1", tenant="b"))
     assert names(queue) == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
 
 
-def test_long_prompts_count_for_what_they_cost() -> None:
+def test_tenants_share_by_tokens_and_not_by_requests() -> None:
     longs = [request(f"a{i}", tenant="a", tokens=3) for i in range(2)]
     shorts = [request(f"b{i}", tenant="b") for i in range(4)]
     assert names(queue_of(*longs, *shorts)) == ["a0", "b0", "b1", "b2", "a1", "b3"]
 
 
-def test_what_was_set_back_goes_before_everybody() -> None:
+def test_preempted_requests_are_first() -> None:
     queue = queue_of(request("a", priority=-100))
     queue.add_first(request("younger", tenant="b", priority=9))
     queue.add_first(request("youngest"))
     assert names(queue) == ["youngest", "younger", "a"]
 
 
-def test_who_is_not_there_cannot_be_removed() -> None:
+def test_removing_an_unknown_request_is_an_error() -> None:
     queue = queue_of(request("a"))
     with pytest.raises(ValueError, match="not in list"):
         queue.remove(request("b"))
@@ -79,11 +79,11 @@ def test_who_is_not_there_cannot_be_removed() -> None:
 
 
 @given(st.data())
-def test_removing_while_looking_skips_and_repeats_nobody(data: st.DataObject) -> None:
+def test_removing_during_iteration_skips_and_repeats_no_request(data: st.DataObject) -> None:
     tenants = data.draw(st.lists(st.sampled_from("abc"), max_size=15))
-    everybody = [request(str(i), tenant=tenant) for i, tenant in enumerate(tenants)]
-    queue = queue_of(*everybody)
-    for one in everybody[:: data.draw(st.integers(2, 4))]:
+    requests = [request(str(i), tenant=tenant) for i, tenant in enumerate(tenants)]
+    queue = queue_of(*requests)
+    for one in requests[:: data.draw(st.integers(2, 4))]:
         queue.remove(one)
         queue.add_first(one)
     seen, kept = [], []
@@ -93,6 +93,6 @@ def test_removing_while_looking_skips_and_repeats_nobody(data: st.DataObject) ->
             queue.remove(one)
         else:
             kept.append(one)
-    assert sorted(map(id, seen)) == sorted(map(id, everybody))
+    assert sorted(map(id, seen)) == sorted(map(id, requests))
     assert sorted(map(id, queue)) == sorted(map(id, kept))
     assert len(queue) == len(kept)

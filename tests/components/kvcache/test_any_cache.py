@@ -1,8 +1,8 @@
-"""What must hold however pages are shared, proved against a model of the device's memory.
+"""Invariants of every KV cache, tested against a brute-force model of the device's memory.
 
-The model knows what K/V every slot of every page holds: the chain of tokens it was computed from, and the
-salt it was computed under. It also keeps, by brute force, the set of published chains with the time each
-was last released, so that every match and every eviction can be foretold.
+The model knows the K/V in each slot of each page: the salt and the tokens it was computed from. It also
+keeps the set of published prefixes and the time of their last release, so that it predicts every match and
+eviction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shortfin_apps.llm.components.kvcache import (
 from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
 from shortfin_apps.llm.components.kvcache.trie_cache import TrieCache
 
-Chain = tuple[str | None, tuple[int, ...]]  # salt, and tokens from the first on
+Prefix = tuple[str | None, tuple[int, ...]]  # the salt, and all tokens from the first one
 
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
 SALTS = st.sampled_from([None, None, None, "", "a"])
@@ -33,7 +33,7 @@ SALTS = st.sampled_from([None, None, None, "", "a"])
 
 @dataclass(eq=False)
 class Sequence:
-    """A request as the engine sees it."""
+    """A request in the engine."""
 
     lease: Lease
     salt: str | None
@@ -42,12 +42,12 @@ class Sequence:
     num_published_pages: int
     is_retracted: bool = False
 
-    def chain(self, num_tokens: int) -> Chain:
+    def prefix(self, num_tokens: int) -> Prefix:
         return self.salt, tuple(self.tokens[:num_tokens])
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Requests come, are computed in pieces, publish, grow, are preempted and go, in any order."""
+    """Requests start, are computed in parts, publish, grow, are preempted and finish, in any order."""
 
     name: PrefixCache
 
@@ -57,15 +57,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.stride = stride
         self.total = num_pages - 1
         self.running: list[Sequence] = []
-        self.memory: dict[int, list[Chain | None]] = {}
-        self.published: dict[Chain, int] = {}  # and the time of its last release
+        self.memory: dict[int, list[Prefix | None]] = {}
+        self.published: dict[Prefix, int] = {}  # and the time of its last release
         self.clock = 0
         self.history: list[tuple[list[int], str | None]] = [([], None)]
 
     # The model
 
     def published_prefix(self, tokens: list[int], salt: str | None) -> int:
-        """The longest prefix a new request may find, in tokens."""
+        """Tokens of the longest published prefix that a new request may find."""
         length = 0
         while length + self.stride < len(tokens):
             if (salt, tuple(tokens[: length + self.stride])) not in self.published:
@@ -73,12 +73,12 @@ class CacheMachine(RuleBasedStateMachine):
             length += self.stride
         return length
 
-    def own_chains(self, sequence: Sequence) -> list[Chain]:
+    def own_prefixes(self, sequence: Sequence) -> list[Prefix]:
         pages = range(1, (0 if sequence.is_retracted else sequence.num_published_pages) + 1)
-        return [sequence.chain(page * self.stride) for page in pages]
+        return [sequence.prefix(page * self.stride) for page in pages]
 
-    def unleased(self) -> set[Chain]:
-        leased = {chain for sequence in self.running for chain in self.own_chains(sequence)}
+    def unleased(self) -> set[Prefix]:
+        leased = {prefix for sequence in self.running for prefix in self.own_prefixes(sequence)}
         return set(self.published) - leased
 
     def tables(self) -> set[int]:
@@ -90,9 +90,9 @@ class CacheMachine(RuleBasedStateMachine):
     def evict_one(self) -> None:
         parents = {(salt, tokens[: -self.stride]) for salt, tokens in self.published}
         leaves = self.unleased() - parents
-        del self.published[min(leaves, key=lambda chain: self.published[chain])]
+        del self.published[min(leaves, key=lambda prefix: self.published[prefix])]
 
-    # What the engine does
+    # Operations of the engine
 
     def start(self, tokens: list[int], salt: str | None) -> Sequence:
         expected = self.published_prefix(tokens, salt)
@@ -124,7 +124,7 @@ class CacheMachine(RuleBasedStateMachine):
         return fits
 
     def compute(self, sequence: Sequence, num_tokens: int) -> None:
-        """Writes K/V up to `num_tokens`, as far as there are tokens and pages for it."""
+        """Writes K/V up to `num_tokens`, as far as there are tokens and pages."""
         lease = sequence.lease
         stop = min(num_tokens, len(sequence.tokens), len(lease.page_ids) * self.stride)
         for position in range(sequence.num_computed, stop):
@@ -132,7 +132,7 @@ class CacheMachine(RuleBasedStateMachine):
             page_id = lease.page_ids[index]
             assert index >= lease.num_shared_pages, "a shared page would be written"
             assert sum(page_id in other.lease.page_ids for other in self.running) == 1
-            self.memory[page_id][slot] = sequence.chain(position + 1)
+            self.memory[page_id][slot] = sequence.prefix(position + 1)
         sequence.num_computed = max(stop, sequence.num_computed)
 
     def publish(self, sequence: Sequence, whole: bool) -> None:
@@ -142,14 +142,14 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.publish(sequence.lease, sequence.tokens, sequence.num_computed)
         if self.name == "trie" and not sequence.is_retracted:
             sequence.num_published_pages = sequence.num_computed // self.stride
-        for chain in self.own_chains(sequence):
-            self.published.setdefault(chain, 0)
+        for prefix in self.own_prefixes(sequence):
+            self.published.setdefault(prefix, 0)
         assert sequence.lease.num_shared_pages == sequence.num_published_pages
 
     def stop(self, sequence: Sequence) -> None:
         self.clock += 1
-        for chain in self.own_chains(sequence):
-            self.published[chain] = self.clock
+        for prefix in self.own_prefixes(sequence):
+            self.published[prefix] = self.clock
         self.running.remove(sequence)
         self.cache.release(sequence.lease)
 
@@ -164,13 +164,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=4))
     def acquire_again(self, data: st.DataObject, more: list[int]) -> None:
-        """The next turn of a conversation, or the same prompt once more."""
+        """The next turn of a conversation, or the same prompt again."""
         tokens, salt = data.draw(st.sampled_from(self.history[-6:]))
         self.start(tokens[:9] + more, salt)
 
     @rule(tokens=TOKENS, salt=SALTS, more=st.integers(0, 3))
     def serve(self, tokens: list[int], salt: str | None, more: int) -> None:
-        """A whole request in one go."""
+        """Starts, computes and finishes a request in one step."""
         sequence = self.start(tokens, salt)
         if self.grow(sequence, len(tokens) + more):
             self.compute(sequence, len(tokens))
@@ -202,7 +202,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), token=st.integers(0, 1))
     def decode(self, data: st.DataObject, token: int) -> None:
-        """Computes what is left, publishes it, and samples a token, if there is a page for it all."""
+        """Computes the rest, publishes it and samples a token, if there are enough pages."""
         sequence = self.some(data)
         if self.grow(sequence, len(sequence.tokens) + 1):
             self.compute(sequence, len(sequence.tokens))
@@ -220,13 +220,13 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), stops=st.booleans())
     def retract(self, data: st.DataObject, stops: bool) -> None:
-        """Nobody finds its first page again, nor what continues that; who reads them reads on."""
+        """Withdraws its first page and all continuations of it; leases that hold them keep them."""
         sequence = self.some(data)
-        chains = self.own_chains(sequence)
+        prefixes = self.own_prefixes(sequence)
         for other in self.running:
-            other.is_retracted |= bool(chains) and chains[0] in self.own_chains(other)
+            other.is_retracted |= bool(prefixes) and prefixes[0] in self.own_prefixes(other)
         for salt, tokens in list(self.published):
-            if chains and (salt, tokens[: self.stride]) == chains[0]:
+            if prefixes and (salt, tokens[: self.stride]) == prefixes[0]:
                 del self.published[salt, tokens]
         self.cache.retract(sequence.lease)
         if stops:
@@ -235,23 +235,23 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        """Gives everything back and starts over with what was generated so far."""
+        """Releases the lease and starts again with the tokens generated so far."""
         sequence = self.some(data)
         self.stop(sequence)
         self.start(sequence.tokens, sequence.salt)
 
     @rule()
     def flush(self) -> None:
-        forgotten = self.unleased()
-        assert self.cache.flush() == len(forgotten)
-        for chain in forgotten:
-            del self.published[chain]
+        evicted = self.unleased()
+        assert self.cache.flush() == len(evicted)
+        for prefix in evicted:
+            del self.published[prefix]
 
     @rule(tokens=TOKENS, salt=SALTS)
     def look_up(self, tokens: list[int], salt: str | None) -> None:
         assert self.cache.match_length(tokens, salt) == self.published_prefix(tokens, salt)
 
-    # What must hold after each
+    # Invariants after each rule
 
     @invariant()
     def every_page_has_its_owner(self) -> None:
@@ -266,7 +266,7 @@ class CacheMachine(RuleBasedStateMachine):
             for position in range(sequence.num_computed):
                 index, slot = divmod(position, self.stride)
                 content = self.memory[sequence.lease.page_ids[index]][slot]
-                assert content == sequence.chain(position + 1)
+                assert content == sequence.prefix(position + 1)
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):

@@ -13,7 +13,7 @@ def cache() -> BaseCache:
     return BaseCache(num_pages=9, stride=STRIDE)
 
 
-def test_claims_pages_as_the_request_grows(cache: BaseCache) -> None:
+def test_pages_are_reserved_as_the_request_grows(cache: BaseCache) -> None:
     lease = cache.acquire(range(5))
     assert lease.page_ids == []
     for num_tokens, pages in [(0, 0), (1, 1), (4, 1), (5, 2), (3, 2), (8, 2), (9, 3)]:
@@ -82,7 +82,7 @@ def test_a_page_without_tokens_is_refused() -> None:
         make_cache("none", num_pages=4, stride=0)
 
 
-def test_check_integrity_sees_a_lease_that_lost_its_owner(cache: BaseCache) -> None:
+def test_check_integrity_detects_a_lost_lease(cache: BaseCache) -> None:
     lease = cache.acquire(range(4))
     assert cache.reserve(lease, 4)
     stolen = Lease(page_ids=lease.page_ids)

@@ -63,17 +63,17 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def test_hands_out_every_page_but_the_scratch_page() -> None:
+def test_every_page_but_the_scratch_page_is_allocated() -> None:
     assert sorted(PagePool(5).allocate(4) or []) == [1, 2, 3, 4]
 
 
-def test_exhaustion_is_a_value_and_changes_nothing() -> None:
+def test_an_allocation_that_fails_returns_none_and_changes_nothing() -> None:
     pool = PagePool(4)
     assert pool.allocate(4) is None
     assert pool.num_free == 3
 
 
-def test_a_table_without_a_page_to_hand_out_is_refused() -> None:
+def test_a_table_of_only_the_scratch_page_is_refused() -> None:
     with pytest.raises(ValueError, match="scratch page"):
         PagePool(1)
 
@@ -101,7 +101,7 @@ def _own_a_free_page(pool: PagePool) -> None:
 @pytest.mark.parametrize(
     "damage", [_free_twice, _free_the_scratch_page, _own_the_scratch_page, _lose, _own_a_free_page]
 )
-def test_check_integrity_sees(damage: Callable[[PagePool], None]) -> None:
+def test_check_integrity_detects(damage: Callable[[PagePool], None]) -> None:
     pool = PagePool(4)
     damage(pool)
     with pytest.raises(AssertionError):

@@ -36,7 +36,7 @@ def serve(cache: TrieCache, tokens: Sequence[int], salt: str | None = None) -> L
 
 
 def finish(cache: TrieCache, tokens: Sequence[int], salt: str | None = None) -> list[int]:
-    """A request that came and went; returns the pages it had."""
+    """Serves a request and releases it; returns the pages it had."""
     lease = serve(cache, tokens, salt)
     page_ids = list(lease.page_ids)
     cache.release(lease)
@@ -104,7 +104,7 @@ def test_generated_tokens_are_published(cache: TrieCache) -> None:
 
 
 class Recorder(list[int]):
-    """Tokens that note which slices of them were read."""
+    """Tokens that record which slices of them were read."""
 
     def __init__(self, tokens: list[int]) -> None:
         super().__init__(tokens)
@@ -139,10 +139,10 @@ def test_match_length_changes_nothing(cache: TrieCache) -> None:
 # Eviction
 
 
-def test_the_least_recently_released_goes_first_and_from_its_end(cache: TrieCache) -> None:
+def test_the_least_recently_released_prompt_is_evicted_first_from_its_last_page(cache: TrieCache) -> None:
     for first in range(4):
         finish(cache, prompt(2, first))
-    cache.release(cache.acquire([*prompt(2, first=0), 0]))  # used again, and now the youngest
+    cache.release(cache.acquire([*prompt(2, first=0), 0]))  # used again, so now the most recent
     grower = cache.acquire([])
     lengths = []
     for pages in range(1, 9):
@@ -168,7 +168,7 @@ def test_a_reservation_that_fails_evicts_nothing(cache: TrieCache) -> None:
     assert cache.usage() == CacheUsage(total=8, free=2, cached=4, leased=2)
 
 
-def test_flush_forgets_what_nobody_leases(cache: TrieCache) -> None:
+def test_flush_evicts_pages_without_a_lease(cache: TrieCache) -> None:
     finish(cache, prompt(3))
     lease = cache.acquire(prompt(3))
     assert cache.flush() == 1
@@ -202,7 +202,7 @@ def test_the_loser_of_a_publish_race_publishes_what_follows(cache: TrieCache) ->
 
 
 @pytest.mark.parametrize("leaving", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
-def test_a_copy_stands_in_when_the_last_reader_of_the_published_page_leaves(
+def test_a_copy_replaces_the_published_page_when_its_last_reader_leaves(
     cache: TrieCache, leaving: tuple[int, ...]
 ) -> None:
     leases = [start(cache, prompt(2)) for _ in range(3)]
@@ -211,7 +211,7 @@ def test_a_copy_stands_in_when_the_last_reader_of_the_published_page_leaves(
     for left, index in enumerate(leaving, start=1):
         cache.release(leases[index])
         cache.check_integrity()
-        assert cache.usage().leased == 2 * (3 - left)  # no page is held for somebody who does not read it
+        assert cache.usage().leased == 2 * (3 - left)  # each page held is read by a lease
     assert cache.usage() == CacheUsage(total=8, free=6, cached=2, leased=0)
 
 
@@ -225,7 +225,7 @@ def test_a_published_page_that_others_read_is_not_replaced(cache: TrieCache) -> 
     assert cache.acquire([*prompt(1), 0]).page_ids == reader.page_ids
 
 
-def test_a_computed_page_replaces_a_published_one_that_nobody_reads(cache: TrieCache) -> None:
+def test_a_computed_page_replaces_a_published_one_without_a_lease(cache: TrieCache) -> None:
     late = start(cache, prompt(2))
     finish(cache, prompt(2))
     cache.publish(late, prompt(2))
@@ -234,8 +234,8 @@ def test_a_computed_page_replaces_a_published_one_that_nobody_reads(cache: TrieC
     assert cache.acquire([*prompt(2), 0]).page_ids == late.page_ids
 
 
-def test_the_last_request_standing_can_have_every_page(cache: TrieCache) -> None:
-    """Preempting all others always lets the one that is left go on, whatever they published."""
+def test_a_single_running_request_can_have_every_page(cache: TrieCache) -> None:
+    """After all others are preempted, the remaining request can grow, whatever they published."""
     winner, loser = start(cache, prompt(4)), start(cache, prompt(4))
     cache.publish(winner, prompt(4))
     cache.publish(loser, prompt(4))
@@ -244,7 +244,7 @@ def test_the_last_request_standing_can_have_every_page(cache: TrieCache) -> None
     assert len(set(loser.page_ids)) == 8
 
 
-# What upstream gets wrong (its faults are listed with the tests' names)
+# Faults of upstream, listed with the tests' names
 
 
 def test_crossing_pages_leaks_none(cache: TrieCache) -> None:
@@ -275,7 +275,7 @@ def test_a_match_is_not_evicted_by_its_own_request(cache: TrieCache) -> None:
 
 
 def test_page_aligned_prompts_stay_evictable(cache: TrieCache) -> None:
-    """Upstream: the node of a page-aligned prompt is pinned for ever."""
+    """Upstream: the node of a page-aligned prompt is never evicted."""
     for first in range(20):
         tokens = prompt(2, first)
         lease = serve(cache, tokens)
@@ -286,7 +286,7 @@ def test_page_aligned_prompts_stay_evictable(cache: TrieCache) -> None:
 
 
 def test_a_release_frees_no_copies_of_others(cache: TrieCache) -> None:
-    """Upstream: the pages of publish races are freed by whoever releases next."""
+    """Upstream: pages duplicated by concurrent requests are freed by the next release."""
     winner, loser = start(cache, prompt(2)), start(cache, prompt(2))
     cache.publish(winner, prompt(2))
     cache.publish(loser, prompt(2))
@@ -323,7 +323,7 @@ def test_double_release_is_harmless(cache: TrieCache) -> None:
 # What cannot happen
 
 
-def test_publishing_beyond_the_leases_pages_is_impossible(cache: TrieCache) -> None:
+def test_publishing_beyond_the_leases_pages_is_refused(cache: TrieCache) -> None:
     with pytest.raises(AssertionError):
         cache.publish(start(cache, prompt(1)), prompt(2))
 
@@ -339,7 +339,7 @@ def _miscount(cache: TrieCache, lease: Lease) -> None:
     next(cache._nodes()).num_leases += 1
 
 
-def _forget_an_evictable_page(cache: TrieCache, lease: Lease) -> None:
+def _lose_an_evictable_page(cache: TrieCache, lease: Lease) -> None:
     cache._unleased.popitem()
 
 
@@ -351,11 +351,11 @@ def _invent_a_copy(cache: TrieCache, lease: Lease) -> None:
     next(cache._nodes()).copies.append(1)
 
 
-def _forget_a_copy(cache: TrieCache, lease: Lease) -> None:
+def _lose_a_copy(cache: TrieCache, lease: Lease) -> None:
     next(node for node in cache._nodes() if node.copies).copies.clear()
 
 
-def _cut_off_a_leased_part(cache: TrieCache, lease: Lease) -> None:
+def _remove_leased_nodes(cache: TrieCache, lease: Lease) -> None:
     cache._root.children.clear()
 
 
@@ -367,15 +367,15 @@ def _lose_a_reference(cache: TrieCache, lease: Lease) -> None:
     "damage",
     [
         _miscount,
-        _forget_an_evictable_page,
+        _lose_an_evictable_page,
         _reverse_the_order_of_eviction,
         _invent_a_copy,
-        _forget_a_copy,
-        _cut_off_a_leased_part,
+        _lose_a_copy,
+        _remove_leased_nodes,
         _lose_a_reference,
     ],
 )
-def test_check_integrity_sees(cache: TrieCache, damage: Callable[[TrieCache, Lease], None]) -> None:
+def test_check_integrity_detects(cache: TrieCache, damage: Callable[[TrieCache, Lease], None]) -> None:
     finish(cache, prompt(2, first=1))
     leases = [start(cache, prompt(1)), start(cache, prompt(1))]
     for lease in leases:

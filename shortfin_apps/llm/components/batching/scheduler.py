@@ -1,15 +1,15 @@
-"""Who runs: admission from the waiting queue to pages, and preemption when they run out.
+"""Scheduler: starts waiting requests when there are pages for them, and preempts when pages run out.
 
-Pages are claimed as needed. The prompt's pages are reserved when a request starts, one more each time
-it grows into a new page, and while there is room a page ahead for everybody; when none is left, the
-youngest running request goes back to the head of the queue. The oldest is never preempted for a younger
-one, and a request that could not run alone is refused before it gets here, so somebody always makes
+Pages are reserved as needed: the prompt's pages when a request starts, one more each time it grows into a
+new page, and while there are enough, one page ahead for every running request. When none is left, the
+youngest running request is preempted and goes to the head of the queue. A request is never preempted for a
+younger one, and a request larger than the whole cache is refused before it gets here, so there is always
 progress.
 
-The queue says whose turn it is (waiting_queue.py). A waiting request that does not fit is overtaken by
-later ones that do, but only so often: then everybody behind it waits until it has started. A long
-prompt is passed over while as many of them as may are being prefilled; one that shares a prefix with a
-prompt under way, until that is computed.
+The order of waiting requests is in waiting_queue.py. Requests that fit overtake one that does not, but at
+most MAX_OVERTAKES times; then everything behind it waits until it has started. A long prompt is skipped
+while the maximum number of long prompts is being prefilled, and a prompt is skipped while a running request
+is computing a prefix that both share.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 
 MAX_OVERTAKES = 32
-# A long queue costs no time: so many of it are looked at in one step, and so many tried in vain.
+# Bounds on a step's work, however long the queue is: requests looked at, and failed attempts to start one.
 LOOKAHEAD, MAX_MISFITS = 64, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingOptions:
-    """At most `max_long_prefills` running requests have more than `long_prefill_tokens` left to prefill.
+    """Limits on long prompts, and the tenants' shares.
 
-    `tenant_weights` are shares of the service, positive, and 1 for a tenant that is not named.
+    At most `max_long_prefills` running requests have more than `long_prefill_tokens` left to prefill.
+    `tenant_weights` are positive; a tenant that is not named has weight 1.
     """
 
     max_long_prefills: int = 2
@@ -47,7 +48,7 @@ DEFAULT_SCHEDULING = SchedulingOptions()
 
 
 class Scheduler:
-    """`max_running` is the most requests in progress at once."""
+    """The waiting queue and the running requests, of which there are at most `max_running`."""
 
     def __init__(
         self,
@@ -74,27 +75,27 @@ class Scheduler:
     def plan(self) -> Batch | None:
         """The next invocation; afterwards every running request has pages for all its tokens.
 
-        Raises IllegalTransitionError for a request that is not what it should be; `discard` it.
+        Raises IllegalTransitionError for a request in a wrong state; call `discard` with it.
         """
         self._grow_running()
         self._admit()
         return self._mode.next_batch(self.running)
 
     def charge(self, request: Request, tokens: int) -> None:
-        """Counts tokens of service for the request's tenant."""
+        """Counts tokens as service to the request's tenant."""
         self._share.charge(request.tenant, tokens)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Ends a request wherever it is and gives its pages back. Raises IllegalTransitionError."""
-        place = self.running if request.state is State.RUNNING else self.waiting
+        """Ends a waiting or running request and releases its pages. Raises IllegalTransitionError."""
+        requests = self.running if request.state is State.RUNNING else self.waiting
         request.finish(reason, self._cache)
         try:
-            place.remove(request)
-        except ValueError:  # its state was not what it was treated as
+            requests.remove(request)
+        except ValueError:  # it was finished before
             raise IllegalTransitionError(request, State.FINISHED) from None
 
     def discard(self, request: Request) -> None:
-        """Ends a request whatever its state is, right or wrong."""
+        """Ends a request in any state, also a wrong one."""
         if request in self.running:
             self.running.remove(request)
         if request in self.waiting:
@@ -116,19 +117,19 @@ class Scheduler:
             self._grow_ahead()
 
     def _grow_ahead(self) -> None:
-        """A page ahead for everybody, where a page for each is left after that.
+        """Reserves one more page for each running request, if as many remain available after that.
 
-        So block tables change at one step in a page's tokens, and not at another for each request.
+        So all block tables change at the same step, once per page of tokens, not each at a step of its own.
         """
         if self._available() < 2 * len(self.running):
             return
         for request in self.running:
             assert request.lease is not None
-            most = len(request.call.prompt_ids) + request.call.params.max_tokens
-            self._cache.reserve(request.lease, min(len(request.tokens) + self._cache.stride, most))
+            max_len = len(request.call.prompt_ids) + request.call.params.max_tokens
+            self._cache.reserve(request.lease, min(len(request.tokens) + self._cache.stride, max_len))
 
     def _preempt_youngest(self) -> None:
-        assert len(self.running) > 1, "a request larger than the pool was let in"
+        assert len(self.running) > 1, "a request larger than the cache was admitted"
         victim = self.running[-1]
         victim.preempt(self._cache)
         self.running.pop()
@@ -136,7 +137,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _admit(self) -> None:
-        """Starts what fits, in order; one that does not fit is overtaken at most MAX_OVERTAKES times."""
+        """Starts requests that fit, in order; one that does not is overtaken at most MAX_OVERTAKES times."""
         if not self.waiting or len(self.running) >= self._max_running:
             return
         prefills = [r for r in self.running if r.num_uncomputed > 1]
@@ -144,8 +145,8 @@ class Scheduler:
         misfits = 0
         for request in islice(self.waiting, LOOKAHEAD):
             if request.blocked_at >= self._available():
-                blocker = blocker or request  # nothing was freed since it last did not fit
-            elif self._is_being_computed(request, prefills) or self._is_one_too_long(request, prefills):
+                blocker = blocker or request  # no pages were freed since the last attempt
+            elif self._awaits_prefix(request, prefills) or self._exceeds_long_prefills(request, prefills):
                 continue
             elif self._start(request):
                 prefills.append(request)
@@ -158,24 +159,24 @@ class Scheduler:
             if overtaken or misfits == MAX_MISFITS or len(self.running) >= self._max_running:
                 return
 
-    def _is_being_computed(self, request: Request, prefills: list[Request]) -> bool:
-        """Whether a running request is about to fill the next page this one would share with it.
+    def _awaits_prefix(self, request: Request, prefills: list[Request]) -> bool:
+        """Whether a running request is about to fill the next page that this one could share.
 
-        Starting it now would compute that page twice; once it is published, it is found.
+        If it started now, that page would be computed twice; once published, the page is found in the cache.
         """
         if not self._cache.shares_prefixes:
             return False
         stride = self._cache.stride
-        kin = [r for r in prefills if _same_start(r, request, stride)]
-        if not kin:
+        related = [r for r in prefills if _same_start(r, request, stride)]
+        if not related:
             return False
         end = self._cache.match_length(request.tokens, request.call.cache_salt) + stride
         return end < len(request.tokens) and any(
-            r.num_computed < end <= len(r.tokens) and r.tokens[:end] == request.tokens[:end] for r in kin
+            r.num_computed < end <= len(r.tokens) and r.tokens[:end] == request.tokens[:end] for r in related
         )
 
-    def _is_one_too_long(self, request: Request, prefills: list[Request]) -> bool:
-        """Whether it would be a long prefill beside as many as there may be."""
+    def _exceeds_long_prefills(self, request: Request, prefills: list[Request]) -> bool:
+        """Whether this would be one more long prefill than may run at once."""
         limit = self._options.long_prefill_tokens
         if len(request.tokens) <= limit:
             return False
@@ -187,7 +188,7 @@ class Scheduler:
     def _start(self, request: Request) -> bool:
         available = self._available()
         lease = self._cache.acquire(request.tokens, request.call.cache_salt)
-        # Each running request may need a page at its next token: leave that many, or the newcomer
+        # Each running request may need a page for its next token: without that many left, the new request
         # would be preempted at once.
         if not self._cache.reserve(lease, len(request.tokens)) or (
             self.running and self._available() < len(self.running)
@@ -200,7 +201,7 @@ class Scheduler:
         except IllegalTransitionError:
             self._cache.release(lease)
             raise
-        if request.last_turn < 0:  # what a preemption costs is not the tenant's affair
+        if request.last_turn < 0:  # tenants are not charged again for a restart after preemption
             self.charge(request, request.num_uncomputed)
         self.waiting.remove(request)
         self.running.append(request)

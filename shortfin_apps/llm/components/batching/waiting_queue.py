@@ -1,12 +1,12 @@
 """The order in which waiting requests start.
 
-1. Those that were set back (preempted), and the next steps of what was admitted before.
-2. Among tenants, the one that has had the least service (fair_share.py).
-3. Among one tenant's requests, first come first served, with priorities that age: a request counts as
-   if it had come `priority * PRIORITY_STEP_S` seconds later (or earlier, when negative). So one of a
-   priority lower by n is overtaken by what comes at most n steps after it, and by nothing later.
+1. Preempted requests, and later steps of calls that were admitted before (beam search).
+2. Among tenants, the one that has received the least service (fair_share.py).
+3. Within one tenant, first come first served with priorities that age: a request is ordered as if it had
+   arrived `priority * PRIORITY_STEP_S` seconds later (earlier if negative). So a request whose `priority`
+   value is higher by n is overtaken only by requests that arrive at most n steps after it.
 
-Nothing is ever sorted anew: a request's place among its tenant's is fixed when it comes.
+Nothing is sorted again: a request's position within its tenant is fixed when it arrives.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ PRIORITY_STEP_S = 10.0
 
 
 class WaitingQueue:
+    """Waiting requests of all tenants, iterated in the order in which they should start."""
+
     def __init__(self, share: FairShare) -> None:
         self._share = share
         self._first: deque[Request] = deque()
-        self._lines: dict[str, list[Request]] = {}  # of each tenant that waits, in order
-        self._num_in_lines = 0
+        self._of_tenant: dict[str, list[Request]] = {}  # waiting requests in order; no tenant without any
+        self._num_of_tenants = 0
 
     def __len__(self) -> int:
-        return len(self._first) + self._num_in_lines
+        return len(self._first) + self._num_of_tenants
 
     def __iter__(self) -> Iterator[Request]:
-        """In order; the request that was yielded last, and no other, may be removed meanwhile.
+        """Requests in order. During iteration only the request yielded last may be removed.
 
-        A tenant whose request stays is passed over as if it had been served.
+        A request that stays counts as service for its tenant in the rest of the iteration, so that the
+        other tenants' requests follow.
         """
         yield from tuple(self._first)
-        turns = [(*self._share.rank(tenant), tenant, 0, 0.0) for tenant in self._lines]
+        turns = [(*self._share.rank(tenant), tenant, 0, 0.0) for tenant in self._of_tenant]
         heapq.heapify(turns)
         while turns:
             _, _, tenant, index, passed = turns[0]
-            line = self._lines[tenant]
-            request = line[index]
+            requests = self._of_tenant[tenant]
+            request = requests[index]
             yield request
-            if index < len(line) and line[index] is request:
+            if index < len(requests) and requests[index] is request:
                 index += 1
                 passed += len(request.tokens) / self._share.weight(tenant)
-            if index < len(line):
+            if index < len(requests):
                 service, entered = self._share.rank(tenant)
                 heapq.heapreplace(turns, (service + passed, entered, tenant, index, passed))
             else:
@@ -56,27 +59,27 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         tenant = request.tenant
-        if tenant not in self._lines:
-            self._lines[tenant] = []
+        if tenant not in self._of_tenant:
+            self._of_tenant[tenant] = []
             self._share.enter(tenant)
-        insort_right(self._lines[tenant], request, key=_virtual_arrival)
-        self._num_in_lines += 1
+        insort_right(self._of_tenant[tenant], request, key=_virtual_arrival)
+        self._num_of_tenants += 1
 
     def add_first(self, request: Request) -> None:
-        """Before everybody else."""
+        """Puts a request before all others."""
         self._first.appendleft(request)
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError when it does not wait here."""
+        """Raises ValueError when the request is not in the queue."""
         if request in self._first:
             self._first.remove(request)
             return
         tenant = request.tenant
-        line = self._lines.get(tenant, [])
-        line.remove(request)
-        self._num_in_lines -= 1
-        if not line:
-            del self._lines[tenant]
+        requests = self._of_tenant.get(tenant, [])
+        requests.remove(request)
+        self._num_of_tenants -= 1
+        if not requests:
+            del self._of_tenant[tenant]
             self._share.leave(tenant)
 
 

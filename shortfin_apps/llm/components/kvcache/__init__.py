@@ -1,4 +1,4 @@
-"""Page accounting behind one interface (`base.py`); `make_cache` picks how pages are shared."""
+"""KV caches: page accounting with and without sharing of prefixes, behind one interface (`base.py`)."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ _CACHES: dict[PrefixCache, type[BaseCache]] = {"none": BaseCache, "trie": TrieCa
 
 
 def make_cache(name: PrefixCache, num_pages: int, stride: int) -> KVCache:
-    """A cache over a page table of `num_pages` pages (the scratch page among them) of `stride` tokens."""
+    """A cache over a page table of `num_pages` pages, scratch page included, of `stride` tokens each."""
     return _CACHES[name](num_pages, stride)

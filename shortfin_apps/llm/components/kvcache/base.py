@@ -1,9 +1,9 @@
-"""What the scheduler may ask of a KV cache, whichever way its pages are shared.
+"""The interface of a KV cache: leases of pages, with or without sharing of prefixes.
 
-A Lease is one request's claim: its block table, in order. Pages are claimed as the request grows and
-given back by `release` alone. Page 0 is the scratch page: padding rows read and write it, nobody owns it.
+A Lease holds one request's pages: its block table, in order. Pages are added as the request grows and
+released only by `release`. Page 0 is the scratch page: padding rows read and write it, and no lease holds it.
 
-    page_ids:  | shared: full, read-only | private: written by this request alone |
+    page_ids:  | shared: full, read-only | private: written by this request only |
                0 ............. num_shared_pages ................... len(page_ids)
 """
 
@@ -22,51 +22,51 @@ class CacheUsage(NamedTuple):
 
     total: int
     free: int
-    cached: int  # published, leased by nobody: evictable
+    cached: int  # published but not leased: evictable
     leased: int
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's pages. Only the cache that made it may change it.
+    """One request's pages. Only the cache that made the lease may change it.
 
-    `page_ids` is one list for the lease's life, added to at its end alone and emptied by `release`, so that
-    block tables made of it can be kept.
+    `page_ids` is the same list as long as the lease lives, appended to and at last emptied by `release`, so
+    that block tables built from it can be reused.
     """
 
     page_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # tokens whose K/V was found in shared pages at `acquire`
-    num_shared_pages: int = 0  # leading pages whose content is published; nobody writes them any more
-    is_suspect: bool = False  # something was computed into its pages that is not known to be numbers
+    num_shared_pages: int = 0  # leading pages whose content is published; they are not written any more
+    is_suspect: bool = False  # its pages may hold NaN or infinity
     released: bool = False
 
 
 class KVCache(ABC):
-    """Page accounting. Pure Python: it never sees the device. Not thread-safe: the engine's alone."""
+    """Page accounting in pure Python, without the device. Not thread-safe: only the engine uses it."""
 
     shares_prefixes: ClassVar[bool] = False
     stride: int  # tokens per page
-    # Pages that suspect leases gave back. Whoever runs invocations clears them before the next one: a program
-    # may multiply what it does not read by 0, which leaves NaN what it is.
+    # Pages that suspect leases released. The engine clears them before the next invocation, as a program may
+    # mask values it does not need by multiplying them by 0, and 0 * NaN is NaN.
     suspects: set[int]
 
     @abstractmethod
     def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
         """A lease holding the longest published prefix of `tokens`, at most `len(tokens) - 1` long.
 
-        Takes references on matched pages (so that no later eviction can free them) and allocates
-        none: it always succeeds.
+        Takes a reference to each matched page, so that it is not evicted. Allocates no page and always
+        succeeds.
         """
 
     @abstractmethod
     def match_length(self, tokens: Sequence[int], cache_salt: str | None = None) -> int:
-        """What `acquire` would find now, in tokens. Changes nothing, not even what is evicted next."""
+        """Tokens that `acquire` would find now. Changes nothing, not even the order of eviction."""
 
     @abstractmethod
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        """Grows the block table to hold `num_tokens` tokens in all, evicting if it must.
+        """Grows the block table to hold `num_tokens` tokens in total, evicting pages if necessary.
 
-        All or nothing: False, and nothing changed for the lease, when pages run short.
+        All or nothing: if there are too few pages, returns False and leaves the lease unchanged.
         """
 
     @abstractmethod
@@ -74,29 +74,29 @@ class KVCache(ABC):
         """Offers the lease's full pages for sharing.
 
         The K/V of the first `num_computed` of `tokens` (None: of all) is in the lease's pages. Call it
-        only after the invocation that put it there has finished; calling it every step is cheap. The
-        block table stays as it is, also when somebody else published the same tokens before.
+        only after the invocation that wrote it has finished; calling it every step is cheap. The block
+        table stays unchanged, even if another lease published the same tokens before.
         """
 
     @abstractmethod
     def retract(self, lease: Lease) -> None:
-        """Takes back what the lease shares, for its pages may be bad: nobody finds them any more.
+        """Withdraws the lease's published pages, as they may hold NaN: `acquire` does not find them any more.
 
-        That is its first page and all that continues it. Who leases such pages keeps them, and publishes
-        nothing behind them.
+        These are its first page and every page published as a continuation of it. Other leases that hold
+        such pages keep them, and publish nothing after them.
         """
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
-        """Gives every page back. Releasing twice is a no-op."""
+        """Releases every page. Releasing twice is a no-op."""
 
     @abstractmethod
     def usage(self) -> CacheUsage: ...
 
     @abstractmethod
     def flush(self) -> int:
-        """Forgets every published page that nobody leases; returns how many became free."""
+        """Evicts every published page that is not leased; returns how many became free."""
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Raises AssertionError when any page is lost, doubly owned or wrongly counted."""
+        """Raises AssertionError if any page is lost, owned twice or wrongly counted."""

@@ -1,4 +1,4 @@
-"""Pages per request, nothing shared: `--prefix-cache none`."""
+"""KV cache that shares no pages: `--prefix-cache none`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shortfin_apps.llm.components.kvcache.page_pool import PagePool
 
 
 class BaseCache(KVCache):
-    """Every page belongs to one lease."""
+    """A cache in which every page belongs to one lease."""
 
     def __init__(self, num_pages: int, stride: int) -> None:
         if stride < 1:
@@ -52,7 +52,7 @@ class BaseCache(KVCache):
         lease.released = True
         self._free_pages(lease)
         if lease.is_suspect:
-            self.suspects.update(page for page in lease.page_ids if not self._pool.references(page))
+            self.suspects.update(page_id for page_id in lease.page_ids if not self._pool.references(page_id))
         lease.page_ids.clear()
         lease.num_shared_pages = 0
 
@@ -81,5 +81,5 @@ class BaseCache(KVCache):
         return 0
 
     def _count_references(self) -> Counter[int]:
-        """Who holds each page, counted anew from the owners themselves."""
+        """References to each page, recounted from their owners."""
         return Counter(page_id for lease in self._leases for page_id in lease.page_ids)

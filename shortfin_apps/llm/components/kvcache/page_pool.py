@@ -1,4 +1,4 @@
-"""Which pages are free, and how many hold on to each of the others."""
+"""Free pages, and reference counts of the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 class PagePool:
     """Reference counts of the pages `1 .. num_pages - 1`. The scratch page is never handed out.
 
-    Every reference is given back by one `release`; the last one frees the page.
+    Each `release` gives up one reference; the last one frees the page.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -18,7 +18,9 @@ class PagePool:
             )
         self.num_pages = num_pages
         self._references = [0] * num_pages
-        self._free = list(range(num_pages - 1, SCRATCH_PAGE, -1))  # a stack: freed last, used first
+        self._free = list(
+            range(num_pages - 1, SCRATCH_PAGE, -1)
+        )  # a stack: the page freed last is used first
 
     @property
     def total(self) -> int:
@@ -33,7 +35,7 @@ class PagePool:
         return self._references[page_id]
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` free pages with one reference each, or None, and nothing changed, if there are fewer."""
+        """`count` free pages with one reference each; None, and no change, if there are fewer."""
         if count > len(self._free):
             return None
         page_ids = [self._free.pop() for _ in range(count)]
@@ -42,19 +44,19 @@ class PagePool:
         return page_ids
 
     def retain(self, page_id: int) -> None:
-        """One more reference to a page that already has one."""
+        """Adds a reference to a page that has one already."""
         assert self._references[page_id] > 0, f"page {page_id} is free and cannot be retained"
         self._references[page_id] += 1
 
     def release(self, page_id: int) -> None:
-        """One reference less."""
+        """Gives up one reference."""
         assert self._references[page_id] > 0, f"page {page_id} is released more often than it was retained"
         self._references[page_id] -= 1
         if self._references[page_id] == 0:
             self._free.append(page_id)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when a page is both free and referenced, or neither."""
+        """Raises AssertionError if a page is both free and referenced, or neither."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         assert SCRATCH_PAGE not in free, "the scratch page is free to be handed out"

@@ -1,14 +1,14 @@
-"""Full pages shared by prefix: `--prefix-cache trie`.
+"""KV cache that shares full pages of common prefixes: `--prefix-cache trie`.
 
-A node of the trie is one page. Its key is its tokens under its parent, so that a path from the root is
-the whole chain of tokens a page's K/V was computed from; keys are compared exactly, never by hash alone.
-The first page's key holds the request's `cache_salt` too: requests with different salts share nothing.
+Each node of the trie is one page. Its key is the page's tokens, so the path from the root to a node holds all
+tokens that the page's K/V was computed from; keys are compared exactly, never only by hash. The first page's
+key also holds the request's `cache_salt`: requests with different salts share nothing.
 
-Who owns what: every lease has one pool reference to each page of its block table, the trie has one to
-the page of each node. A lease stands at a node, its tip: the path down to there is published, page by
-page its own block table. While two requests compute the same tokens at once, the later one to publish
-keeps its own copy of each page; its block table never changes, and no page is ever held only on behalf of
-somebody who does not read it:
+Ownership: every lease has one pool reference to each page of its block table, the trie has one to the page of
+each node. A lease's tip is a node: the path from the root to it are the lease's published pages, in the order
+of its block table. If two requests compute the same tokens at the same time, the one that publishes later
+keeps its own copy of each page, so block tables never change. A node's own page is always read by one of its
+leases, if it has any:
 
     lease A  page_ids [4, 5, 8]                 root
     lease B  page_ids [6, 7, 9]                  |
@@ -29,7 +29,7 @@ from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, Lease
 from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
 
 _PageTokens = tuple[int, ...]
-_Key = _PageTokens | tuple[str | None, _PageTokens]  # the second form only in the first page of a chain
+_Key = _PageTokens | tuple[str | None, _PageTokens]  # with the salt: only the key of a first page
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +38,10 @@ class _Node:
     parent: _Node | None  # None in the root only, which has no page
     page_id: int
     children: dict[_Key, _Node] = field(default_factory=dict)
-    num_leases: int = 0  # whose published chain runs through here
-    copies: list[int] = field(default_factory=list)  # pages in which some of those leases hold the same K/V
+    num_leases: int = 0  # leases whose published path includes this node
+    copies: list[int] = field(
+        default_factory=list
+    )  # page ids in which some of those leases hold the same K/V
 
 
 @dataclass(slots=True, eq=False)
@@ -49,11 +51,11 @@ class _TrieLease(Lease):
 
 
 class TrieCache(BaseCache):
-    """A trie of published pages; those that no lease reads are evicted when pages run short.
+    """A trie of published pages; pages without a lease are evicted when free pages run out.
 
-    The order of eviction is least recently released first. Leases hold whole paths and leave them from
-    the tip upwards, so in `_unleased` every node stands behind all of its descendants, and the first
-    one is always a leaf: no search, and nothing but leaves is ever evicted.
+    The page released longest ago is evicted first. Leases hold whole paths and leave them from the tip
+    upwards, so in `_unleased` every node comes after all of its descendants, and the first one is always a
+    leaf: eviction needs no search and only ever removes leaves.
     """
 
     shares_prefixes = True
@@ -62,7 +64,7 @@ class TrieCache(BaseCache):
         super().__init__(num_pages, stride)
         self._root = _Node(key=(), parent=None, page_id=SCRATCH_PAGE)
         self._unleased: OrderedDict[_Node, None] = OrderedDict()
-        self._retracted: set[_Node] = set()  # out of the trie, but leased
+        self._retracted: set[_Node] = set()  # removed from the trie, but still leased
 
     def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
         lease = _TrieLease(cache_salt=cache_salt, tip=self._root)
@@ -91,7 +93,7 @@ class TrieCache(BaseCache):
     def retract(self, lease: Lease) -> None:
         if not lease.num_shared_pages:
             return
-        *_, (first, _) = _chain(lease)
+        *_, (first, _) = _path_up(lease)
         if first in self._retracted:
             return
         del self._root.children[first.key]
@@ -109,17 +111,17 @@ class TrieCache(BaseCache):
 
     def check_integrity(self) -> None:
         super().check_integrity()
-        chains: Counter[_Node] = Counter()
+        leases: Counter[_Node] = Counter()
         copies: Counter[tuple[_Node, int]] = Counter()
         for lease in self._leases:
-            for node, page_id in _chain(lease):
-                chains[node] += 1
+            for node, page_id in _path_up(lease):
+                leases[node] += 1
                 copies[node, page_id] += page_id != node.page_id
         for node in self._nodes():
-            assert node.num_leases == chains.pop(node, 0), f"page {node.page_id} is miscounted"
+            assert node.num_leases == leases.pop(node, 0), f"page {node.page_id} is miscounted"
             assert (node.num_leases == 0) == (node in self._unleased), f"page {node.page_id} is misfiled"
             assert all(copies[node, page_id] == 1 for page_id in node.copies), "a copy has no lease"
-        assert not chains, "a lease stands in a part of the trie that was evicted"
+        assert not leases, "a lease's path includes a node that was evicted"
         assert copies.total() == sum(len(node.copies) for node in self._nodes()), "a copy is unknown"
         self._check_eviction_order()
 
@@ -131,7 +133,7 @@ class TrieCache(BaseCache):
             yield page_tokens if index else (salt, page_tokens)
 
     def _match(self, tokens: Sequence[int], salt: str | None) -> Iterator[_Node]:
-        """The published chain of `tokens`, short of the last token: something must be left to compute."""
+        """Published nodes of `tokens` from the root; at least the last token is left to compute."""
         node: _Node | None = self._root
         for key in self._keys(tokens, 0, (len(tokens) - 1) // self.stride, salt):
             if node is None or (node := node.children.get(key)) is None:
@@ -139,7 +141,7 @@ class TrieCache(BaseCache):
             yield node
 
     def _publish_page(self, lease: _TrieLease, key: _Key) -> _Node:
-        """The child of the lease's tip with this key, which knows of the lease's page for it."""
+        """The child of the lease's tip with this key; the lease's page becomes its page or a copy."""
         page_id = lease.page_ids[lease.num_shared_pages]
         node = lease.tip.children.get(key)
         if node is None:
@@ -152,7 +154,7 @@ class TrieCache(BaseCache):
         return node
 
     def _replace_page(self, node: _Node, page_id: int) -> None:
-        """Frees a page that nobody reads, as a lease holds another with the same K/V."""
+        """Replaces the node's page, which no lease reads, by a lease's page with the same K/V."""
         self._pool.release(node.page_id)
         self._pool.retain(page_id)
         node.page_id = page_id
@@ -160,13 +162,13 @@ class TrieCache(BaseCache):
     def _enter(self, lease: _TrieLease, node: _Node) -> None:
         """Moves the lease's tip one page down."""
         if node.num_leases == 0:
-            self._unleased.pop(node, None)  # a node made just now is not in there
+            self._unleased.pop(node, None)  # a new node is not in it
         node.num_leases += 1
         lease.tip = node
         lease.num_shared_pages += 1
 
     def _leave(self, node: _Node, page_id: int) -> None:
-        """Undoes one `_enter` of a lease that holds this page, and gives the page back."""
+        """Undoes `_enter` for a lease whose page of this node is `page_id`, and releases the page."""
         self._pool.release(page_id)
         node.num_leases -= 1
         if page_id != node.page_id:
@@ -182,7 +184,7 @@ class TrieCache(BaseCache):
             self._unleased[node] = None
 
     def _free_pages(self, lease: Lease) -> None:
-        for node, page_id in _chain(lease):
+        for node, page_id in _path_up(lease):
             self._leave(node, page_id)
         for page_id in lease.page_ids[lease.num_shared_pages :]:
             self._pool.release(page_id)
@@ -190,7 +192,7 @@ class TrieCache(BaseCache):
     def _allocate(self, count: int) -> list[int] | None:
         shortage = count - self._pool.num_free
         if shortage > len(self._unleased):
-            return None  # before anything is evicted in vain
+            return None  # without evicting anything
         self._evict(shortage)
         return self._pool.allocate(count)
 
@@ -198,7 +200,7 @@ class TrieCache(BaseCache):
         for _ in range(count):
             node, _ = self._unleased.popitem(last=False)
             assert node.parent is not None
-            assert not node.children, "a published page is evicted before those that continue it"
+            assert not node.children, "a published page is evicted before its continuations"
             del node.parent.children[node.key]
             self._pool.release(node.page_id)
 
@@ -208,11 +210,11 @@ class TrieCache(BaseCache):
     def _check_eviction_order(self) -> None:
         position = {node: index for index, node in enumerate(self._unleased)}
         for node, index in position.items():
-            below = [position[child] for child in node.children.values()]
-            assert all(child < index for child in below), f"page {node.page_id} goes before its children"
+            children = [position[child] for child in node.children.values()]
+            assert all(child < index for child in children), f"page {node.page_id} is before its children"
 
     def _nodes(self) -> Iterator[_Node]:
-        """Every page that was published and is not forgotten."""
+        """Every node that still has a page: those in the trie, and retracted ones."""
         yield from _subtree(self._root.children.values())
         yield from self._retracted
 
@@ -221,7 +223,7 @@ class TrieCache(BaseCache):
 
 
 def _subtree(nodes: Iterable[_Node]) -> Iterator[_Node]:
-    """The nodes and everything under them."""
+    """The nodes and all their descendants."""
     stack = list(nodes)
     while stack:
         node = stack.pop()
@@ -229,7 +231,7 @@ def _subtree(nodes: Iterable[_Node]) -> Iterator[_Node]:
         stack += node.children.values()
 
 
-def _chain(lease: Lease) -> Iterator[tuple[_Node, int]]:
+def _path_up(lease: Lease) -> Iterator[tuple[_Node, int]]:
     """The nodes from the lease's tip up to the root, each with the lease's own page for it."""
     assert isinstance(lease, _TrieLease), "the lease is another cache's"
     node = lease.tip
