@@ -31,7 +31,7 @@ def measure(servers: Mapping[str, str], workload: str, repeat: int, folder: Path
 
 
 def row(workload: str, result: Mapping[str, Any]) -> tuple[str, ...]:
-    """One row of the table; of each pair the default mode is first, ratios are extend-attention over default."""
+    """One row of the table: pairs have the default mode first, ratios are extend-attention over default."""
     medians = {median["target"]: median for median in result["bench"]["medians"]}
     (ratios,) = result["bench"]["ratios"]
     computed = [result["computed"][label] for label in MODES]
