@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import DEFAULT_CHUNK_TOKENS, ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
@@ -22,7 +21,7 @@ W1 = ([128] * 3, 128, 1)
 W2 = ([128] * 8, 128, 8)
 W3 = (list(range(16, 513, 16)), 64, 32)
 DEFAULT, EXTEND = DefaultModeOptions(), ExtendAttentionOptions()
-MODES = pytest.mark.parametrize("mode", [DEFAULT, EXTEND], ids=list(BATCH_MODES))
+MODES = pytest.mark.parametrize("mode", [DEFAULT, EXTEND], ids=["default", "extend-attention"])
 MODELS = {"avx512": AVX512, "amx": AMX}
 
 
