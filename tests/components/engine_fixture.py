@@ -25,6 +25,8 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.config import ModelConfig
 from tests.components.fake_device import FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
 
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
+
 
 def call(
     request_id: str,

@@ -1,7 +1,7 @@
-"""NaN stays with the request it befell: on a device where a mask does not stop it.
+"""NaN ends the request that it occurred in and no other, on a device where a mask does not stop it.
 
-Programs of upstream's exporter multiply what a mask hides by 0, and 0 * NaN is NaN. So what a request that
-ended so leaves in its pages must not get to whoever has them next, nor to anybody through the scratch page.
+Programs of upstream's exporter multiply what a mask hides by 0, and 0 * NaN is NaN. So NaN must reach neither
+the next owner of the request's pages nor, through the scratch page, anybody else.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import pytest
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import InvocationError
+from tests.components.engine_fixture import PROMPT as LONG_PROMPT
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
 
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+PROMPT = LONG_PROMPT[:10]
 OTHER = [2, 7, 1, 8]
 PAGES = 10
 
@@ -25,14 +26,14 @@ modes = pytest.mark.parametrize("mode", ["default", "extend-attention"])
 caches = pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 
 
-def leaky_rig(
+def small_rig(
     mode: str = "default",
     prefix_cache: PrefixCache = "trie",
     top_k: int | None = 4,
     static_lengths: tuple[int, ...] = (),
     pages: int = PAGES,
 ) -> Rig:
-    """So few pages that whoever comes next gets those of who went."""
+    """So few pages that the next request gets those of the last one."""
     return make_rig(
         fake_config(pages=pages, top_k=top_k),
         mode=mode,
@@ -43,8 +44,8 @@ def leaky_rig(
     )
 
 
-def expect_right_answers(rig: Rig, again: list[int]) -> None:
-    """A prompt that was asked before, and one whose pages are everybody's."""
+def expect_correct_tokens(rig: Rig, again: list[int]) -> None:
+    """For a prompt that was sent before, and for one that takes every page."""
     rig.engine.add(call("again", again))
     rig.run()
     rig.engine.add(call("large", list(range(1, 31)), max_tokens=6))
@@ -64,11 +65,11 @@ def spoil_next(rig: Rig, row: int = 0) -> None:
 @caches
 @pytest.mark.parametrize("at_step", [0, 1, 2, 4])
 @pytest.mark.parametrize("row", [0, 1])
-def test_the_next_user_of_its_pages_does_not_notice(
+def test_nan_does_not_reach_the_next_owner_of_its_pages(
     mode: str, prefix_cache: PrefixCache, at_step: int, row: int
 ) -> None:
-    """In the prompt's chunks and in decodes; of one length, so that no table names the scratch page."""
-    rig = leaky_rig(mode, prefix_cache)
+    """In prompt chunks and in decodes; of one length, so that no block table names the scratch page."""
+    rig = small_rig(mode, prefix_cache)
     prompts = {"a": PROMPT, "b": PROMPT[::-1]}
     for name, prompt in prompts.items():
         rig.engine.add(call(name, prompt, max_tokens=6))
@@ -81,25 +82,25 @@ def test_the_next_user_of_its_pages_does_not_notice(
     assert rig.reason(failed) is FinishReason.ERROR
     assert isinstance(rig.last[failed].error, InvocationError)
     assert rig.outputs[other] == greedy_continuation(prompts[other], 6)
-    expect_right_answers(rig, prompts[failed])
+    expect_correct_tokens(rig, prompts[failed])
 
 
 @caches
-def test_the_scratch_page_is_clean_again(prefix_cache: PrefixCache) -> None:
-    """The padding behind a prompt attends to it, and lies on the scratch page."""
-    rig = leaky_rig(prefix_cache=prefix_cache, static_lengths=(8,))
+def test_the_scratch_page_is_cleared(prefix_cache: PrefixCache) -> None:
+    """Padding after a prompt attends to it, and is written to the scratch page."""
+    rig = small_rig(prefix_cache=prefix_cache, static_lengths=(8,))
     rig.engine.add(call("a", OTHER))
     spoil_next(rig)
     assert rig.reason("a") is FinishReason.ERROR
-    expect_right_answers(rig, OTHER)
+    expect_correct_tokens(rig, OTHER)
     assert not np.isnan(rig.slab.array).any()
 
 
 @modes
 @caches
-def test_what_a_failed_invocation_left_is_cleaned_away(mode: str, prefix_cache: PrefixCache) -> None:
-    """It may have computed NaN, of which nobody heard."""
-    rig = leaky_rig(mode, prefix_cache)
+def test_pages_of_a_failed_invocation_are_cleared(mode: str, prefix_cache: PrefixCache) -> None:
+    """It may have computed NaN without anybody seeing it."""
+    rig = small_rig(mode, prefix_cache)
     rig.engine.add(call("a", PROMPT))
 
     def fail(name: str) -> None:
@@ -110,17 +111,17 @@ def test_what_a_failed_invocation_left_is_cleaned_away(mode: str, prefix_cache: 
     spoil_next(rig)
     rig.program.faults.call = lambda name: None
     assert "on fire" in str(rig.last["a"].error)
-    expect_right_answers(rig, PROMPT)
+    expect_correct_tokens(rig, PROMPT)
 
 
 @caches
 @pytest.mark.parametrize("goes", ["aborted", "preempted"])
-def test_a_chunk_of_which_nothing_was_fetched_is_not_trusted(prefix_cache: PrefixCache, goes: str) -> None:
-    """A model without a top-k of its own says nothing of chunks that are not the last."""
-    rig = leaky_rig("default", prefix_cache, top_k=None)
+def test_pages_of_a_chunk_whose_row_was_not_fetched_are_suspect(prefix_cache: PrefixCache, goes: str) -> None:
+    """An entry without top-k has nothing fetched of chunks before the last."""
+    rig = small_rig("default", prefix_cache, top_k=None)
     rig.engine.add(call("a", PROMPT))
     spoil_next(rig)
-    assert not rig.last, "nobody knows yet"
+    assert not rig.last, "nothing was fetched yet"
     if goes == "aborted":
         rig.engine.abort("a")
     else:
@@ -130,11 +131,11 @@ def test_a_chunk_of_which_nothing_was_fetched_is_not_trusted(prefix_cache: Prefi
         rig.scheduler.waiting.add_first(request)
         rig.run()
         assert rig.outputs["a"] == greedy_continuation(PROMPT, 4)
-    expect_right_answers(rig, PROMPT)
+    expect_correct_tokens(rig, PROMPT)
 
 
-def test_pages_that_cannot_be_cleaned_are_not_used_before_they_are() -> None:
-    rig = leaky_rig()
+def test_pages_are_not_used_before_clearing_them_succeeds() -> None:
+    rig = small_rig()
     rig.engine.add(call("a", PROMPT))
     spoil_next(rig)
     tries = count()
@@ -148,13 +149,13 @@ def test_pages_that_cannot_be_cleaned_are_not_used_before_they_are() -> None:
         rig.engine.add(call(name, PROMPT))
         rig.run()
         assert "on fire" in str(rig.last[name].error)
-    expect_right_answers(rig, PROMPT)
+    expect_correct_tokens(rig, PROMPT)
 
 
 @modes
-def test_a_shared_page_that_went_bad_does_not_end_every_later_request(mode: str) -> None:
-    """Whoever read it ends in error; nobody finds it any more."""
-    rig = leaky_rig(mode, pages=24)
+def test_nan_in_a_shared_page_does_not_end_every_later_request(mode: str) -> None:
+    """A request that read it ends in an error; later ones do not find it."""
+    rig = small_rig(mode, pages=24)
     rig.engine.add(call("first", PROMPT))
     rig.run()
     lease = rig.cache.acquire(PROMPT)
@@ -168,12 +169,12 @@ def test_a_shared_page_that_went_bad_does_not_end_every_later_request(mode: str)
     assert rig.outputs["other"] == greedy_continuation(OTHER, 12)
     assert rig.reason("second") is FinishReason.ERROR
     assert rig.reason("third") is FinishReason.ERROR
-    expect_right_answers(rig, PROMPT)
+    expect_correct_tokens(rig, PROMPT)
     assert not np.isnan(rig.slab.array).any()
 
 
-def test_nothing_is_cleaned_while_all_goes_well() -> None:
-    rig = leaky_rig()
+def test_nothing_is_cleared_without_a_fault() -> None:
+    rig = small_rig()
     calls: list[str] = []
     rig.program.faults.call = calls.append
     for index in range(6):
@@ -183,3 +184,35 @@ def test_nothing_is_cleaned_while_all_goes_well() -> None:
     rig.run()
     assert "wait" in calls
     assert "clear" not in calls
+
+
+def test_a_row_of_nan_ends_that_request_alone() -> None:
+    rig = make_rig()
+    rig.engine.add(call("a", PROMPT[:4], max_tokens=6))
+    rig.engine.add(call("b", PROMPT[1:5], max_tokens=6))
+    rig.step()
+    rig.program.faults.spoil = lambda row: row == 0
+    rig.step()
+    rig.program.faults.spoil = lambda row: False
+    rig.run()
+    assert rig.reason("a") is FinishReason.ERROR
+    assert rig.outputs["b"] == greedy_continuation(PROMPT[1:5], 6)
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize("top_k", [None, 4])
+@pytest.mark.parametrize("at_step", [0, 1, 2])
+def test_pages_with_nan_are_not_shared(top_k: int | None, at_step: int) -> None:
+    """Else one bad invocation would end every later request with the same beginning."""
+    rig = make_rig(fake_config(top_k=top_k), chunk_tokens=8)
+    rig.engine.add(call("a", LONG_PROMPT))
+    for _ in range(at_step):
+        rig.step()
+    rig.program.faults.spoil = lambda row: True
+    rig.step()
+    rig.program.faults.spoil = lambda row: False
+    rig.run()
+    assert rig.reason("a") is FinishReason.ERROR
+    rig.engine.add(call("b", LONG_PROMPT))
+    rig.run()
+    assert rig.outputs["b"] == greedy_continuation(LONG_PROMPT, 4)
