@@ -1,4 +1,4 @@
-"""An engine over the fake device, wired as the loader wires the real one."""
+"""An engine over the fake device, put together as `loading.py` does with a real one."""
 
 from __future__ import annotations
 

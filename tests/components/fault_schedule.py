@@ -1,7 +1,7 @@
-"""One seed's worth of trouble for an engine: arrivals, departures, aborts, lateness and a device's faults.
+"""A fault schedule: arrivals, departures, aborts, deadlines and device faults, all drawn from one seed.
 
-Everything is drawn from the seed and runs in one thread (stepped_engine.py), so the same seed is the same
-run. Requests come from a small catalogue that an undisturbed engine has answered before.
+It runs in one thread (stepped_engine.py), so the same seed is the same run. Requests come from a small
+catalogue, which an undisturbed engine has answered before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EOS = frozenset({7})
 CATALOGUE_SIZE = 64
 MAX_PROMPT_TOKENS, MAX_TOKENS = 30, 16
 STRIDE = 4
-LEAST_PAGES = -(-(MAX_PROMPT_TOKENS + MAX_TOKENS) // STRIDE) + 1  # one request, the largest; and scratch
+MIN_PAGES = -(-(MAX_PROMPT_TOKENS + MAX_TOKENS) // STRIDE) + 1  # one request, the largest; and scratch
 STALL_TIMEOUT_S = 40.0
 INVOCATION_S = 1.0
 ENOUGH_TURNS = 5_000
@@ -44,7 +44,7 @@ Answer = tuple[list[int], list[Any], FinishReason | None]
 
 @lru_cache(maxsize=1)
 def catalogue() -> list[tuple[GenerateCall, Answer]]:
-    """Requests, many with a common prefix, and what an engine says to each that has nothing else to do."""
+    """Requests, many with a common prefix, each with the answer of an engine that runs nothing else."""
     rng = random.Random(0)
     stems = [[rng.randrange(4) for _ in range(MAX_PROMPT_TOKENS)] for _ in range(5)]
     calls = [_random_call(rng, stems) for _ in range(CATALOGUE_SIZE)]
@@ -81,7 +81,7 @@ def _joined(deltas: list[Delta]) -> Answer:
 
 
 class Client:
-    """Asks, reads as quickly as it likes, and may leave."""
+    """A client that sends one request, reads at its own pace, and may leave."""
 
     def __init__(self, engine: EngineClient, asked: GenerateCall, expected: Answer, is_slow: bool) -> None:
         self.request_id = asked.request_id
@@ -99,7 +99,7 @@ class Client:
         self._reads.set()
 
     def leave(self) -> None:
-        """As the connection's end does: in the middle of waiting, or before that has begun."""
+        """As when the connection closes: while it waits, or before it has begun to."""
         self.has_left = True
         self.task.cancel()
         self.task = asyncio.ensure_future(self._close(self.task))
@@ -113,11 +113,13 @@ class Client:
 
     async def _close(self, reading: asyncio.Task[None]) -> None:
         await asyncio.gather(reading, return_exceptions=True)
-        self._engine.abort(self.request_id)  # a generator that was never started does not notice its end
+        self._engine.abort(
+            self.request_id
+        )  # a generator that was never started does not notice that it is closed
         await self._stream.aclose()
 
     def check(self, was_hit: bool, was_stalled: bool) -> None:
-        """One last word, nothing after it, and what came is what an undisturbed engine says."""
+        """Exactly one last delta, and the output is a prefix of the undisturbed one."""
         endings = [delta.finish_reason for delta in self.deltas if delta.finish_reason is not None]
         tokens, logprobs, reason = _joined(self.deltas)
         if self.has_left:
@@ -134,11 +136,11 @@ class Client:
 
 
 def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Callable[[Batch], None]) -> Rig:
-    """Of any mode, cache and shapes; most have so few pages that requests are preempted."""
+    """An engine of any mode, cache and shapes; mostly with so few pages that requests are preempted."""
     rig = make_rig(
         fake_config(
             stride=STRIDE,
-            pages=LEAST_PAGES + rng.choice([0, 0, 0, 1, 8]),
+            pages=MIN_PAGES + rng.choice([0, 0, 0, 1, 8]),
             prefill=(1, rng.choice([2, 4])),
             top_k=rng.choice([None, 1, 4]),
         ),
@@ -166,7 +168,7 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
 
 
 def random_arrival(rng: random.Random, request_id: str) -> tuple[GenerateCall, Answer]:
-    """A request of the catalogue on terms of its own, and the undisturbed answer to it."""
+    """A request of the catalogue on random terms, and the undisturbed answer to it."""
     asked, expected = rng.choice(catalogue())
     terms = Terms(
         priority=rng.randint(-2, 2),
@@ -180,7 +182,7 @@ def random_arrival(rng: random.Random, request_id: str) -> tuple[GenerateCall, A
 
 
 class Schedule:
-    """`run` it; what does not hold raises."""
+    """One schedule; `run` raises if an invariant does not hold."""
 
     def __init__(self, seed: int) -> None:
         rng = self._rng = random.Random(seed)
@@ -197,7 +199,7 @@ class Schedule:
         )
         self.clients: list[Client] = []
         self._fault_rate = rng.choice([0.0, 0.0, 0.002, 0.01, 0.05])
-        self._meddling_rate = rng.choice([0.0, 0.01, 0.05])
+        self._act_in_call_rate = rng.choice([0.0, 0.01, 0.05])
         self._bug_rate = rng.choice([0.0] * 9 + [0.05])
         self._had_bug = False
         self._is_dead = False
@@ -247,7 +249,7 @@ class Schedule:
             self._on_loop(act)
 
     def _on_loop(self, act: Callable[[], Any]) -> None:
-        """As the event loop would do it, before or after whatever else it has to do."""
+        """Calls it in the event loop, before or after other callbacks."""
         self._loop.call_soon(act)
         self._loop.run(self._rng.randint(1, 3))
 
@@ -295,12 +297,12 @@ class Schedule:
         self._drains.append(asyncio.ensure_future(self.engine.drain(self._rng.choice([0.0, 5.0]))))
 
     def _on_call(self, name: str) -> None:
-        """Every call of the device: the world goes on meanwhile, and now and then something breaks."""
+        """In every call of the device: clients act meanwhile, and sometimes a fault occurs."""
         rng = self._rng
         if name == "submit":
             self._clock.now_s += INVOCATION_S
             self._spoiled_row = -1
-        if rng.random() < self._meddling_rate:
+        if rng.random() < self._act_in_call_rate:
             self._on_loop(rng.choice([self._arrive, self._leave, self._abort, self._read_on]))
         if self._is_dead or rng.random() < self._fault_rate:
             self._break(name)
@@ -321,14 +323,14 @@ class Schedule:
             raise NeverBackError
 
     def _publish_or_not(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
-        """A bug in the engine itself, in the middle of taking over what was computed."""
+        """A bug in the engine itself, in the middle of a commit."""
         if self._rng.random() < self._bug_rate:
             self._had_bug = True
             raise ZeroDivisionError
         self._publish(lease, tokens, num_computed)
 
     def _settle(self) -> None:
-        """Everybody reads to the end, and the engine works until there is nothing left."""
+        """Every client reads to the end, and the engine steps until nothing is left."""
         self._fault_rate *= self._rng.choice([0, 1])
         for _ in range(ENOUGH_TURNS):
             for client in self.clients:
@@ -354,8 +356,8 @@ class Schedule:
         assert self.engine.reserved == (0, 0), "places are still taken"
         if self.engine.is_stuck:
             assert not self.engine.healthy
-            return  # what the device holds, it holds
-        failures = self.engine.stats().failures_in_a_row
+            return  # the stuck step holds its pages
+        failures = self.engine.stats().consecutive_failures
         assert self.engine.healthy is (failures < MAX_CONSECUTIVE_FAILURES)
         assert not self.rig.scheduler.running
         assert not self.rig.scheduler.waiting

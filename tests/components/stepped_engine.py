@@ -1,7 +1,7 @@
-"""An AsyncEngine without a thread: its turns, the event loop's and the clock's are a test's to give.
+"""An AsyncEngine without a thread: a test decides when the engine, the event loop and the clock go on.
 
-All of it runs in one thread, in an order that a seed can decide: whoever owns the loop runs it between
-two turns of the engine, or in the middle of one, out of a call of the device.
+All of it runs in one thread, in an order that a seed can decide: the test runs the loop between two turns of
+the engine, or in the middle of one, from a call of the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SteppedClock:
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """Its timers go by `clock`."""
+    """An event loop whose timers follow `clock`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -34,18 +34,18 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         return self._stepped_clock()
 
     def run(self, times: int = 1) -> None:
-        """Runs, so many times, what is ready by then."""
+        """Runs what is ready, `times` times."""
         for _ in range(times):
             self.call_soon(self.stop)
             self.run_forever()
 
 
 class NeverBackError(BaseException):
-    """Thrown out of a call of the device that does not return: the engine's thread is in it for good."""
+    """Raised from a call of the device that never returns: the engine's thread is stuck in it."""
 
 
 class _Unstarted(threading.Thread):
-    """Stands where the engine's thread would; `turn` does its work."""
+    """In the place of the engine's thread; `SteppedEngine.turn` does its work."""
 
     def start(self) -> None:
         return None
@@ -67,7 +67,7 @@ class SteppedEngine(AsyncEngine):
 
     @property
     def reserved(self) -> tuple[int, int]:
-        """Requests and prompt tokens that the queue's bounds count."""
+        """Requests and prompt tokens that admission counts."""
         return self._admission.num_requests, self._admission.num_tokens
 
     @property
@@ -75,7 +75,7 @@ class SteppedEngine(AsyncEngine):
         return not self.is_stuck and (self._engine.has_work or bool(self._thread._inbox))
 
     def turn(self) -> None:
-        """What the thread does between two sleeps."""
+        """Does what the thread does between two sleeps."""
         if not self.has_work:
             return
         try:

@@ -100,7 +100,7 @@ async def test_a_device_that_fails_every_time(stream: bool) -> None:
         for answer in answers:
             assert "the device is gone" in answer.text
             assert answer.status_code == (200 if stream else 500)
-        assert server.engine.stats().failures_in_a_row >= MAX_CONSECUTIVE_FAILURES
+        assert server.engine.stats().consecutive_failures >= MAX_CONSECUTIVE_FAILURES
         assert await server.status("/health") == 503
         server.rig.program.faults.call = lambda name: None
         assert (await post("/generate", json=body(3))).status_code == 200

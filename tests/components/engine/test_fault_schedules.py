@@ -1,6 +1,6 @@
-"""10,000 schedules of arrivals, departures, preemptions and faults; nothing is lost and nothing leaks.
+"""10,000 fault schedules: no request is lost and no page leaks.
 
-`pytest tests/components/engine/test_fault_schedules.py --fault-seed 1234` runs one of them again.
+`pytest tests/components/engine/test_fault_schedules.py --fault-seed 1234` repeats one of them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NUM_THREADED, PATIENCE_S = 300, 60
 
 
 def run_all(seeds: range) -> int:
-    """How often requests were preempted in them. Raises what does not hold, and says of which seed."""
-    # Thousands of expected errors, each logged with its traceback, take longer than what they are about.
+    """Runs them and returns how many preemptions there were; errors name their seed."""
+    # Logging thousands of expected errors with their tracebacks takes longer than the schedules.
     logging.disable(logging.CRITICAL)
     try:
         return sum(run_one(seed) for seed in seeds)
@@ -39,7 +39,7 @@ def run_one(seed: int) -> int:
     try:
         schedule.run()
     except BaseException as error:
-        error.add_note(f"to run it again: --fault-seed {seed}")
+        error.add_note(f"to repeat it: --fault-seed {seed}")
         raise
     return schedule.rig.scheduler.num_preemptions
 
@@ -62,8 +62,8 @@ def test_a_seed_is_one_schedule() -> None:
     assert [repr(client.deltas) for client in once.clients] == [repr(c.deltas) for c in again.clients]
 
 
-class FaultyThread:
-    """Breaks calls of the device by chance, in whichever thread they are made."""
+class FaultyDevice:
+    """A device whose calls fail at random, in the engine's own thread."""
 
     def __init__(self, rng: random.Random) -> None:
         self.hit: set[str] = set()
@@ -84,7 +84,7 @@ class FaultyThread:
 
 async def run_threaded(seed: int) -> None:
     rng = random.Random(seed)
-    device = FaultyThread(rng)
+    device = FaultyDevice(rng)
     engine = AsyncEngine(device.rig.engine, max_requests=8)
     engine.start()
     clients: list[Client] = []
@@ -110,8 +110,8 @@ async def run_threaded(seed: int) -> None:
     assert device.rig.all_pages_back()
 
 
-async def test_nor_with_the_engines_own_thread() -> None:
-    """Not the same run twice: the two threads take turns as they like. What is asked is the seed's."""
+async def test_nothing_leaks_with_the_engines_own_thread() -> None:
+    """Requests are drawn from the seed; how the two threads interleave is not, so no run is repeatable."""
     logging.disable(logging.CRITICAL)
     try:
         for seed in range(NUM_THREADED):

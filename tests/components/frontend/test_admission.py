@@ -41,7 +41,7 @@ def test_tokens_are_given_back_with_the_first_token_or_the_answer() -> None:
     target.enter(call("b", [1] * 4))
     refused(target, 1)
     target.prefilled("a")
-    target.prefilled("a")  # of its second token nobody takes notice
+    target.prefilled("a")  # its second token changes nothing
     refused(target, 7)
     target.enter(call("c", [1] * 6))
     target.leave("b")
@@ -50,7 +50,7 @@ def test_tokens_are_given_back_with_the_first_token_or_the_answer() -> None:
     refused(target, 1)
 
 
-def test_a_prompt_longer_than_the_queue_waits_for_nobody_but_the_others() -> None:
+def test_a_prompt_longer_than_the_queue_is_admitted_alone() -> None:
     target, _ = admission(max_queue_tokens=10)
     target.enter(call("long", [1] * 50))
     refused(target, 1)
@@ -59,7 +59,7 @@ def test_a_prompt_longer_than_the_queue_waits_for_nobody_but_the_others() -> Non
     refused(target, 50)
 
 
-def test_what_resumes_is_let_in_and_counts_for_no_tokens() -> None:
+def test_a_call_that_resumes_is_admitted_and_counts_no_tokens() -> None:
     target, _ = admission(max_requests=1, max_queue_tokens=10)
     target.enter(call("a", [1] * 10))
     target.enter(replace(call("b", [1] * 10), resumes=True))
@@ -67,7 +67,7 @@ def test_what_resumes_is_let_in_and_counts_for_no_tokens() -> None:
     assert refused(target, 1) == 1.0
 
 
-def test_when_to_come_back_follows_from_how_fast_requests_are_answered() -> None:
+def test_retry_after_follows_from_the_rate_of_answers() -> None:
     target, clock = admission(max_requests=10)
     for index in range(10):
         target.enter(call(str(index), [1]))
@@ -79,7 +79,7 @@ def test_when_to_come_back_follows_from_how_fast_requests_are_answered() -> None
     assert refused(target, 1) == pytest.approx(7.0)
 
 
-def test_when_to_come_back_follows_from_how_fast_prompts_are_read() -> None:
+def test_retry_after_follows_from_the_rate_of_prefills() -> None:
     target, clock = admission(max_queue_tokens=200)
     for index in range(20):
         target.enter(call(str(index), [1] * 10))
@@ -94,7 +94,7 @@ def test_when_to_come_back_follows_from_how_fast_prompts_are_read() -> None:
     assert refused(target, 200) == MAX_WAIT_S
 
 
-def test_a_pause_without_requests_is_not_slowness() -> None:
+def test_an_idle_pause_does_not_lower_the_rate() -> None:
     target, clock = admission(max_requests=1)
     for index in range(3):
         target.enter(call(str(index), [1]))

@@ -16,7 +16,7 @@ from tests.components.frontend.streams import PROMPT, tokens_of, until_idle
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_streams_what_the_model_says(engine: AsyncEngine) -> None:
+async def test_streams_are_the_models_greedy_continuations(engine: AsyncEngine) -> None:
     streams = [engine.submit(call(str(i), PROMPT[i:], max_tokens=9)) for i in range(4)]
     outputs = await asyncio.gather(*(tokens_of(stream) for stream in streams))
     assert outputs == [greedy_continuation(PROMPT[i:], 9) for i in range(4)]
@@ -34,7 +34,7 @@ async def test_admission_is_decided_at_the_call(engine: AsyncEngine) -> None:
     assert await tokens_of(engine.submit(call("x", PROMPT))) == greedy_continuation(PROMPT, 4)
 
 
-async def test_what_resumes_needs_no_place_and_is_let_in_while_draining(engine: AsyncEngine) -> None:
+async def test_a_call_that_resumes_needs_no_place_and_is_admitted_while_draining(engine: AsyncEngine) -> None:
     held = [engine.submit(call(str(i), PROMPT)) for i in range(4)]
     resumed = [engine.submit(replace(call("r", PROMPT), resumes=True))]
     draining = asyncio.create_task(engine.drain(20))
@@ -73,7 +73,7 @@ async def test_abort_all_ends_every_stream_and_frees_everything(rig: Rig, engine
     assert engine.stats().pages.leased == 0
 
 
-async def test_drain_refuses_newcomers_and_waits_for_the_rest(engine: AsyncEngine) -> None:
+async def test_drain_refuses_new_requests_and_waits_for_the_others(engine: AsyncEngine) -> None:
     stream = engine.submit(call("a", PROMPT, max_tokens=9))
     draining = asyncio.create_task(engine.drain(20))
     await asyncio.sleep(0)
@@ -84,7 +84,7 @@ async def test_drain_refuses_newcomers_and_waits_for_the_rest(engine: AsyncEngin
     await draining
 
 
-async def test_drain_aborts_what_outlasts_its_patience(rig: Rig, engine: AsyncEngine) -> None:
+async def test_drain_aborts_requests_left_at_the_timeout(rig: Rig, engine: AsyncEngine) -> None:
     gate = Gate(rig)
     stream = engine.submit(call("a", PROMPT, max_tokens=50))
     await gate.reached()
@@ -113,7 +113,7 @@ async def test_prompt_tokens_are_bounded_until_the_first_token(rig: Rig) -> None
     await engine.close()
 
 
-async def test_what_runs_when_the_engine_is_closed_is_answered(rig: Rig) -> None:
+async def test_running_requests_are_answered_when_the_engine_is_closed(rig: Rig) -> None:
     engine = AsyncEngine(rig.engine, max_requests=4)
     engine.start()
     stream = engine.submit(call("a", PROMPT, max_tokens=50))

@@ -19,14 +19,14 @@ def delta(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> Del
     )
 
 
-async def test_a_reader_in_time_gets_each_delta_as_it_was() -> None:
+async def test_a_prompt_reader_gets_each_delta_unchanged() -> None:
     buffer = DeltaBuffer()
     for first in (delta(1), delta(2)):
         buffer.put(first)
         assert await buffer.get() is first
 
 
-async def test_a_late_reader_gets_everything_as_one() -> None:
+async def test_a_late_reader_gets_one_joined_delta() -> None:
     buffer = DeltaBuffer()
     for one in (delta(1, cached=4), delta(2, 3), delta(4, reason=FinishReason.STOP)):
         buffer.put(one)
@@ -43,7 +43,7 @@ async def test_a_late_reader_gets_everything_as_one() -> None:
     assert buffer.num_tokens == 0
 
 
-async def test_a_reader_waits_for_what_is_to_come() -> None:
+async def test_a_reader_waits_for_the_next_delta() -> None:
     buffer = DeltaBuffer()
     reading = asyncio.create_task(buffer.get())
     await asyncio.sleep(0)

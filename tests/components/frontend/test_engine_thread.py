@@ -15,7 +15,7 @@ from tests.components.frontend.streams import PROMPT, tokens_of
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_a_bug_in_the_engine_ends_its_requests_and_not_the_engine(
+async def test_a_bug_in_the_engine_ends_its_requests_but_not_the_thread(
     rig: Rig, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
@@ -28,7 +28,7 @@ async def test_a_bug_in_the_engine_ends_its_requests_and_not_the_engine(
     assert await tokens_of(engine.submit(call("b", PROMPT))) == greedy_continuation(PROMPT, 4)
 
 
-async def test_a_request_out_of_step_does_not_touch_its_neighbours() -> None:
+async def test_a_request_that_left_its_lifecycle_does_not_affect_others() -> None:
     rig = make_rig(strict=False)
     engine = AsyncEngine(rig.engine, max_requests=4)
     gate = Gate(rig)
@@ -45,7 +45,7 @@ async def test_a_request_out_of_step_does_not_touch_its_neighbours() -> None:
     await engine.close()
 
 
-async def test_the_end_of_the_engines_thread_is_everybodys_answer(
+async def test_every_request_is_answered_when_the_thread_dies(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = AsyncEngine(rig.engine, max_requests=4)

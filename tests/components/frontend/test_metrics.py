@@ -13,7 +13,7 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, {"model_name": "m", **labels})
 
 
-def test_the_times_of_a_request() -> None:
+def test_latencies_of_a_request() -> None:
     clock = SteppedClock()
     metrics = ServerMetrics("m", clock)
     timer = metrics.start_request(prompt_tokens=7, max_tokens=20)
@@ -35,7 +35,7 @@ def test_the_times_of_a_request() -> None:
     assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 0
 
 
-def test_a_request_without_tokens_has_no_first_one() -> None:
+def test_a_request_without_tokens_has_no_time_to_first_token() -> None:
     metrics = ServerMetrics("m")
     metrics.start_request(1, 1).finish(FinishReason.ABORT)
     assert value(metrics, "vllm:time_to_first_token_seconds_count") == 0
@@ -50,7 +50,7 @@ def test_rejections_are_counted_by_reason() -> None:
     assert value(metrics, "vllm:admission_rejections_total", reason="unavailable") == 0
 
 
-def test_the_process_is_measured_too() -> None:
+def test_process_metrics_are_exported() -> None:
     samples = {sample.name for family in ServerMetrics("m").registry.collect() for sample in family.samples}
     assert {
         *("process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes"),
@@ -58,7 +58,7 @@ def test_the_process_is_measured_too() -> None:
     } <= samples
 
 
-async def test_the_engines_numbers_are_read_when_scraped() -> None:
+async def test_engine_counters_are_read_when_scraped() -> None:
     metrics = ServerMetrics("m")
     metrics.watch(ScriptedEngine(lambda call: iter(())))
     expected = {

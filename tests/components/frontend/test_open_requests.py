@@ -20,7 +20,9 @@ async def test_leaving_a_stream_early_frees_its_pages_within_a_step(rig: Rig, en
     steps = engine.stats().steps
     await stream.aclose()
     await until_idle(engine)
-    assert engine.stats().steps <= steps + 2  # the one under way when it left, and the one that saw it
+    assert (
+        engine.stats().steps <= steps + 2
+    )  # the one under way when the reader left, and the one that noticed
     assert engine.stats().pages.leased == 0
 
 
@@ -39,7 +41,7 @@ async def test_a_reader_that_stopped_reading_is_aborted(rig: Rig) -> None:
         steps.release()
     await until_idle(engine)
     unread = [delta async for delta in slow]
-    assert len(unread) == 1, "what waits is handed over at once"
+    assert len(unread) == 1, "unread deltas are joined"
     assert unread[0].finish_reason is FinishReason.ABORT
     assert "reads too slowly" in str(unread[0].error)
     assert 8 < len(unread[0].token_ids) < 50
@@ -47,8 +49,8 @@ async def test_a_reader_that_stopped_reading_is_aborted(rig: Rig) -> None:
     await engine.close()
 
 
-async def test_a_reader_that_had_no_turn_is_not_slow(rig: Rig) -> None:
-    """The event loop may be busy for many steps; that is not the client's doing."""
+async def test_a_reader_that_a_busy_event_loop_keeps_waiting_is_not_slow(rig: Rig) -> None:
+    """The event loop may be busy for many steps; the client is not to blame for that."""
     engine = AsyncEngine(rig.engine, max_requests=4, max_unread_tokens=2)
     engine.start()
     reading = asyncio.create_task(tokens_of(engine.submit(call("a", PROMPT, max_tokens=40))))

@@ -15,7 +15,7 @@ from tests.components.stepped_engine import SteppedClock
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_health_tells_of_a_device_that_does_not_answer(rig: Rig) -> None:
+async def test_the_engine_is_unhealthy_while_the_device_does_not_answer(rig: Rig) -> None:
     clock = SteppedClock()
     engine = AsyncEngine(rig.engine, max_requests=4, clock=clock)
     assert not engine.healthy
@@ -37,7 +37,7 @@ async def test_health_tells_of_a_device_that_does_not_answer(rig: Rig) -> None:
     assert not engine.healthy
 
 
-async def test_a_device_that_does_not_answer_has_everybody_answered_and_nobody_let_in(rig: Rig) -> None:
+async def test_a_stall_answers_every_request_and_refuses_new_ones(rig: Rig) -> None:
     clock = SteppedClock()
     engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=0.05, clock=clock)
     engine.start()
@@ -54,15 +54,15 @@ async def test_a_device_that_does_not_answer_has_everybody_answered_and_nobody_l
     assert (engine.healthy, engine.ready) == (False, False)
     with pytest.raises(UnavailableError, match="not answered"):
         engine.submit(call("later", PROMPT))
-    await engine.drain(20)  # nobody is left to wait for
+    await engine.drain(20)  # no request is left
     gate.open()
     await until_idle(engine)
     assert engine.healthy
-    assert engine.stats().pages.leased == 0, "what it had forgotten to free, it frees when it is back"
+    assert engine.stats().pages.leased == 0, "everything is freed once the device answers"
     await engine.close()
 
 
-async def test_a_stuck_device_does_not_keep_the_server_from_stopping(rig: Rig) -> None:
+async def test_close_does_not_wait_for_a_stuck_device(rig: Rig) -> None:
     clock = SteppedClock()
     closed: list[str] = []
     engine = AsyncEngine(

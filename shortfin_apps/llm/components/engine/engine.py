@@ -122,7 +122,7 @@ class Engine:
             entries=self._runner.counts(),
             step_s=counters.step_s,
             device_s=self._runner.device_s,
-            failures_in_a_row=counters.failures_in_a_row,
+            consecutive_failures=counters.consecutive_failures,
         )
 
     def _take_deltas(self) -> list[Delta]:
@@ -155,7 +155,7 @@ class Engine:
         except Exception as error:
             self._fail(batch, error)
             return None
-        self._counters.failures_in_a_row = 0
+        self._counters.consecutive_failures = 0
         return rows
 
     def _row(self, task: LlmTaskInput, result: BatchResult, index: int) -> Candidates | None:
@@ -165,7 +165,7 @@ class Engine:
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         logger.error("invocation of %d tasks failed", len(batch.tasks), exc_info=error)
-        self._counters.failures_in_a_row += 1
+        self._counters.consecutive_failures += 1
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
         for task in batch.tasks:
             suspect_pages(task.request)

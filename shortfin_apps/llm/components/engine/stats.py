@@ -20,7 +20,7 @@ class EngineCounters:
     cached_tokens: int = 0
     generation_tokens: int = 0
     step_s: float = 0.0
-    failures_in_a_row: int = 0
+    consecutive_failures: int = 0
 
     def count_task(self, task: LlmTaskInput) -> None:
         """Counts a task that was computed, before its request notes that it was."""
@@ -51,7 +51,7 @@ class EngineStats:
     entries: Mapping[str, EntryCounts]  # by name, those that ran
     step_s: float  # total time inside steps
     device_s: float  # of that, between submit and the results' arrival
-    failures_in_a_row: int = 0  # invocations that failed since the last one that did not
+    consecutive_failures: int = 0  # invocations that failed since the last one that did not
 
     @property
     def padded_tokens(self) -> int:

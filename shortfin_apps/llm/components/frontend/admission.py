@@ -1,7 +1,7 @@
-"""Who may queue: the bounds on requests and on prompt tokens, and when to come back if they are reached.
+"""Admission: bounds on queued requests and prompt tokens, and a time to retry after when they are reached.
 
-Reserved when a request is admitted, given back when it is answered (its tokens already with its first
-one). Used by the event loop's thread alone, so that a reservation cannot be half made.
+A place is reserved when a request is admitted and given back when it is answered; its tokens, with its first
+token. Used by the event loop's thread alone, so that a reservation is atomic.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Callable
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.errors import OverloadedError
 
-WINDOW = 32  # measurements that a rate is taken from
+WINDOW = 32  # measurements in a rate
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 
 
 class Admission:
-    """At most `max_requests` unanswered, and `max_queue_tokens` of prompts without a first token.
+    """At most `max_requests` unanswered requests, and `max_queue_tokens` in prompts without a first token.
 
-    One prompt may be longer than `max_queue_tokens`: it is admitted when no other waits.
+    A prompt longer than `max_queue_tokens` is admitted when no other is in the queue.
     """
 
     def __init__(self, *, max_requests: int, max_queue_tokens: int, clock: Callable[[], float]) -> None:
         self.max_requests = max_requests
         self.max_queue_tokens = max_queue_tokens
-        self._tokens: dict[str, int] = {}  # of each request that is admitted, still to be prefilled
-        self.num_tokens = 0  # of prompts without a first token
+        self._tokens: dict[str, int] = {}  # still to be prefilled, by admitted request
+        self.num_tokens = 0  # in prompts without a first token
         self._requests_rate = _Rate(clock)
         self._tokens_rate = _Rate(clock)
 
     @property
     def num_requests(self) -> int:
-        """Admitted and not answered."""
+        """Requests admitted and not yet answered."""
         return len(self._tokens)
 
     def enter(self, call: GenerateCall) -> None:
-        """Reserves a place. Raises OverloadedError; what resumes is always let in."""
+        """Reserves a place. Raises OverloadedError, but never for a call that resumes."""
         num_tokens = 0 if call.resumes else len(call.prompt_ids)
         if not call.resumes:
             self._check(num_tokens)
@@ -44,17 +44,17 @@ class Admission:
         self.num_tokens += num_tokens
 
     def prefilled(self, request_id: str) -> None:
-        """Its first token is there; gives its tokens back."""
+        """Gives back the tokens of a request that has its first token."""
         if num_tokens := self._tokens.get(request_id):
             self._tokens[request_id] = 0
             self.num_tokens -= num_tokens
             self._tokens_rate.add(num_tokens)
 
     def leave(self, request_id: str) -> None:
-        """It is answered; gives its place back."""
+        """Gives back the place of a request that is answered."""
         self.num_tokens -= self._tokens.pop(request_id)
         self._requests_rate.add(1)
-        if not self._tokens:  # what comes next is not slower for the pause before
+        if not self._tokens:  # the pause until the next request is no slowness
             self._requests_rate.clear()
             self._tokens_rate.clear()
 
@@ -72,7 +72,7 @@ class Admission:
 
 
 class _Rate:
-    """Things per second, over the last `WINDOW` times that some were counted."""
+    """A rate per second, over the last `WINDOW` measurements."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -85,7 +85,7 @@ class _Rate:
         self._counts.clear()
 
     def seconds_for(self, count: int) -> float:
-        """How long that many take, between MIN_WAIT_S (also while nothing is known) and MAX_WAIT_S."""
+        """How long `count` take, between MIN_WAIT_S (also without measurements) and MAX_WAIT_S."""
         if len(self._counts) < 2:
             return MIN_WAIT_S
         (first_s, first), (last_s, _) = self._counts[0], self._counts[-1]

@@ -122,7 +122,7 @@ class AsyncEngine:
 
     @property
     def healthy(self) -> bool:
-        is_broken = self.stats().failures_in_a_row >= MAX_CONSECUTIVE_FAILURES
+        is_broken = self.stats().consecutive_failures >= MAX_CONSECUTIVE_FAILURES
         return self._thread.is_alive and not self._stalls.stalled and not is_broken
 
     async def drain(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What one request has generated and its reader has not read yet."""
+"""The unread output of one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shortfin_apps.llm.components.request.messages import Delta
 
 
 class DeltaBuffer:
-    """Read whole: a reader that is late gets all that has come meanwhile, as one delta."""
+    """A queue that is read as a whole: a late reader gets everything since its last read as one delta."""
 
     def __init__(self) -> None:
         self._deltas: list[Delta] = []
@@ -23,7 +23,7 @@ class DeltaBuffer:
         self._filled.set()
 
     async def get(self) -> Delta:
-        """Everything unread, once there is something."""
+        """Waits until there is something unread, and returns all of it."""
         await self._filled.wait()
         self._filled.clear()
         deltas, self._deltas = self._deltas, []

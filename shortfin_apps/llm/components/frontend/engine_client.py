@@ -1,4 +1,4 @@
-"""The engine as the HTTP side sees it."""
+"""The interface of the engine to the HTTP side."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 
 
 class EngineClient(Protocol):
-    """What the HTTP side sees of the engine; `async_engine.py` implements it.
-
-    Every method is called from the event loop's thread and returns at once.
-    """
+    """Implemented by AsyncEngine. Methods are called in the event loop's thread and return at once."""
 
     def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
         """Admits the request now and returns its stream; closing the stream early aborts it.
 
-        Python does not tell a generator that was never started of its end: `abort` its request, too.
+        A generator that was never started does not notice that it is closed: `abort` its request, too.
 
-        Raises OverloadedError, UnavailableError or InvalidRequestError before anything is queued, and
-        RequestAbortedError for what resumes when the time of draining is over.
-        The last Delta carries `finish_reason`; with ERROR it carries `error` too.
+        The last Delta carries `finish_reason`; with ERROR it carries `error` too. Raises OverloadedError,
+        UnavailableError or InvalidRequestError before anything is queued, and RequestAbortedError for a
+        call that resumes when the time for draining is over.
         """
         ...
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request; its stream then yields a last Delta with ABORT. False when unknown."""
+        """Ends a request; its stream then yields a last Delta with ABORT. False if it is unknown."""
         ...
 
     def abort_all(self) -> int:
-        """Aborts every request and says how many there were."""
+        """Aborts every request; returns how many there were."""
         ...
 
     def flush_cache(self) -> None:
-        """Forgets all cached pages that no request uses, before any request submitted from now on starts."""
+        """Frees all cached pages that no request uses, before any request submitted from now on starts."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -47,12 +44,12 @@ class EngineClient(Protocol):
 
     @property
     def max_queue_tokens(self) -> int:
-        """The most prompt tokens admitted and without a first token yet; one request may have more."""
+        """The most prompt tokens admitted without a first token yet; a single request may have more."""
         ...
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt and output together, that any request can ever have here."""
+        """The most tokens of prompt and output together that a request can have."""
         ...
 
     @property
@@ -62,9 +59,9 @@ class EngineClient(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """The engine's thread lives, its device works, and if it has work, a step ended lately."""
+        """The engine's thread is alive, its device works, and no step takes longer than the stall timeout."""
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Admits nothing more; returns when all requests ended, aborting the rest at the timeout."""
+        """Stops admission; returns when all requests have ended, aborting those left at the timeout."""
         ...

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names where it has one, `shortfin_llm:` where it has none.
+"""Prometheus metrics, under vLLM's names where vLLM has the metric and `shortfin_llm:` names elsewhere.
 
 Latencies are measured here, on the HTTP side; the engine's counters are read when scraped.
 """
@@ -26,26 +26,28 @@ LENGTH_BUCKETS = tuple(float(2**i) for i in range(18))
 
 
 class ServerMetrics:
-    """One server's metrics, in a registry of their own."""
+    """The metrics of one server, in their own registry."""
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self.registry)  # process_...: memory, processor time, open files
+        ProcessCollector(registry=self.registry)  # process_*: memory, CPU time, open files
         self.clock = clock
         self._model_name = model_name
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS)
         self.itl = self._histogram("inter_token_latency_seconds", "Between two steps' tokens", TOKEN_BUCKETS)
         self.tpot = self._histogram(
-            "request_time_per_output_token_seconds", "Mean of a request, first excluded", TOKEN_BUCKETS
+            "request_time_per_output_token_seconds", "Mean of a request after its first token", TOKEN_BUCKETS
         )
         self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token", REQUEST_BUCKETS)
         self.queue = self._histogram("request_queue_time_seconds", "Arrival to first step", REQUEST_BUCKETS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", LENGTH_BUCKETS)
         self.output_length = self._histogram("request_generation_tokens", "Tokens generated", LENGTH_BUCKETS)
         self.max_tokens = self._histogram("request_params_max_tokens", "Tokens allowed", LENGTH_BUCKETS)
-        finished = self._counter("request_success", "Requests ended, by why", "finished_reason")
+        finished = self._counter("request_success", "Requests ended, by finish reason", "finished_reason")
         self.finished = {reason: finished.labels(model_name, reason.value) for reason in FinishReason}
-        rejections = self._counter("admission_rejections", "Requests turned away, by why", "reason")
+        rejections = self._counter(
+            "admission_rejections", "Requests refused at admission, by reason", "reason"
+        )
         self._rejections = {
             OverloadedError: rejections.labels(model_name, "queue_full"),
             UnavailableError: rejections.labels(model_name, "unavailable"),
@@ -76,10 +78,10 @@ class ServerMetrics:
 
 
 class RequestTimer:
-    """The times of one request; nothing is recorded for one that was never admitted.
+    """Latencies of one request; nothing is recorded for one that was never admitted.
 
-    `first_s` is when its first token came, on the metrics' clock, and `queue_s` how long it had waited for
-    the step that made it; both are None before. `finish_reason` is None until it ends.
+    `first_s` is the time of its first token on the metrics' clock, `queue_s` its wait for its first step;
+    both are None before. `finish_reason` is None until it ends.
     """
 
     __slots__ = (
@@ -98,9 +100,9 @@ class RequestTimer:
         self.finish_reason: FinishReason | None = None
 
     def tokens(self, count: int, queue_s: float, cached_tokens: int = 0) -> None:
-        """`count` tokens have just arrived together; the request had waited `queue_s` for its first step.
+        """Records `count` tokens that arrived together now, after a wait of `queue_s` for the first step.
 
-        `cached_tokens` of its prompt were found in the prefix cache.
+        `cached_tokens` of the prompt were found in the prefix cache.
         """
         if count == 0:
             return
@@ -153,7 +155,7 @@ class _EngineCollector(Collector):
         labels = [*self._labels, "entry"]
         invocations = CounterMetricFamily("shortfin_llm:invocations", "Invocations", labels=labels)
         tokens = CounterMetricFamily(
-            "shortfin_llm:computed_tokens", "Rows computed, by what for", labels=[*labels, "kind"]
+            "shortfin_llm:computed_tokens", "Rows computed, by kind", labels=[*labels, "kind"]
         )
         mixes = [HistogramMetricFamily(name, help_text, labels=labels) for name, help_text in _MIXES]
         for entry, counts in entries:
@@ -169,7 +171,7 @@ class _EngineCollector(Collector):
     def _patches(self, plans: PlanCounts) -> Metric:
         family = CounterMetricFamily(
             "shortfin_llm:patched_rows",
-            "Rows of block tables laid out one by one",
+            "Rows of block tables laid out singly",
             labels=[*self._labels, "why"],
         )
         for why, count in (("joined", plans.rows_joined), ("grew", plans.rows_grew)):
@@ -198,7 +200,7 @@ def _tokens_by_kind(counts: EntryCounts) -> list[tuple[str, int]]:
 
 
 def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
-    """A histogram's buckets: sizes up to each bound, the last of which is infinite."""
+    """Cumulative buckets of a histogram, the last bound infinite."""
     bounds = [*(str(float(bound)) for bound in BOUNDS), "+Inf"]
     return list(zip(bounds, accumulate(distribution.bins), strict=True))
 
@@ -211,8 +213,8 @@ def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("vllm:num_requests_waiting", "Requests not yet started", stats.num_waiting),
         ("vllm:kv_cache_usage_perc", "Share of pages in use by requests, 0 to 1", used),
         ("shortfin_llm:pages", "Pages of the KV cache", pages.total),
-        ("shortfin_llm:pages_free", "Pages that hold nothing", pages.free),
-        ("shortfin_llm:pages_cached", "Pages kept for their prefix alone", pages.cached),
+        ("shortfin_llm:pages_free", "Free pages", pages.free),
+        ("shortfin_llm:pages_cached", "Pages cached for their prefix and used by no request", pages.cached),
         ("shortfin_llm:pages_leased", "Pages in use by requests", pages.leased),
     ]
 
@@ -221,15 +223,15 @@ def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
     queried = stats.prompt_tokens + stats.cached_tokens
     return [
         ("vllm:prompt_tokens", "Prompt tokens processed, cached ones included", queried),
-        ("vllm:prompt_tokens_cached", "Of those, found in the prefix cache", stats.cached_tokens),
-        ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", queried),
-        ("vllm:prefix_cache_hits", "Tokens found there", stats.cached_tokens),
+        ("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache", stats.cached_tokens),
+        ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queried),
+        ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.cached_tokens),
         ("vllm:generation_tokens", "Tokens generated", stats.generation_tokens),
-        ("vllm:num_preemptions", "Requests set back to free pages", stats.preemptions),
+        ("vllm:num_preemptions", "Preemptions for lack of pages", stats.preemptions),
         ("shortfin_llm:steps", "Engine steps", stats.steps),
-        ("shortfin_llm:plans", "Steps that laid out a whole batch's block table", stats.plans.plans),
+        ("shortfin_llm:plans", "Steps that laid out the block table of a whole batch", stats.plans.plans),
         ("shortfin_llm:block_table_uploads", "Steps whose block table had changed", stats.plans.uploads),
-        ("shortfin_llm:padded_tokens", "Rows computed for nobody", stats.padded_tokens),
+        ("shortfin_llm:padded_tokens", "Padding rows computed", stats.padded_tokens),
         ("shortfin_llm:step_seconds", "Time inside steps", stats.step_s),
-        ("shortfin_llm:device_seconds", "Of that, waiting for the device", stats.device_s),
+        ("shortfin_llm:device_seconds", "Time inside steps spent waiting for the device", stats.device_s),
     ]

@@ -1,4 +1,4 @@
-"""What crosses the border between the HTTP loop and the engine's thread."""
+"""Messages between the HTTP side's event loop and the engine's thread: calls one way, deltas the other."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """On what terms a request is served.
+    """Terms of service of a request.
 
-    Of one tenant's requests, those of lower `priority` come first (as vLLM has it); tenants share by
-    tokens. `timeout_s` is counted from admission; None waits as long as it takes.
+    Of one tenant's requests, those of lower `priority` come first (as in vLLM); tenants share the service
+    by tokens. `timeout_s` is counted from admission; None is no limit.
     """
 
     priority: int = 0
@@ -47,10 +47,10 @@ DEFAULT_TERMS = Terms()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """One prompt to continue. `prompt_ids` are checked against the vocabulary before they get here.
+    """One prompt to continue. `prompt_ids` have been checked against the vocabulary.
 
     `resumes` marks the next step of something admitted before (a beam search): it is refused neither
-    for want of a place nor while draining, and goes before newcomers, as a preempted request does.
+    when the queue is full nor while draining, and runs before new requests, as a preempted one does.
     """
 
     request_id: str
@@ -71,10 +71,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one step added to one request; `finish_reason` is set on the last one only.
+    """The output that one step added to one request; `finish_reason` is set on the last delta only.
 
-    The token that ends a sequence (end-of-sequence or stop token) is among `token_ids`. `error` says why
-    it ended with ERROR, or with an ABORT that nobody asked for.
+    `token_ids` include the token that ends a sequence (end-of-sequence or stop token). `error` gives the
+    reason for an ERROR, and for an ABORT that the client did not ask for.
     """
 
     request_id: str

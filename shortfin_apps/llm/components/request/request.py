@@ -1,12 +1,12 @@
-"""A request inside the engine, and the one table of what may happen to it.
+"""A request inside the engine, and the table of its lifecycle.
 
     WAITING ──> RUNNING ──> FINISHED
        ^           │
        └─ preempt ─┘        (any state but FINISHED may go to FINISHED)
 
-A request holds a lease on pages exactly while it is RUNNING: `start` is given one and `leave` hands
-it back, so there is one way for pages to come and one way for them to go. What the table does not allow
-raises; the engine's thread ends that request and goes on.
+A request holds a lease on pages exactly while it is RUNNING: `start` takes one, and leaving RUNNING
+releases it; nothing else does either. A transition that is not in the table raises; the engine then ends
+that request alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(AssertionError):
-    """The lifecycle table does not allow it: a bug, never load. Nothing has changed for `request`."""
+    """A transition that is not in the lifecycle table: a bug, never load. `request` is unchanged."""
 
     def __init__(self, request: Request, state: State) -> None:
         super().__init__(f"{request.request_id}: {request.state} -> {state}")
@@ -42,9 +42,9 @@ class IllegalTransitionError(AssertionError):
 class Request:
     """One prompt being continued.
 
-    `tokens` is the prompt and what was generated so far; `num_computed` of them have their K/V in the
-    cache. One token to compute is a decode, more are a prefill; nothing else tells the two apart, so a
-    request that was preempted needs no special case.
+    `tokens` is the prompt and the output so far; the K/V of the first `num_computed` are in the cache. With
+    one token to compute it is a decode, with more a prefill; nothing else distinguishes the two, so a
+    preempted request needs no special case.
     """
 
     __slots__ = (
@@ -66,16 +66,16 @@ class Request:
     def __init__(self, call: GenerateCall, arrival_s: float = 0.0) -> None:
         self.call = call
         self.arrival_s = arrival_s
-        self.queue_s = 0.0  # until its first task
+        self.queue_s = 0.0  # between arrival and its first task
         self.tokens: list[int] = list(call.prompt_ids)
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
-        self.num_overtakes = 0  # requests that started before it though they came later
-        self.blocked_at = -1  # pages there were when it last did not fit
+        self.num_overtakes = 0  # requests that arrived later and started earlier
+        self.blocked_at = -1  # available pages when it last did not fit
         self.state = State.WAITING
         self.lease: Lease | None = None
         self.finish_reason: FinishReason | None = None
-        self.last_turn = -1  # when it last had a task; counts tasks, so that no two are equal
+        self.last_turn = -1  # number of its last task among all tasks; no two are equal
         self.seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
 
     @property
@@ -109,7 +109,7 @@ class Request:
             self.num_cached = lease.num_cached_tokens
 
     def preempt(self, cache: KVCache) -> None:
-        """Back to waiting; its tokens are kept, their K/V will be computed again."""
+        """Sets it back to WAITING; its tokens are kept, their K/V will be recomputed."""
         self._leave(State.WAITING, cache)
 
     def finish(self, reason: FinishReason, cache: KVCache) -> None:
@@ -117,7 +117,7 @@ class Request:
         self.finish_reason = reason
 
     def discard(self, cache: KVCache) -> None:
-        """Ends it against the table, for one that a bug has brought out of step."""
+        """Ends it from any state, after a bug broke its lifecycle."""
         self.state = State.FINISHED
         self.finish_reason = FinishReason.ERROR
         self._release(cache)
