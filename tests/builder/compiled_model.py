@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, LlamaSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
-from shortfin_apps.llm.builder.program.entry import page_elements
-from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, cast_floats, weight_layout
-from shortfin_apps.llm.builder.weights.parameters import weight_shapes
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from tests.kernel_families import note_executed
 
@@ -83,7 +83,7 @@ class CompiledModel:
         weights = random_weights(spec)
         stored, known = store(weights, spec, options, target)
         write_parameters(stored, folder / "model.irpa")
-        text = LlamaGraph(spec, options, target).module()
+        text = ModelModule(spec, options, target).text()
         compile_text(text, target.flags, folder / "model.vmfb")
         program = device.load_program(folder / "model.vmfb", [folder / "model.irpa"], "module")
         note_executed(text, target.architecture)

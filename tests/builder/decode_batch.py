@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.builder.program.entry import page_elements
 
 
 def decode_batch(

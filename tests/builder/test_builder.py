@@ -46,7 +46,9 @@ class FakeCompiler:
         if self.fail is not None:
             error, self.fail = self.fail, None
             raise error
-        return CompileResult("3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",))
+        return CompileResult(
+            "3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",), ("Norm: linalg",)
+        )
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
-from shortfin_apps.llm.builder.sources.base import ModelSource, tensor_shapes
+from shortfin_apps.llm.builder.model.family import tensor_shapes
+from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.components.runtime.parameters import open_parameters

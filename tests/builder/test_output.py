@@ -32,7 +32,9 @@ def fake_compile(
     spec: LlamaSpec, options: BuildOptions, out: Path, on_progress: Callable[[str], None] | None = None
 ) -> CompileResult:
     out.write_bytes(b"program")
-    return CompileResult("3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",))
+    return CompileResult(
+        "3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",), ("Norm: linalg",)
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ import jinja2.meta
 import pytest
 
 from shortfin_apps.llm.builder import kernels
-from shortfin_apps.llm.builder.lowering.cpu import lowering as graph_cpu
+from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
-from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.compiled_model import TINY
@@ -44,7 +44,7 @@ def module(device: str, weights: WeightType, spec: LlamaSpec = SPEC) -> str:
         chunk_sizes=(),
         top_k=4,
     )
-    return LlamaGraph(spec, options, resolve_target(device)).module()
+    return ModelModule(spec, options, resolve_target(device)).text()
 
 
 def check_compiles(device: str, text: str, folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> N
         rendered.add(f"{template}.mlir.j2")
         return kernels.render(template, name, **parameters)
 
-    monkeypatch.setattr(graph_cpu, "render", render)
+    monkeypatch.setattr(lowering, "render", render)
     for device, weights in CASES:
         module(device, weights)
     module(AMX, "bf16", UNEVEN)

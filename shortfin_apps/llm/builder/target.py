@@ -38,11 +38,6 @@ class Target:
         return self.device.split(":")[0] == "cpu"
 
     @property
-    def tuning(self) -> tuple[str, ...]:
-        """Compiler flags that the form of the graph for this target wants."""
-        return ()
-
-    @property
     def has_bf16_dot(self) -> bool:
         return self.is_cpu and {"avx512bf16", "avx512f"} <= self.features
 

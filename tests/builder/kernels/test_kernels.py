@@ -15,10 +15,11 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.kernels import render
-from shortfin_apps.llm.builder.lowering.cpu.lowering import CpuLowering
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
-from shortfin_apps.llm.builder.lowering.linalg.lowering import yield_as
+from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
+from shortfin_apps.llm.builder.lowering.linalg.operations import yield_as
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k as generic_top_k
+from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, LlamaSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
@@ -155,8 +156,8 @@ class LinearKernels:
         options = BuildOptions(weights=kind)
         spec = replace(TINY, hidden_size=sizes.hidden, intermediate_size=sizes.ffn, vocab_size=sizes.out)
         weights = matmul_weights(spec, options, target, sizes)
-        form = CpuLowering(spec, options, target, weights)
-        operations = VectorOperations(spec, options, target, weights, form.kernel)
+        rendered = RenderedKernels()
+        operations = VectorOperations(spec, options, target, weights, rendered.render)
         act = options.activations
         x: Inputs = {"x": ("?", sizes.hidden)}
         h: Inputs = {"h": ("?", sizes.ffn), "r": ("?", sizes.hidden)}
@@ -177,7 +178,7 @@ class LinearKernels:
             function("norm", x, lambda e, x: [widen(e, operations.rms_norm(e, x, "blk.0.ffn_norm.weight"))]),
         ]
         text = "\n".join(
-            ["module @kernels {", *weights.declarations(), *form.declarations(), *functions, "}"]
+            ["module @kernels {", *weights.declarations(), *rendered.texts.values(), *functions, "}"]
         )
         return cls(options, sizes, weights, load(text, folder))
 
@@ -243,13 +244,15 @@ TOP_K_SHAPES = [(512, 1), (512, 64), (1000, 7), (96, 96), (49152, 64)]
 @pytest.fixture(scope="module")
 def top_k_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """For every shape a function of the kernel and one of the generic form."""
-    functions, declarations = [], []
+    functions: list[str] = []
+    declarations: list[str] = []
     for size, k in TOP_K_SHAPES:
-        form = CpuLowering(TINY, BuildOptions(top_k=k), HOST, ConstantWeights({}, {}))
+        rendered = RenderedKernels()
+        kernel = VectorTopK(BuildOptions(top_k=k), rendered.render)
         x: dict[str, tuple[int | str, ...]] = {"x": (3, size)}
-        functions.append(function(f"kernel_{size}_{k}", x, lambda e, x, f=form: list(f.top_k(e, x))))
+        functions.append(function(f"kernel_{size}_{k}", x, lambda e, x, f=kernel: list(f.top_k(e, x))))
         functions.append(function(f"generic_{size}_{k}", x, lambda e, x, k=k: list(generic_top_k(e, x, k))))
-        declarations += form.declarations()
+        declarations += rendered.texts.values()
     text = "\n".join(["module @kernels {", *declarations, *functions, "}"])
     return load(text, tmp_path_factory.mktemp("top_k"))
 

@@ -11,7 +11,7 @@ from iree.compiler.tools.binaries import find_tool
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.program.compiler import compile_model, compile_text
-from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.vmfb import read_exports
 from shortfin_apps.llm.errors import BuildError
@@ -45,7 +45,7 @@ def cache_commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize("target", [HOST, GENERIC], ids=["kernels", "generic"])
 def test_only_dispatches_write_the_cache(target: Target) -> None:
-    text = LlamaGraph(ONE_LAYER, SMALL, target).module()
+    text = ModelModule(ONE_LAYER, SMALL, target).text()
     assert cache_commands(text) == []
     # What that check is for: a cache that is not handed over is copied.
     assert cache_commands(text.replace("=> consume %cache", "=> %cache")) != []
@@ -82,7 +82,7 @@ def test_says_what_it_did(tmp_path: Path) -> None:
 
 def test_the_same_model_makes_the_same_text() -> None:
     target = resolve_target("cpu")
-    first, second = (LlamaGraph(ONE_LAYER, SMALL, target).module() for _ in range(2))
+    first, second = (ModelModule(ONE_LAYER, SMALL, target).text() for _ in range(2))
     assert first == second
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import RopeScaling
-from shortfin_apps.llm.builder.sources.base import tensor_shapes
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource, model_name, rope_factors
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_gguf

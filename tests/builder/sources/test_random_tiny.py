@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from shortfin_apps.llm.builder.sources.base import tensor_shapes
+from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource, byte_tokenizer
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from tests.builder.reference import forward

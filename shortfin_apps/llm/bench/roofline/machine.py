@@ -1,4 +1,4 @@
-"""What the machine can do: two probes, compiled for the artefact's target and run on its device.
+"""The machine's peaks: two probes, compiled for the artefact's target and run on its device.
 
 stream [rows, 16384] i32   reads every byte once, as a sum over rows
 matmul [1024, 1024] f32    the model's own way to q, k and v (norm and linear layer), 1024 wide each
@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.lowering import Lowering
+from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.model.operations import Linear, Norm
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
-from shortfin_apps.llm.builder.program.module import choose_lowering
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import StoredTypes
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes, parameter_types
@@ -76,13 +77,11 @@ def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Mach
         target = resolve_target(options.device)
         probe = _probe_spec(spec)
         weights = WeightTypes(probe, options, target)
-        form = choose_lowering(probe, options, target, weights)
-        functions = [_stream(), _matmul(form)]
-        compile_text(
-            "\n".join(["module @module {", *weights.declarations(), *form.declarations(), *functions, "}"]),
-            (*target.flags, *target.tuning),
-            vmfb,
-        )
+        context = LoweringContext(probe, options, target, weights)
+        functions = [_stream(), _matmul(context)]
+        declarations = [*weights.declarations(), *context.rendered.texts.values()]
+        text = "\n".join(["module @module {", *declarations, *functions, "}"])
+        compile_text(text, target.flags, vmfb)
         _write_noise(parameters, parameter_types(probe, options, target))
         return Machine(device, device.load_program(vmfb, [parameters], "module"))
 
@@ -100,10 +99,14 @@ def _probe_spec(spec: LlamaSpec) -> LlamaSpec:
     )
 
 
-def _matmul(form: Lowering) -> str:
+def _matmul(context: LoweringContext) -> str:
     e = Emitter()
     x = Tensor("%x", (SIZE, SIZE), "f32")
-    return _function("matmul", e, x, form.project(e, x))
+    values = Values({"x": x})
+    norm = Norm("x", "normed", "blk.0.attn_norm.weight")
+    linear = Linear("normed", "qkv", "blk.0.attn_qkv.weight")
+    make_lowering(context, choose(context)).lower(e, [norm, linear], values, ["qkv"])
+    return _function("matmul", e, x, values["qkv"])
 
 
 def _stream() -> str:

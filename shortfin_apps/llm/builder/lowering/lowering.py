@@ -1,42 +1,192 @@
-"""What differs between targets: the operations of the graph that have a hand-written and a generic form."""
+"""Walks a model's operations and emits each by the kernel chosen for it (see choose.py).
+
+Kernels are grouped in classes; one that takes a kind of operation has the method for it:
+
+    Embed        embed(e, tokens, weight) -> Tensor
+    Norm         rms_norm(e, x, weight) -> Tensor, or what the same class's matmuls take in its place
+    Linear       linear(e, x, weight, residual or None) -> Tensor
+    GatedLinear  gated_linear(e, x, weight) -> Tensor
+    Attend       attend(e, qkv, layer, batch) -> Tensor
+    LastTokens   last_tokens(e, x, batch) -> Tensor
+    TopK         top_k(e, logits) -> two Tensors
+
+Shapes and types are in model/operations.py. Each may be called in several functions of the module. A
+`FusedKernels` class takes runs of operations instead, each run in one dispatch.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.model.operations import (
+    Attend,
+    Embed,
+    GatedLinear,
+    LastTokens,
+    Linear,
+    Norm,
+    Operation,
+    TopK,
+)
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
-class Lowering(Protocol):
-    """Activations are `[tokens, features]`.
+class RenderedKernels:
+    """The module's hand-written kernels, each rendered once."""
 
-    A weight is named as in LlamaSpec. Every operation may be called in several functions of the module.
-    """
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self._parameters: dict[str, tuple[str, dict[str, Any]]] = {}
 
-    def embedding(self, e: Emitter, tokens: Tensor) -> Tensor:
-        """[tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row, not past it."""
+    def render(self, template: str, name: str, **parameters: Any) -> str:
+        """Renders `template` as the kernel `name`, unless it is there; one name is one kernel."""
+        if name not in self.texts:
+            self.texts[name] = render(template, name, **parameters)
+            self._parameters[name] = template, parameters
+        assert self._parameters[name] == (template, parameters), f"{name} names two kernels"
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringContext:
+    """What kernels are chosen by and made from."""
+
+    spec: LlamaSpec
+    options: BuildOptions
+    target: Target
+    weights: WeightTypes
+    rendered: RenderedKernels = field(default_factory=RenderedKernels)
+
+    @property
+    def render(self) -> Callable[..., str]:
+        return self.rendered.render
+
+
+class Values:
+    """The values of one function by name, and the batch that its tokens belong to, if it has one."""
+
+    def __init__(self, values: Mapping[str, Tensor], batch: Batch | None = None) -> None:
+        self._values: dict[str, Any] = dict(values)
+        self._batch = batch
+
+    @property
+    def batch(self) -> Batch:
+        assert self._batch is not None
+        return self._batch
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._values[name]
+        assert isinstance(value, Tensor), name
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def operand(self, name: str) -> Any:
+        """A tensor, or a norm that a matmul computes on its way in."""
+        return self._values[name]
+
+    def tensors(self, names: set[str]) -> dict[str, Tensor]:
+        """Those values, in the order in which they were first written."""
+        return {name: self[name] for name in self._values if name in names}
+
+
+class FusedKernels(Protocol):
+    """Kernels that each take a run of operations."""
+
+    def joins(self, attend: Attend, batch: Batch) -> bool:
+        """Whether the attention joins the operations after it."""
         ...
 
-    def project(self, e: Emitter, x: Tensor) -> Tensor:
-        """x [tokens, hidden] f32 -> the first layer's q, k and v [tokens, qkv features] f32."""
+    def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
+        """Emits the run, which writes `results` for operations after it and all else for itself alone."""
         ...
 
-    def layer(
-        self, e: Emitter, x: Tensor, qkv: Tensor, number: int, batch: Batch
-    ) -> tuple[Tensor, Tensor | None]:
-        """x [tokens, hidden] f32 and its q, k and v, as of `project` -> x past the layer, and the next
-        layer's q, k and v, None after the last. This layer's k and v go to the cache."""
-        ...
 
-    def logits(self, e: Emitter, x: Tensor) -> Tensor:
-        """x [rows, hidden] f32 past all layers -> [rows, vocab] f32."""
-        ...
+class Lowering:
+    """The kernels of a module, by kind of operation. `fused` are those that take runs, if there are any."""
 
-    def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, vocab] f32 -> values [rows, k] f32, indices [rows, k] i64; ties by lower index."""
-        ...
+    def __init__(
+        self,
+        kernels: Mapping[type[Operation], Any],
+        rendered: RenderedKernels,
+        fused: FusedKernels | None = None,
+    ) -> None:
+        self._kernels = kernels
+        self._rendered = rendered
+        self._fused = fused
 
     def declarations(self) -> list[str]:
         """What the module must hold for the operations emitted so far."""
-        ...
+        return list(self._rendered.texts.values())
+
+    def lower(
+        self, e: Emitter, operations: Sequence[Operation], values: Values, results: Sequence[str]
+    ) -> None:
+        """Emits `operations`, which read and write `values`; those named in `results` are wanted of them."""
+        end = 0
+        for run in self._runs(operations, values):
+            end += len(run)
+            if self._fused and self._is_fused(run[0], values):
+                self._fused.lower(e, run, values, _live(run, operations[end:], results))
+            else:
+                self._lower_one(e, run[0], values)
+
+    def _runs(self, operations: Sequence[Operation], values: Values) -> Iterator[list[Operation]]:
+        """Operations to emit together: fused ones up to the next attention, any other by itself."""
+        run: list[Operation] = []
+        for operation in operations:
+            joins = run and self._is_fused(operation, values) and self._is_fused(run[-1], values)
+            if run and (not joins or isinstance(operation, Attend)):
+                yield run
+                run = []
+            run.append(operation)
+        if run:
+            yield run
+
+    def _is_fused(self, operation: Operation, values: Values) -> bool:
+        if self._fused is None:
+            return False
+        if isinstance(operation, Attend):
+            return self._fused.joins(operation, values.batch)
+        return self._kernels[type(operation)] is self._fused
+
+    def _lower_one(self, e: Emitter, operation: Operation, values: Values) -> None:
+        kernels, x = self._kernels[type(operation)], values.operand(operation.x)
+        match operation:
+            case Embed():
+                values[operation.out] = kernels.embed(e, x, operation.weight)
+            case Norm():
+                values[operation.out] = kernels.rms_norm(e, x, operation.weight)
+            case Linear():
+                residual = values[operation.residual] if operation.residual else None
+                values[operation.out] = kernels.linear(e, x, operation.weight, residual)
+            case GatedLinear():
+                values[operation.out] = kernels.gated_linear(e, x, operation.weight)
+            case Attend():
+                values[operation.out] = kernels.attend(e, x, operation.layer, values.batch)
+            case LastTokens():
+                values[operation.out] = kernels.last_tokens(e, x, values.batch)
+            case TopK():
+                values[operation.out], values[operation.indices] = kernels.top_k(e, x)
+
+
+def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:
+    """The values that `run` writes and `rest` or the caller reads, in the order of the run."""
+
+    def is_read(name: str) -> bool:
+        for operation in rest:
+            if name in operation.reads:
+                return True
+            if name in operation.writes:
+                return False
+        return name in results
+
+    return [name for name in dict.fromkeys(name for o in run for name in o.writes) if is_read(name)]

@@ -17,12 +17,12 @@ DEFAULT_SLAB_BYTES = 1 << 30
 def model_config(spec: LlamaSpec, options: BuildOptions) -> ModelConfig:
     """Raises BuildError, naming the flag, when the options do not fit the model."""
     _check_sizes(options)
-    max_seq_len = _context_length(spec, options)
+    max_seq_len = context_length(spec, options)
     if too_long := [size for size in options.chunk_sizes if size > max_seq_len]:
         raise BuildError(f"--chunk-sizes: {too_long[0]} exceeds the context length of {max_seq_len} tokens")
     if options.top_k > spec.vocab_size:
         raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
-    page_elements = _page_elements(spec, options)
+    elements = page_elements(spec, options)
     return ModelConfig(
         max_seq_len=max_seq_len,
         transformer_block_count=spec.num_hidden_layers,
@@ -35,9 +35,9 @@ def model_config(spec: LlamaSpec, options: BuildOptions) -> ModelConfig:
         paged_kv_cache=PagedKVCacheConfig(
             attention_head_count_kv=spec.num_key_value_heads,
             block_seq_stride=options.block_seq_stride,
-            device_block_count=_page_count(options, max_seq_len, page_elements),
+            device_block_count=_page_count(options, max_seq_len, elements),
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
-            paged_kv_block_size_elements_per_device=(page_elements,),
+            paged_kv_block_size_elements_per_device=(elements,),
         ),
     )
 
@@ -65,7 +65,8 @@ def _require_positive(flag: str, values: tuple[int, ...]) -> None:
         raise BuildError(f"{flag}: each size once, please")
 
 
-def _context_length(spec: LlamaSpec, options: BuildOptions) -> int:
+def context_length(spec: LlamaSpec, options: BuildOptions) -> int:
+    """The most tokens of a sequence. Raises BuildError, naming the flag, when the model has fewer."""
     own, asked, stride = spec.max_position_embeddings, options.context_length, options.block_seq_stride
     if asked is not None and asked > own:
         raise BuildError(f"--context-length: {asked} exceeds the {own} tokens that {spec.name} was made for")
@@ -75,15 +76,16 @@ def _context_length(spec: LlamaSpec, options: BuildOptions) -> int:
     return length
 
 
-def _page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
+def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
+    """Elements of one page: K and V of `block_seq_stride` tokens in every layer."""
     per_token = 2 * spec.num_key_value_heads * spec.head_dim
     return spec.num_hidden_layers * per_token * options.block_seq_stride
 
 
-def _page_count(options: BuildOptions, max_seq_len: int, page_elements: int) -> int:
+def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
     """Pages with the scratch page: for 8 contexts within 1 GiB, but for one context at any rate."""
     if options.device_block_count is not None:
         return options.device_block_count
     context_pages = -(-max_seq_len // options.block_seq_stride)
-    most = DEFAULT_SLAB_BYTES // (page_elements * KV_ITEM_BYTES[options.kv])
+    most = DEFAULT_SLAB_BYTES // (elements * KV_ITEM_BYTES[options.kv])
     return max(context_pages + 1, min(DEFAULT_CONTEXTS * context_pages + 1, most))

@@ -1,4 +1,4 @@
-"""What a Llama-family model is, and what the builder was asked to make of it."""
+"""The shape of a model, and the options of a build."""
 
 from __future__ import annotations
 
@@ -24,11 +24,8 @@ class RopeScaling:
 class LlamaSpec:
     """The shape of a Llama-family decoder; names as in Hugging Face's `config.json`.
 
-    Weights are named as GGUF names them and laid out `[out_features, in_features]`, with q/k rows in
-    the half-split rotary order (Hugging Face's), and fused: `blk.N.attn_qkv.weight` is q, k, v stacked
-    on rows, `blk.N.ffn_gate_up.weight` is gate, up. The rest: `token_embd.weight`, `output_norm.weight`,
-    `output.weight` (absent when tied), `blk.N.{attn_norm,ffn_norm,attn_output,ffn_down}.weight`.
-    Norm weights are always f32.
+    Its tensors are tabled by the family (llama.py), with q/k rows in the half-split rotary order (Hugging
+    Face's). Norm weights are always f32.
     """
 
     name: str

@@ -16,7 +16,7 @@ from iree.compiler.tools.binaries import find_tool
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.program.entry import entries_of
-from shortfin_apps.llm.builder.program.module import LlamaGraph
+from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.errors import BuildError
@@ -26,12 +26,14 @@ __all__ = ["CompileResult", "compile_model", "parameter_types"]
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """What was compiled, with what, for what. `entries` are without the `$async` suffix."""
+    """A compilation: `entries` are without the `$async` suffix; `kernels` say what each kind of operation is
+    computed by, and why."""
 
     compiler_version: str
     flags: tuple[str, ...]
     target: Target
     entries: tuple[str, ...]
+    kernels: tuple[str, ...]
 
 
 def compile_model(
@@ -48,15 +50,12 @@ def compile_model(
     """
     report = on_progress or (lambda _: None)
     target = resolve_target(options.device)
-    if options.weights != options.activations and not target.is_cpu:
-        raise BuildError(f"weights in {options.weights} are for CPUs; use bf16 or f16 for {options.device}")
     report("writing the graph")
-    text = LlamaGraph(spec, options, target).module()
-    flags = (*target.flags, *target.tuning)
+    module = ModelModule(spec, options, target)
     entries = tuple(entry.name for entry in entries_of(options))
     report(f"compiling {len(entries)} entries for {target.cpu}")
-    compile_text(text, flags, out)
-    return CompileResult(version.VERSION, flags, target, entries)
+    compile_text(module.text(), target.flags, out)
+    return CompileResult(version.VERSION, target.flags, target, entries, tuple(map(str, module.choices)))
 
 
 def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:

@@ -28,12 +28,6 @@ def entries_of(options: BuildOptions) -> list[Entry]:
     ]
 
 
-def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
-    """Elements of one page: K and V of `block_seq_stride` tokens in every layer."""
-    per_token = 2 * spec.num_key_value_heads * spec.head_dim
-    return spec.num_hidden_layers * per_token * options.block_seq_stride
-
-
 def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: int, body: Body) -> str:
     """The function's text; `body` gets the imported tensors (and sets the batch's rotary)."""
     e = Emitter()

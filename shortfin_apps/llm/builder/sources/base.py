@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
+from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import LlamaSpec, WeightType
 from shortfin_apps.llm.builder.quantise import Bits, Blocks
 from shortfin_apps.llm.errors import BuildError
@@ -71,31 +72,6 @@ class ModelSource(ABC):
     @abstractmethod
     def tokenizer_files(self) -> TokenizerFiles:
         """Raises BuildError when the tokenizer is missing or of a kind that is not supported."""
-
-
-def tensor_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
-    """Names (GGUF's) and shapes `[out_features, in_features]` of a Llama's tensors, before fusing."""
-    hidden, ffn = spec.hidden_size, spec.intermediate_size
-    queries = spec.num_attention_heads * spec.head_dim
-    keys = spec.num_key_value_heads * spec.head_dim
-    block = {
-        "attn_norm": (hidden,),
-        "attn_q": (queries, hidden),
-        "attn_k": (keys, hidden),
-        "attn_v": (keys, hidden),
-        "attn_output": (hidden, queries),
-        "ffn_norm": (hidden,),
-        "ffn_gate": (ffn, hidden),
-        "ffn_up": (ffn, hidden),
-        "ffn_down": (hidden, ffn),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
-    for layer in range(spec.num_hidden_layers):
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
-    shapes["output_norm.weight"] = (hidden,)
-    if not spec.tie_word_embeddings:
-        shapes["output.weight"] = (spec.vocab_size, hidden)
-    return shapes
 
 
 def check_spec(where: str, spec: LlamaSpec) -> None:

@@ -8,8 +8,9 @@ import zlib
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import LlamaSpec
-from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles, tensor_shapes
+from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles
 
 SEED = 20240229
 NUM_BYTES = 256

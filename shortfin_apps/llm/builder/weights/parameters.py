@@ -1,31 +1,14 @@
-"""Which parameters the graph reads, by name, shape and type."""
+"""The parameters that the compiled model reads, by name, shape and type."""
 
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import StoredTypes, WeightLayout, weight_layout
 
 SCOPE = "model"
-
-
-def weight_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
-    """Every weight of the graph: name -> shape, fused as LlamaSpec says."""
-    hidden, ffn = spec.hidden_size, spec.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
-    for layer in range(spec.num_hidden_layers):
-        block = f"blk.{layer}."
-        shapes[block + "attn_norm.weight"] = (hidden,)
-        shapes[block + "attn_qkv.weight"] = (spec.qkv_features, hidden)
-        shapes[block + "attn_output.weight"] = (hidden, spec.num_attention_heads * spec.head_dim)
-        shapes[block + "ffn_norm.weight"] = (hidden,)
-        shapes[block + "ffn_gate_up.weight"] = (2 * ffn, hidden)
-        shapes[block + "ffn_down.weight"] = (hidden, ffn)
-    shapes["output_norm.weight"] = (hidden,)
-    if not spec.tie_word_embeddings:
-        shapes["output.weight"] = (spec.vocab_size, hidden)
-    return shapes
 
 
 def parameter_types(spec: LlamaSpec, options: BuildOptions, target: Target) -> StoredTypes:

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
+from shortfin_apps.llm.builder.model.family import weight_parts, weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.quantise import Bits, Blocks, quantise, stack
-from shortfin_apps.llm.builder.sources.base import Array, ModelSource, tensor_shapes
+from shortfin_apps.llm.builder.sources.base import Array, ModelSource
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import WeightLayout, weight_layout
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 
 _ITEM_BYTES = {"i8": 1, "bf16": 2, "f16": 2, "f32": 4}
-
-# A fused matrix, by the tensors stacked on its rows.
-FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate", "ffn_up")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +47,11 @@ class Weight:
 
 def plan_weights(spec: LlamaSpec) -> list[Weight]:
     """The weights of a model, in the order in which an invocation reads them."""
-    shapes = tensor_shapes(spec)
-    first_parts = {parts[0]: (fused, parts) for fused, parts in FUSED.items()}
-    later_parts = {part for parts in FUSED.values() for part in parts[1:]}
-    weights = []
-    for name, shape in shapes.items():
-        prefix, kind = _split(name)
-        if kind in later_parts:
-            continue
-        fused, parts = first_parts.get(kind, (kind, (kind,)))
-        names = tuple(f"{prefix}{part}.weight" for part in parts)
-        rows = sum(shapes[part][0] for part in names)
-        weights.append(Weight(f"{prefix}{fused}.weight", (rows, *shape[1:]), names))
-    return weights
+    shapes = weight_shapes(spec)
+    return [
+        Weight(name, shapes[name], tuple(part.name for part in parts))
+        for name, parts in weight_parts(spec).items()
+    ]
 
 
 def stored_bytes(spec: LlamaSpec, options: BuildOptions, target: Target) -> int:
@@ -93,9 +83,3 @@ def write_weights(
 def _entries(spec: LlamaSpec, options: BuildOptions, target: Target) -> list[ArchiveEntry]:
     types = parameter_types(spec, options, target)
     return [ArchiveEntry(name, prod(shape) * _ITEM_BYTES[dtype]) for name, (shape, dtype) in types.items()]
-
-
-def _split(name: str) -> tuple[str, str]:
-    """`blk.3.attn_q.weight` to (`blk.3.`, `attn_q`)."""
-    prefix, _, kind = name.removesuffix(".weight").rpartition(".")
-    return (f"{prefix}." if prefix else ""), kind

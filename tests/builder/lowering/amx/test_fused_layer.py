@@ -12,10 +12,12 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import render
-from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers, takes_fused_layers
-from shortfin_apps.llm.builder.lowering.cpu.attention import AmxAttention
-from shortfin_apps.llm.builder.lowering.cpu.lowering import CpuLowering
-from shortfin_apps.llm.builder.lowering.cpu.matmul import choose_operations
+from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
+from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
+from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.model.family import operations, weight_shapes
+from shortfin_apps.llm.builder.model.operations import Attend, Operation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
@@ -45,20 +47,7 @@ pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix
 
 def make_weights(spec: LlamaSpec, options: BuildOptions) -> ConstantWeights:
     rng = np.random.default_rng(0)
-    hidden, ffn = spec.hidden_size, spec.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, hidden)}
-    for layer in range(spec.num_hidden_layers):
-        shapes |= {
-            f"blk.{layer}.attn_norm.weight": (hidden,),
-            f"blk.{layer}.attn_qkv.weight": (spec.qkv_features, hidden),
-            f"blk.{layer}.attn_output.weight": (hidden, spec.num_attention_heads * spec.head_dim),
-            f"blk.{layer}.ffn_norm.weight": (hidden,),
-            f"blk.{layer}.ffn_gate_up.weight": (2 * ffn, hidden),
-            f"blk.{layer}.ffn_down.weight": (hidden, ffn),
-        }
-    shapes["output_norm.weight"] = (hidden,)
-    if not spec.tie_word_embeddings:
-        shapes["output.weight"] = (spec.vocab_size, hidden)
+    shapes = weight_shapes(spec)
     values = {
         name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
         for name, shape in shapes.items()
@@ -66,8 +55,15 @@ def make_weights(spec: LlamaSpec, options: BuildOptions) -> ConstantWeights:
     return ConstantWeights(values, {name: weight_layout(name, spec, options, HOST) for name in shapes})
 
 
+def layer_operations(spec: LlamaSpec, number: int) -> list[Operation]:
+    """A layer's attention and all up to the next one's, or to the last of the layers."""
+    model = operations(spec)
+    begins = [index for index, operation in enumerate(model) if isinstance(operation, Attend)]
+    return model[begins[number] : [*begins[1:], len(model) - 3][number]]
+
+
 @dataclass(frozen=True)
-class Chains:
+class Layers:
     """`advance` and `finish` are the layers of a model of two."""
 
     module: Any
@@ -99,30 +95,36 @@ class Chains:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def chains(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chains:
-    return build(request.param, HOST, tmp_path_factory.mktemp("chains"))
+def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Layers:
+    return build(request.param, HOST, tmp_path_factory.mktemp("layers"))
 
 
-def build(kind: WeightType, target: Target, folder: Path) -> Chains:
+def build(kind: WeightType, target: Target, folder: Path) -> Layers:
     options = BuildOptions(weights=kind)
     weights = make_weights(SPEC, options)
-    form = CpuLowering(SPEC, options, target, weights)
-    operations = choose_operations(SPEC, options, target, weights, form.kernel)
+    context = LoweringContext(SPEC, options, target, weights)
+    lowering = make_lowering(context, choose(context))
     x: Inputs = {"x": ("?", SPEC.hidden_size)}
     both: Inputs = x | {"attended": ("?", SPEC.num_attention_heads * SPEC.head_dim)}
 
-    def layer(e: Emitter, x: Tensor, attended: Tensor, number: int) -> list[Tensor]:
-        results = operations.advance(e, x, narrow(e, attended, "bf16"), number)
-        return [result for result in results if result]
+    def lower(e: Emitter, run: list[Operation], tensors: dict[str, Tensor], *results: str) -> list[Tensor]:
+        values = Values(tensors)
+        lowering.lower(e, run, values, results)
+        return [values[name] for name in results]
 
+    def layer(e: Emitter, x: Tensor, attended: Tensor, number: int, *results: str) -> list[Tensor]:
+        run = layer_operations(SPEC, number)[1:]
+        return lower(e, run, {"x": x, "attended": narrow(e, attended, "bf16")}, *results)
+
+    model = operations(SPEC)
     functions = [
-        function("run_project", x, lambda e, x: [operations.project(e, x)]),
-        function("run_advance", both, lambda e, x, attended: layer(e, x, attended, 0)),
-        function("run_finish", both, lambda e, x, attended: layer(e, x, attended, 1)),
-        function("run_logits", x, lambda e, x: [operations.logits(e, x)]),
+        function("run_project", x, lambda e, x: lower(e, model[1:3], {"x": x}, "qkv")),
+        function("run_advance", both, lambda e, x, attended: layer(e, x, attended, 0, "x", "qkv")),
+        function("run_finish", both, lambda e, x, attended: layer(e, x, attended, 1, "x")),
+        function("run_logits", x, lambda e, x: lower(e, model[-2:], {"x": x}, "logits")),
     ]
-    text = "\n".join(["module @chains {", *weights.declarations(), *form.declarations(), *functions, "}"])
-    return Chains(load(text, folder), weights.values, folder / "kernel.vmfb")
+    text = "\n".join(["module @layers {", *weights.declarations(), *lowering.declarations(), *functions, "}"])
+    return Layers(load(text, folder), weights.values, folder / "kernel.vmfb")
 
 
 def make_inputs(rows: int) -> tuple[F32, F32]:
@@ -139,23 +141,23 @@ def check(actual: Any, expected: F32) -> None:
 
 # 600 rows are so many that workers share rows.
 @pytest.mark.parametrize("rows", [*ROWS, 600])
-def test_chains_agree_with_numpy(chains: Chains, rows: int) -> None:
+def test_layers_agree_with_numpy(layers: Layers, rows: int) -> None:
     x, attended = make_inputs(rows)
-    check(chains.module.run_project(x), chains.reference_projection(x, 0))
-    past, qkv = chains.module.run_advance(x, attended)
-    expected = chains.reference_layer(x, attended, 0)
+    check(layers.module.run_project(x), layers.reference_projection(x, 0))
+    past, qkv = layers.module.run_advance(x, attended)
+    expected = layers.reference_layer(x, attended, 0)
     check(past, expected)
-    check(qkv, chains.reference_projection(expected, 1))
-    check(chains.module.run_finish(x, attended), chains.reference_layer(x, attended, 1))
-    check(chains.module.run_logits(x), chains.reference_logits(x))
+    check(qkv, layers.reference_projection(expected, 1))
+    check(layers.module.run_finish(x, attended), layers.reference_layer(x, attended, 1))
+    check(layers.module.run_logits(x), layers.reference_logits(x))
 
 
-def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(chains: Chains) -> None:
+def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(layers: Layers) -> None:
     x, attended = make_inputs(600)
 
     def compute(rows: int) -> list[F32]:
-        past, qkv = chains.module.run_advance(x[:rows], attended[:rows])
-        results = (past, qkv, chains.module.run_project(x[:rows]), chains.module.run_logits(x[:rows]))
+        past, qkv = layers.module.run_advance(x[:rows], attended[:rows])
+        results = (past, qkv, layers.module.run_project(x[:rows]), layers.module.run_logits(x[:rows]))
         return [result.to_host() for result in results]
 
     everything = compute(600)
@@ -174,12 +176,12 @@ def test_bytes_come_to_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("rows", [5, 18])
-def test_rows_of_zeros_and_of_nan_keep_to_themselves(chains: Chains, rows: int) -> None:
+def test_rows_of_zeros_and_of_nan_keep_to_themselves(layers: Layers, rows: int) -> None:
     x, attended = make_inputs(rows)
-    expected, _ = (result.to_host() for result in chains.module.run_advance(x, attended))
+    expected, _ = (result.to_host() for result in layers.module.run_advance(x, attended))
     x[1] = attended[1] = 0
     attended[3, 7] = np.nan
-    past, _ = (result.to_host() for result in chains.module.run_advance(x, attended))
+    past, _ = (result.to_host() for result in layers.module.run_advance(x, attended))
     np.testing.assert_array_equal(past[1], 0)
     assert np.isnan(past[3]).all()
     others = np.delete(np.arange(rows), [1, 3])
@@ -188,20 +190,11 @@ def test_rows_of_zeros_and_of_nan_keep_to_themselves(chains: Chains, rows: int) 
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_more_workers_than_processors_get_through_with_the_same_result(
-    chains: Chains, rows: int, tmp_path: Path
+    layers: Layers, rows: int, tmp_path: Path
 ) -> None:
     x, attended = make_inputs(rows)
-    expected = [result.to_host() for result in chains.module.run_advance(x, attended)]
-    check_in_a_crowd(chains.vmfb, "run_advance", [x, attended], expected, tmp_path, calls=100)
-
-
-def test_models_that_leave_tiles_half_full_do_without() -> None:
-    options = BuildOptions()
-    assert takes_fused_layers(SPEC, options, HOST)
-    assert not takes_fused_layers(replace(SPEC, hidden_size=48), options, HOST)
-    assert not takes_fused_layers(replace(SPEC, intermediate_size=48), options, HOST)
-    assert not takes_fused_layers(replace(SPEC, vocab_size=48), options, HOST)
-    assert not takes_fused_layers(SPEC, BuildOptions(weights="f32"), HOST)
+    expected = [result.to_host() for result in layers.module.run_advance(x, attended)]
+    check_in_a_crowd(layers.vmfb, "run_advance", [x, attended], expected, tmp_path, calls=100)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -215,13 +208,15 @@ def test_what_a_worker_keeps_fits_its_stack(kind: WeightType) -> None:
 
     large = replace(SPEC, hidden_size=4096, intermediate_size=14336)
     for spec in (SPEC, large):
-        operations = FusedLayers(spec, WeightTypes(spec, BuildOptions(weights=kind), HOST), keep)
+        weights = WeightTypes(spec, BuildOptions(weights=kind), HOST)
+        fused = FusedLayers(spec, weights, keep, operations(spec))
         x, attended = Tensor("%x", (1, spec.hidden_size), "f32"), Tensor("%a", (1, spec.hidden_size), "bf16")
-        operations.advance(Emitter(), x, attended, 0)
+        run = layer_operations(spec, 0)
+        fused.lower(Emitter(), run[1:], Values({"x": x, "attended": attended}), ["x", "qkv"])
+        fused.attention = AmxAttention(spec, BuildOptions(), keep)
         qkv = Tensor("%qkv", (1, spec.qkv_features), "f32")
         batch = decode_batch(BuildOptions(), spec, rows=1)
-        attention = AmxAttention(spec, BuildOptions(), keep)
-        operations.decode(Emitter(), x, qkv, 0, batch, attention.parameters(batch))
+        fused.lower(Emitter(), run, Values({"x": x, "qkv": qkv}, batch), ["x", "qkv"])
     kept = [int(size) for kernel in kernels for size in re.findall(r"array<(\d+) x i8>", kernel)]
     assert len(kept) == 4
     assert max(kept) < 96 << 10

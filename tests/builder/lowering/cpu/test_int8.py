@@ -13,12 +13,9 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import render
-from shortfin_apps.llm.builder.lowering.cpu.int8 import FEW_ROWS, Input, Int8Operations
+from shortfin_apps.llm.builder.lowering.cpu.int8 import FEW_ROWS, Int8Operations
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.errors import BuildError
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.test_kernels import (
     HOST,
@@ -80,7 +77,7 @@ class Kernels:
             return [widen(e, operations.gated_linear(e, normed, "blk.0.ffn_gate_up.weight"))]
 
         def residual(weight: str) -> Callable[..., list[Tensor]]:
-            return lambda e, h, r: [operations.linear(e, Input(narrow(e, h, "bf16")), weight, r)]
+            return lambda e, h, r: [operations.linear(e, narrow(e, h, "bf16"), weight, r)]
 
         functions: list[str] = []
         suffixes: dict[str, int | str] = {"": "?"} | {f"_{few}": few for few in FEW}
@@ -173,15 +170,3 @@ def test_what_is_no_number_befalls_its_own_row_and_no_other(kernels: Kernels, od
     for name, got in kernels.outputs(inputs, 20).items():
         assert not np.isfinite(got[17]).any(), name
         np.testing.assert_array_equal(got[others], clean[name][others])
-
-
-def test_refuses_a_cpu_without_byte_dots() -> None:
-    target = resolve_target("cpu:haswell")
-    with pytest.raises(BuildError, match="haswell is not; use q8_0"):
-        Int8Operations(SPEC, OPTIONS, target, WeightTypes(SPEC, OPTIONS, target), render)
-
-
-def test_refuses_a_model_that_leaves_half_a_panel() -> None:
-    spec = replace(SPEC, hidden_size=80)
-    with pytest.raises(BuildError, match="multiples of 32, not 80; use q8_0"):
-        Int8Operations(spec, OPTIONS, HOST, WeightTypes(spec, OPTIONS, HOST), render)

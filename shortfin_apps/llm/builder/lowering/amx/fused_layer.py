@@ -1,4 +1,4 @@
-"""What lies between two attentions, in a decode with the first of them, in one dispatch, on the matrix unit.
+"""Everything between two attentions in one dispatch on AMX; in a decode, with the first of them.
 
 To start a dispatch takes as long as to read 100 kB of weights, and meanwhile memory idles. So the operations
 of a layer are stages of one kernel (see kernels/amx/fused_layer.mlir.j2), which follow one another without
@@ -7,29 +7,32 @@ the runtime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from shortfin_apps.llm.builder.graph.batch import Batch
-from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.builder.quantise import BLOCK
-from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import (
-    PANEL,
-    TILE,
-    Int8Panels,
-    WeightLayout,
-    fills_tiles,
-    num_tiles,
+from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
+from shortfin_apps.llm.builder.lowering.amx.stages import (
+    AttendStage,
+    MatmulStage,
+    NormStage,
+    Operands,
+    QuantiseStage,
+    Stage,
+    StageList,
+    buffer_row_bytes,
+    inputs_of,
+    operands_of,
 )
+from shortfin_apps.llm.builder.lowering.lowering import Values
+from shortfin_apps.llm.builder.model.operations import Attend, Operation
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.weights.layout import PANEL, TILE, num_tiles
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-
-# What matmuls multiply: bf16, blocks of integers, or bytes with a scale for each row.
-Operands = Literal["bf16", "block_int8", "int8"]
 
 _TILE_ROWS = 16
 _ROWS_BYTES = 768 << 10  # rows of an item, which stay in the second-level cache beside its weights
@@ -41,73 +44,7 @@ _NORM_ROWS = 4
 _MAX_CHUNK: dict[Operands, int] = {"bf16": 18, "block_int8": 20, "int8": 12}
 _PARTITIONS = 4
 _MANY_ROWS = 384  # from which on workers share rows, not columns
-_ATTENDED = "attended"  # the buffer whose rows lie apart; others within a dispatch are in tiles
 _LINES = 48  # of counters of one call, 16 i32 each
-
-
-@dataclass(frozen=True, slots=True)
-class Matmul:
-    """A stage: `x` times `weight`, to `out`, by epilogue plus `residual`, or as silu(gate) * up.
-
-    Buffers go by name; `x` holds what the weight's layout takes. One in blocks gates to `quantised` as well.
-    """
-
-    weight: str
-    x: str
-    out: str
-    epilogue: Literal["store", "residual", "silu"] = "store"
-    residual: str | None = None
-    quantised: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Attend:
-    """A stage, which can only be the first: a decode's attention, to `out` [rows, heads * head_dim] bf16.
-
-    `parameters` are its kernel's. It writes to the batch's cache.
-    """
-
-    out: str
-    qkv: Tensor
-    layer: int
-    batch: Batch
-    parameters: Mapping[str, Any]
-
-    def constants(self) -> list[Dim]:
-        return [self.batch.width, self.batch.pages, self.layer]
-
-    def reads(self) -> dict[str, Tensor]:
-        batch = self.batch
-        return {
-            "all_qkv": self.qkv,
-            "all_rotary": batch.rotary,
-            "starts": batch.starts,
-            "seq_lens": batch.seq_lens,
-            "blocks": batch.blocks,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A stage: RMS norm of `x` by `weight`, to `out`, as operand of weights of that layout."""
-
-    weight: str
-    x: str
-    out: str
-    layout: WeightLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Quantise:
-    """A stage: `x` [rows, size] bf16 to `out`, as operand of weights of that layout."""
-
-    x: str
-    out: str
-    layout: WeightLayout
-    size: int
-
-
-Stage = Attend | Matmul | Norm | Quantise
 
 
 @dataclass(slots=True)
@@ -118,93 +55,37 @@ class _Calls:
     number: int = 0
 
 
-def takes_fused_layers(spec: LlamaSpec, options: BuildOptions, target: Target) -> bool:
-    """Whether the CPU has the matrix unit and the model fills its tiles."""
-    return fills_tiles(spec, target) and options.activations == "bf16"
-
-
 class FusedLayers:
-    """Implements CpuOperations."""
+    """Implements FusedKernels of Norm, Linear and GatedLinear; with an `attention`, of a decode's Attend.
 
-    def __init__(self, spec: LlamaSpec, weights: WeightTypes, render: Render) -> None:
+    `operations` are the model's.
+    """
+
+    def __init__(
+        self,
+        spec: LlamaSpec,
+        weights: WeightTypes,
+        render: Render,
+        operations: Sequence[Operation],
+    ) -> None:
+        self.attention: AmxAttention | None = None
         self._spec = spec
         self._weights = weights
         self._render = render
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
-        # Of what may stay within a dispatch.
-        self._row_bytes = {"sum": 4 * spec.hidden_size}
-        heads = spec.num_attention_heads * spec.head_dim
-        for name, size in (
-            ("normed", spec.hidden_size),
-            (_ATTENDED, heads),
-            ("gated", spec.intermediate_size),
-        ):
-            self._row_bytes |= _operand_bytes(name, size)
+        self._row_bytes = buffer_row_bytes(operations, spec, weights)
 
-    def project(self, e: Emitter, x: Tensor) -> Tensor:
-        results = {"qkv": self._spec.qkv_features}
-        return self._run(e, "project", self._projection(0, "x"), {"x": x}, results)[0]
+    def joins(self, attend: Attend, batch: Batch) -> bool:
+        return self.attention is not None and batch.chunk == 1
 
-    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
-        return self._layer(e, layer, "", [], {"x": x, _ATTENDED: attended})
-
-    def decode(
-        self, e: Emitter, x: Tensor, qkv: Tensor, layer: int, batch: Batch, parameters: Mapping[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        """`advance` of rows of one token each, with the attention before it. `parameters`: its kernel's."""
-        attend = Attend(_ATTENDED, qkv, layer, batch, parameters)
-        return self._layer(e, layer, "decode_", [attend], {"x": x})
-
-    def _layer(
-        self, e: Emitter, layer: int, prefix: str, before: Sequence[Stage], reads: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
-        block = f"blk.{layer}."
-        gate_up = Matmul(f"{block}ffn_gate_up.weight", "normed", "gated", "silu")
-        down = Matmul(f"{block}ffn_down.weight", gate_up.out, "y", "residual", "sum")
-        feed_down = self._multiply_rows(down)
-        if self._operands(gate_up) == "block_int8":
-            gate_up = replace(gate_up, quantised="gated_block_int8")
-            feed_down = [replace(down, x="gated_block_int8")]
-        stages: list[Stage] = [
-            *before,
-            *self._multiply_rows(Matmul(f"{block}attn_output.weight", _ATTENDED, "sum", "residual", "x")),
-            *self._multiply_normed(f"{block}ffn_norm.weight", "sum", gate_up),
-            *feed_down,
-        ]
-        hidden = self._spec.hidden_size
-        if layer + 1 == self._spec.num_hidden_layers:
-            return self._run(e, f"{prefix}finish", stages, reads, {"y": hidden})[0], None
-        stages += self._projection(layer + 1, "y")
-        results = {"y": hidden, "qkv": self._spec.qkv_features}
-        x, qkv = self._run(e, f"{prefix}advance", stages, reads, results)
-        return x, qkv
-
-    def logits(self, e: Emitter, x: Tensor) -> Tensor:
-        head = Matmul(self._spec.head_weight, "normed", "logits")
-        stages = self._multiply_normed("output_norm.weight", "x", head)
-        return self._run(e, "logits", stages, {"x": x}, {"logits": self._spec.vocab_size})[0]
-
-    def _projection(self, layer: int, x: str) -> list[Stage]:
-        matmul = Matmul(f"blk.{layer}.attn_qkv.weight", "normed", "qkv")
-        return self._multiply_normed(f"blk.{layer}.attn_norm.weight", x, matmul)
-
-    def _multiply_rows(self, matmul: Matmul) -> list[Stage]:
-        """The matmul of what another stage left in bf16."""
-        operands = self._operands(matmul)
-        if operands == "bf16":
-            return [matmul]
-        layout, size = self._weights.layout(matmul.weight), self._weights.shape(matmul.weight)[1]
-        quantise = Quantise(matmul.x, f"{matmul.x}_{operands}", layout, size)
-        return [quantise, replace(matmul, x=quantise.out)]
-
-    def _multiply_normed(self, norm: str, x: str, matmul: Matmul) -> list[Stage]:
-        """The matmul of the norm of `x`."""
-        operands = self._operands(matmul)
-        normed = matmul.x if operands == "bf16" else f"{matmul.x}_{operands}"
-        return [Norm(norm, x, normed, self._weights.layout(matmul.weight)), replace(matmul, x=normed)]
-
-    def _operands(self, matmul: Matmul) -> Operands:
-        return _operands_of(self._weights.layout(matmul.weight))
+    def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
+        reads = values.tensors(inputs_of(run))
+        stages = StageList(run, reads.keys(), values, self._weights, self.attention)
+        prefix = "decode_" if isinstance(run[0], Attend) else ""
+        buffers = {stages.buffer(name): stages.features[name] for name in results}
+        made = self._run(e, f"{prefix}fused_layer_{'_'.join(results)}", stages, reads, buffers)
+        for name, tensor in zip(results, made, strict=True):
+            values[name] = tensor
 
     def _run(
         self,
@@ -216,7 +97,7 @@ class FusedLayers:
     ) -> list[Tensor]:
         """Dispatches the stages. `results`: outputs that leave the dispatch, f32, with their features."""
         first = stages[0]
-        attend = first if isinstance(first, Attend) else None
+        attend = first if isinstance(first, AttendStage) else None
         rows = next(iter(reads.values())).shape[0]
         if attend:
             reads = attend.reads() | reads
@@ -248,7 +129,7 @@ class FusedLayers:
         return {
             _binding(index, nth): tensor
             for index, stage in enumerate(stages)
-            if isinstance(stage, Matmul | Norm)
+            if isinstance(stage, MatmulStage | NormStage)
             for nth, tensor in enumerate(self._weights.load(e, stage.weight))
         }
 
@@ -259,13 +140,13 @@ class FusedLayers:
         reads: list[str],
         results: list[str],
         scratch: dict[str, int],
-        attend: Attend | None,
+        attend: AttendStage | None,
     ) -> str:
         assert 1 + len(stages) * (1 + _PARTITIONS) <= _LINES
         return self._render(
             "amx/fused_layer",
             name,
-            stages=[self._describe(index, stage, scratch) for index, stage in enumerate(stages)],
+            stages=[self._describe(index, stage) for index, stage in enumerate(stages)],
             attends=attend is not None,
             reads=reads,
             results=results,
@@ -283,23 +164,23 @@ class FusedLayers:
             self._calls[e] = _Calls(e.fill("0", (most, 16 * _LINES), "i32"))
         return self._calls[e]
 
-    def _describe(self, index: int, stage: Stage, scratch: dict[str, int]) -> dict[str, Any]:
+    def _describe(self, index: int, stage: Stage) -> dict[str, Any]:
         """The stage as the template takes it."""
-        if isinstance(stage, Attend):
+        if isinstance(stage, AttendStage):
             return {"index": index, "operation": "attention", "out": stage.out}
-        x_tiled = stage.x in scratch and stage.x not in ("sum", _ATTENDED)
-        common = {"index": index, "x": stage.x, "x_tiled": x_tiled, "out": stage.out}
-        if isinstance(stage, Matmul):
+        common = {"index": index, "x": stage.x, "x_tiled": stage.x_tiled, "out": stage.out}
+        if isinstance(stage, MatmulStage):
             return common | self._describe_matmul(index, stage)
-        common |= {"operands": _operands_of(stage.layout), "bits": stage.layout.bits, "row_block": _NORM_ROWS}
-        if isinstance(stage, Norm):
+        common |= {"operands": operands_of(stage.layout), "bits": stage.layout.bits, "row_block": _NORM_ROWS}
+        if isinstance(stage, NormStage):
             size = self._spec.hidden_size
             return common | {"operation": "norm", "weight": _binding(index, 0), "size": size}
         return common | {"operation": "quantise", "weight": None, "size": stage.size}
 
-    def _describe_matmul(self, index: int, stage: Matmul) -> dict[str, Any]:
+    def _describe_matmul(self, index: int, stage: MatmulStage) -> dict[str, Any]:
         out_features, in_features = self._weights.shape(stage.weight)
-        operands, bits = self._operands(stage), self._weights.layout(stage.weight).bits
+        layout = self._weights.layout(stage.weight)
+        operands, bits = operands_of(layout), layout.bits
         row_bytes = TILE * num_tiles(in_features) if operands == "int8" else 2 * in_features
         panel_bytes = PANEL * (in_features * bits // 8 if bits else row_bytes)
         return {
@@ -320,27 +201,11 @@ class FusedLayers:
         }
 
 
-def _operands_of(layout: WeightLayout) -> Operands:
-    if isinstance(layout, Int8Panels):
-        return "int8"
-    return "block_int8" if layout.bits else "bf16"
-
-
-def _operand_bytes(name: str, features: int) -> dict[str, int]:
-    """Of a row of the buffer `name`, and of what it is quantised to (kernels/quantise_*_function.mlir.j2)."""
-    return {
-        name: 2 * features,
-        f"{name}_block_int8": features // BLOCK * 40,
-        f"{name}_int8": TILE * num_tiles(features),
-        f"{name}_int8.scales": 4,
-    }
-
-
 def _written_by(stage: Stage) -> list[str]:
     """Names of buffers."""
-    if isinstance(stage, Matmul) and stage.quantised:
+    if isinstance(stage, MatmulStage) and stage.quantised:
         return [stage.out, stage.quantised]
-    if isinstance(stage, Norm | Quantise) and _operands_of(stage.layout) == "int8":
+    if isinstance(stage, NormStage | QuantiseStage) and operands_of(stage.layout) == "int8":
         return [stage.out, f"{stage.out}.scales"]
     return [stage.out]
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
-from shortfin_apps.llm.builder.lowering.separate import SeparateOperations
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, TILE, num_panels, num_tiles
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.errors import BuildError
 
 FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch
 ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
@@ -35,19 +33,13 @@ class Input:
         return self.x.dtype + ("_normed" if self.norm else "")
 
 
-class Int8Operations(SeparateOperations[Input]):
-    """Implements CpuOperations. Raises BuildError for a CPU or a model that cannot have them."""
+class Int8Operations:
+    """Kernels of Norm, Linear and GatedLinear; a norm is computed where its readers quantise."""
 
     def __init__(
         self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
     ) -> None:
-        if not target.has_byte_dot:
-            raise BuildError(f"int8 needs a CPU with AVX-512 VNNI, which {target.cpu} is not; use q8_0 there")
-        if spec.hidden_size % PANEL:
-            raise BuildError(
-                f"int8 needs a hidden_size in multiples of {PANEL}, not {spec.hidden_size}; use q8_0"
-            )
-        super().__init__(spec)
+        self._spec = spec
         self._options = options
         self._target = target
         self._weights = weights
@@ -60,24 +52,24 @@ class Int8Operations(SeparateOperations[Input]):
         out_features = self._weights.shape(weight)[0]
         padded = num_panels(out_features) * PANEL
         others = [residual] if residual else []
-        source = x if isinstance(x, Input) else Input(x)
-        out = self._multiply(e, source, weight, "residual" if residual else "store", others, padded, "f32")
+        out = self._multiply(e, x, weight, "residual" if residual else "store", others, padded, "f32")
         return e.columns(out, 0, out_features)
 
-    def gated_linear(self, e: Emitter, x: Input, weight: str) -> Tensor:
+    def gated_linear(self, e: Emitter, x: Tensor | Input, weight: str) -> Tensor:
         features = self._spec.intermediate_size
         return self._multiply(e, x, weight, "silu", [], features, self._options.activations)
 
     def _multiply(
         self,
         e: Emitter,
-        x: Input,
+        source: Tensor | Input,
         weight: str,
         epilogue: str,
         others: Sequence[Tensor],
         features: int,
         dtype: str,
     ) -> Tensor:
+        x = source if isinstance(source, Input) else Input(source)
         rows = x.x.shape[0]
         quantises_itself = isinstance(rows, int) and rows <= FEW_ROWS
         inputs = [x.x, *x.norm] if quantises_itself else self._quantise(e, x)

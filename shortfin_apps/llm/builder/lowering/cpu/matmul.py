@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
-from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers, takes_fused_layers
-from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
-from shortfin_apps.llm.builder.lowering.separate import SeparateOperations
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
-class CpuOperations(Protocol):
-    """Lowering's operations between two attentions."""
-
-    def project(self, e: Emitter, x: Tensor) -> Tensor: ...
-
-    def advance(self, e: Emitter, x: Tensor, attended: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
-        """x [tokens, hidden] f32 and what the layer's attention returned -> as Lowering's `layer`."""
-        ...
-
-    def logits(self, e: Emitter, x: Tensor) -> Tensor: ...
-
-
-def choose_operations(
-    spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
-) -> CpuOperations:
-    """The matrix unit's where the CPU has it and the model fills its tiles."""
-    if takes_fused_layers(spec, options, target):
-        return FusedLayers(spec, weights, render)
-    if options.weights == "int8":
-        return Int8Operations(spec, options, target, weights, render)
-    return VectorOperations(spec, options, target, weights, render)
-
-
-class VectorOperations(SeparateOperations[Tensor]):
-    """Weights in panels of floats, or in blocks that are widened to floats."""
+class VectorOperations:
+    """Kernels of Norm, Linear and GatedLinear, for panels of floats or of blocks, which are widened."""
 
     def __init__(
         self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
     ) -> None:
-        super().__init__(spec)
+        self._spec = spec
         self._options = options
         self._target = target
         self._weights = weights

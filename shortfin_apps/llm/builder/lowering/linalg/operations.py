@@ -1,4 +1,4 @@
-"""The graph's operations in linalg and iree_linalg_ext alone, for targets without own kernels (GPUs).
+"""Operations in linalg and iree_linalg_ext alone, for targets without kernels of their own.
 
 Pages are [layers, (K, V), stride, kv_heads * head_dim] here: one row of the cache per token, layer and plane.
 Attention gathers a row's pages, with zeros where the row has no token, so that what lies there (NaN included)
@@ -9,39 +9,37 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
+from shortfin_apps.llm.builder.graph.token_layout import last_tokens
+from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.lowering.linalg.packed_attention import CachePlane, packed_attention, slot_rows
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
-from shortfin_apps.llm.builder.lowering.separate import SeparateOperations
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
-class LinalgLowering(SeparateOperations[Tensor]):
-    """Implements Lowering."""
+class LinalgOperations:
+    """Kernels of every operation, for any target; those of Linear and GatedLinear read row-major weights."""
 
     def __init__(self, spec: LlamaSpec, options: BuildOptions, weights: WeightTypes) -> None:
-        super().__init__(spec)
+        self._spec = spec
         self._options = options
         self._weights = weights
         self._stride = options.block_seq_stride
         self._row = spec.num_key_value_heads * spec.head_dim  # elements of one row of the cache
         self._page_rows = spec.num_hidden_layers * 2 * self._stride
 
-    def declarations(self) -> list[str]:
-        return []
+    def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
+        return embedding(e, self._spec, self._weights, tokens, weight)
 
-    def embedding(self, e: Emitter, tokens: Tensor) -> Tensor:
-        [table] = self._weights.load(e, "token_embd.weight")
-        last = e.constant(self._spec.vocab_size - 1)
-        widen = "" if table.dtype == "f32" else f"  %wide = arith.extf %w : {table.dtype} to f32\n"
+    def last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
+        last = last_tokens(e, batch.offsets, batch.starts, batch.seq_lens, batch.tokens)
         body = f"""\
   %d = linalg.index 1 : index
-  %id = arith.index_cast %a : i64 to index
-  %row = arith.minui %id, {last} : index
-  %w = tensor.extract {table.name}[%row, %d] : {table.type}
-{widen}  linalg.yield {"%wide" if widen else "%w"} : f32"""
-        shape = (tokens.shape[0], self._spec.hidden_size)
-        return e.elementwise("td", ("td", shape, "f32"), [(tokens, "t")], body)
+  %token = arith.index_cast %a : i64 to index
+  %value = tensor.extract {x.name}[%token, %d] : {x.type}
+  linalg.yield %value : f32"""
+        shape = (batch.rows, self._spec.hidden_size)
+        return e.elementwise("rd", ("rd", shape, "f32"), [(last, "r")], body)
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         act, hidden = self._options.activations, self._spec.hidden_size
@@ -92,11 +90,8 @@ class LinalgLowering(SeparateOperations[Tensor]):
 {yield_as("%y", act)}"""
         return e.elementwise("td", ("td", shape, act), [(gate, "td"), (up, "td")], silu)
 
-    def layer(
-        self, e: Emitter, x: Tensor, qkv: Tensor, number: int, batch: Batch
-    ) -> tuple[Tensor, Tensor | None]:
-        q = self._rope_store(e, qkv, number, batch)
-        return self.advance(e, x, self._attention(e, q, number, batch), number)
+    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        return self._attention(e, self._rope_store(e, qkv, layer, batch), layer, batch)
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         heads, kv_heads = self._spec.num_attention_heads, self._spec.num_key_value_heads

@@ -20,9 +20,9 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor
 from shortfin_apps.llm.builder.graph.rotary import Rotary, rotary_frequencies
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
 from shortfin_apps.llm.builder.kernels import render
-from shortfin_apps.llm.builder.lowering.cpu.attention import AmxAttention, VectorAttention, choose_attention
+from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
+from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
-from shortfin_apps.llm.builder.program.entry import page_elements
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import PAGES, TINY, block_table
 from tests.builder.kernels.test_kernels import load
@@ -309,22 +309,3 @@ def test_a_decode_agrees_with_numpy_and_to_the_bit_with_an_extend(
         alone, _ = kernels.decode(cache, last[table], starts[table], seq_lens[table], blocks[table])
         np.testing.assert_array_equal(alone[0], together[row])
         check(together[row], expected(shape, qkv)[-1] if len(qkv) else np.zeros_like(together[row]))
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "kind"),
-    [
-        (SHAPES[0].spec, BuildOptions(), AmxAttention),
-        (TINY, BuildOptions(), VectorAttention),
-        (SHAPES[0].spec, BuildOptions(block_seq_stride=8), VectorAttention),
-        (SHAPES[0].spec, BuildOptions(kv="f16"), VectorAttention),
-        (SHAPES[0].spec, BuildOptions(weights="f32"), VectorAttention),
-    ],
-)
-def test_the_matrix_unit_takes_what_fills_its_tiles(
-    spec: LlamaSpec, options: BuildOptions, kind: type
-) -> None:
-    amx = replace(HOST, features=frozenset({"amx-tile", "amx-bf16", "avx512bf16", "avx512f"}))
-    assert isinstance(choose_attention(spec, options, amx, render), kind)
-    vectors = replace(HOST, features=frozenset({"avx2", "fma"}))
-    assert isinstance(choose_attention(spec, options, vectors, render), VectorAttention)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,23 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.cpu.lowering import CpuLowering
+from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
+from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
+from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
+from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.family import operations
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
-from shortfin_apps.llm.builder.program.entry import page_elements
 from tests.builder.compiled_model import block_table
 from tests.builder.crowd import check_in_a_crowd
 from tests.builder.decode_batch import decode_batch
 from tests.builder.kernels.test_kernels import load
-from tests.builder.lowering.amx.test_fused_layer import HOST, KINDS, SPEC, make_weights
+from tests.builder.lowering.amx.test_fused_layer import HOST, KINDS, SPEC, layer_operations, make_weights
 
 WHOLE_TILES = replace(SPEC, head_dim=32)
 PAGES = 80
 NAN = -1  # every bit set: NaN as bf16
-Layer = Callable[[Emitter, Tensor, Tensor, int, Batch], tuple[Tensor, Tensor | None]]
 Arrays = dict[str, npt.NDArray[Any]]
 
 pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
@@ -41,7 +42,7 @@ class Layers:
         return [result.to_host() for result in self.module[name](*inputs.values())]
 
 
-def entry(name: str, number: int, spec: LlamaSpec, options: BuildOptions, layer: Layer) -> str:
+def entry(name: str, number: int, spec: LlamaSpec, options: BuildOptions, lowering: Lowering) -> str:
     """x and q, k, v [rows, features], the decode's batch, the cache's bits -> x past the layer, the next
     one's q, k and v if there is one, the cache's new bits."""
     types = {
@@ -66,11 +67,12 @@ def entry(name: str, number: int, spec: LlamaSpec, options: BuildOptions, layer:
         Tensor(f"%{n}", (rows, size), "f32")
         for n, size in (("x", spec.hidden_size), ("qkv", spec.qkv_features))
     )
-    past, following = layer(e, x, qkv, number, batch)
+    values, names = Values({"x": x, "qkv": qkv}, batch), ["x", "qkv"][: spec.num_hidden_layers - number]
+    lowering.lower(e, layer_operations(spec, number), values, names)
     written = Tensor(e.fresh(), bits.shape, "i16")
     cache = batch.cache
     e.line(f"{written.name} = flow.tensor.bitcast {cache.name} : {cache.sized_type} -> {written.sized_type}")
-    results = [past, *([following] if following else []), written]
+    results = [*(values[name] for name in names), written]
     arguments = ", ".join(f"%{argument}: {kind}" for argument, kind in types.items())
     kinds = ", ".join(result.type for result in results)
     lines = "\n".join(e.lines)
@@ -83,18 +85,22 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind: WeightType = request.param
     options = BuildOptions(weights=kind)
     weights = make_weights(WHOLE_TILES, options)
-    form = CpuLowering(WHOLE_TILES, options, HOST, weights)
+    rendered = RenderedKernels()
+    attention = AmxAttention(WHOLE_TILES, options, rendered.render)
 
-    def apart(e: Emitter, x: Tensor, qkv: Tensor, number: int, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        return form._operations.advance(e, x, form._attention.attend(e, qkv, number, batch), number)
+    def lowering(joint: AmxAttention | None) -> Lowering:
+        fused = FusedLayers(WHOLE_TILES, weights, rendered.render, operations(WHOLE_TILES))
+        fused.attention = joint
+        kernels = {Attend: attention, Norm: fused, Linear: fused, GatedLinear: fused}
+        return Lowering(kernels, rendered, fused)
 
     functions = [
-        entry(f"{name}_{number}", number, WHOLE_TILES, options, layer)
-        for name, layer in (("together", form.layer), ("apart", apart))
+        entry(f"{name}_{number}", number, WHOLE_TILES, options, lowering(joint))
+        for name, joint in (("together", attention), ("apart", None))
         for number in range(WHOLE_TILES.num_hidden_layers)
     ]
-    assert {"decode_advance", "decode_finish", "decode_attention"} <= form._kernels.keys()
-    text = "\n".join(["module @layers {", *weights.declarations(), *form.declarations(), *functions, "}"])
+    assert {"decode_fused_layer_x_qkv", "decode_fused_layer_x", "decode_attention"} <= rendered.texts.keys()
+    text = "\n".join(["module @layers {", *weights.declarations(), *rendered.texts.values(), *functions, "}"])
     folder = tmp_path_factory.mktemp("layers")
     return Layers(load(text, folder), options, folder / "kernel.vmfb")
 

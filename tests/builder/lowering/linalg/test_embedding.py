@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.cpu.embedding import embedding
+from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
@@ -36,7 +36,8 @@ def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
 
     def run(e: Emitter, x: Tensor) -> list[Tensor]:
         ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"
-        return [embedding(e, spec, weights, e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids))]
+        tokens = e.elementwise("t", ("t", x.shape, "i64"), [(x, "t")], ids)
+        return [embedding(e, spec, weights, tokens, NAME)]
 
     text = "\n".join(["module @rows {", *weights.declarations(), function("run", {"x": ("?",)}, run), "}"])
     tokens = np.array([0, 1, 17, 40, spec.vocab_size - 1, spec.vocab_size + 5], np.float32)

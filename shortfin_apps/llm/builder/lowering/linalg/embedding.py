@@ -1,31 +1,45 @@
-"""Lowering's `embedding` from the layouts of the CPU's weights (see weight_layout.py)."""
+"""The embedding's gather, from every layout that a weight can have (see weights/layout.py)."""
 
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.model.spec import LlamaSpec
 from shortfin_apps.llm.builder.quantise import BLOCK
-from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, Int8Panels, TilePanels
+from shortfin_apps.llm.builder.weights.layout import (
+    LANES,
+    PANEL,
+    Int8Panels,
+    RowMajor,
+    TilePanels,
+    WeightLayout,
+)
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
-def embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor) -> Tensor:
-    """[tokens] i64 -> [tokens, hidden] f32."""
-    table, *scales = weights.load(e, "token_embd.weight")
-    tiled = isinstance(weights.layout("token_embd.weight"), Int8Panels | TilePanels)
-    last = e.constant(spec.vocab_size - 1)
-    widening, value = _widen(table, scales)
+def embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:
+    """[tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row, not past it."""
+    table, *scales = weights.load(e, weight)
+    extracting, widening, result = _extract(table, weights.layout(weight)), *_widen(table, scales)
     body = f"""\
   %d = linalg.index 1 : index
   %id = arith.index_cast %a : i64 to index
-  %row = arith.minui %id, {last} : index
+  %row = arith.minui %id, {e.constant(spec.vocab_size - 1)} : index
+{extracting}
+{widening}
+  linalg.yield {result} : f32"""
+    return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
+
+
+def _extract(table: Tensor, layout: WeightLayout) -> str:
+    """Text that sets %w: element %d of row %row."""
+    if isinstance(layout, RowMajor):
+        return f"  %w = tensor.extract {table.name}[%row, %d] : {table.type}"
+    tiled = isinstance(layout, Int8Panels | TilePanels)
+    return f"""\
   %columns = arith.constant {PANEL} : index
   %panel = arith.divui %row, %columns : index
   %column = arith.remui %row, %columns : index
-{_extract_from_tiles(table) if tiled else _extract_from_panels(table)}
-{widening}
-  linalg.yield {value} : f32"""
-    return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
+{_extract_from_tiles(table) if tiled else _extract_from_panels(table)}"""
 
 
 def _extract_from_panels(table: Tensor) -> str:

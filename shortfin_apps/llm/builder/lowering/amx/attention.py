@@ -1,0 +1,82 @@
+"""Rotary embedding, KV store and attention over pages, as hand-written kernels for AMX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.lowering.cpu.attention import attention_shape, token_geometry, token_grid
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+
+_LANES = 16  # rows and columns of one accumulator tile
+_MOST_QUERIES = 64  # of one tile of tokens: what is kept of each must fit the first-level cache
+_STEP_SLOTS = 64
+
+
+def fills_attention_tiles(spec: LlamaSpec, options: BuildOptions) -> bool:
+    """Whether heads and pages are whole AMX tiles."""
+    return spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
+
+
+class AmxAttention:
+    """Kernels of Attend, over bf16; see `fills_attention_tiles`."""
+
+    def __init__(self, spec: LlamaSpec, options: BuildOptions, render: Render) -> None:
+        self._spec = spec
+        self._options = options
+        self._render = render
+        self._group = spec.num_attention_heads // spec.num_key_value_heads
+
+    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        if batch.chunk == 1:
+            return self._decode(e, qkv, layer, batch)
+        q = self._rope_store(e, qkv, layer, batch)
+        kernel = self._render("amx/paged_attention", "paged_attention", **self.parameters(batch))
+        workload, constants = token_grid(e, layer, batch, _LANES)
+        return e.dispatch(
+            kernel,
+            workload,
+            constants,
+            [q, *token_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache],
+            [self._result(batch)],
+        )[0]
+
+    def parameters(self, batch: Batch) -> dict[str, Any]:
+        """The attention kernels'."""
+        most_tokens = 1 if batch.chunk == 1 else _LANES
+        tile_tokens = max(1, min(most_tokens, _MOST_QUERIES // self._group))
+        shape = attention_shape(self._spec, self._options, batch)
+        return shape | {"tile_tokens": tile_tokens, "step_slots": _STEP_SLOTS}
+
+    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """-> [kv_heads, tokens, group * head_dim] bf16"""
+        kernel = self._render(
+            "amx/rope_store", "rope_store", **attention_shape(self._spec, self._options, batch)
+        )
+        workload, constants = token_grid(e, layer, batch, _LANES)
+        q_shape = (self._spec.num_key_value_heads, batch.tokens, self._group * self._spec.head_dim)
+        q, batch.cache = e.dispatch(
+            kernel,
+            workload,
+            constants,
+            [qkv, batch.rotary, *token_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks],
+            [(q_shape, "bf16"), batch.cache],
+        )
+        return q
+
+    def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """Both, of rows of one token each."""
+        kernel = self._render("amx/decode_attention", "decode_attention", **self.parameters(batch))
+        batch.cache, out = e.dispatch(
+            kernel,
+            [batch.rows],
+            [batch.rows, batch.width, batch.pages, layer],
+            [qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks],
+            [batch.cache, self._result(batch)],
+        )
+        return out
+
+    def _result(self, batch: Batch) -> tuple[tuple[Dim, int], str]:
+        return (batch.tokens, self._spec.num_attention_heads * self._spec.head_dim), "bf16"

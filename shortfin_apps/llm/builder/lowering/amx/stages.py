@@ -1,0 +1,232 @@
+"""The stages of a fused layer: what a run of operations becomes within one dispatch, and in which buffers.
+
+A value goes from stage to stage in a buffer of its name, or of that and the operands it was quantised to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
+from shortfin_apps.llm.builder.lowering.lowering import Values
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.quantise import BLOCK
+from shortfin_apps.llm.builder.weights.layout import TILE, Int8Panels, WeightLayout, num_tiles
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+# What matmuls multiply: bf16, blocks of 8-bit integers, or 8-bit integers with a scale for each row.
+Operands = Literal["bf16", "block_int8", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulStage:
+    """A stage: `x` times `weight`, to `out`, by epilogue plus `residual`, or as silu(gate) * up.
+
+    Buffers go by name; `x` holds what the weight's layout takes. One in blocks gates to `quantised` as well.
+    """
+
+    weight: str
+    x: str
+    x_tiled: bool
+    out: str
+    epilogue: Literal["store", "residual", "silu"] = "store"
+    residual: str | None = None
+    quantised: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttendStage:
+    """A stage, which can only be the first: a decode's attention, to `out` [rows, heads * head_dim] bf16.
+
+    `parameters` are its kernel's. It writes to the batch's cache.
+    """
+
+    out: str
+    qkv: Tensor
+    layer: int
+    batch: Batch
+    parameters: Mapping[str, Any]
+
+    def constants(self) -> list[Dim]:
+        return [self.batch.width, self.batch.pages, self.layer]
+
+    def reads(self) -> dict[str, Tensor]:
+        batch = self.batch
+        return {
+            "all_qkv": self.qkv,
+            "all_rotary": batch.rotary,
+            "starts": batch.starts,
+            "seq_lens": batch.seq_lens,
+            "blocks": batch.blocks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NormStage:
+    """A stage: RMS norm of `x` by `weight`, to `out`, as operand of weights of that layout."""
+
+    weight: str
+    x: str
+    x_tiled: bool
+    out: str
+    layout: WeightLayout
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseStage:
+    """A stage: `x` [rows, size] bf16 to `out`, as operand of weights of that layout."""
+
+    x: str
+    x_tiled: bool
+    out: str
+    layout: WeightLayout
+    size: int
+
+
+Stage = AttendStage | MatmulStage | NormStage | QuantiseStage
+
+
+class StageList(list[Stage]):
+    """The stages of `run`, and the buffers that hold its values.
+
+    `reads` are the values that it gets from other dispatches, whose buffers it cannot write.
+    """
+
+    def __init__(
+        self,
+        run: Sequence[Operation],
+        reads: Collection[str],
+        values: Values,
+        weights: WeightTypes,
+        attention: AmxAttention | None,
+    ) -> None:
+        super().__init__()
+        self._reads = reads
+        self._values = values
+        self._weights = weights
+        self._attention = attention
+        self._held: dict[str, dict[Operands | None, str]] = {name: {None: name} for name in reads}
+        self._tiled: set[str] = set()
+        self.features: dict[str, int] = {}  # of matmuls' results
+        for index, operation in enumerate(run):
+            self._add(operation, run[index + 1 :])
+
+    def buffer(self, value: str) -> str:
+        """The buffer that holds the value as it was computed."""
+        return next(iter(self._held[value].values()))
+
+    def _add(self, operation: Operation, rest: Sequence[Operation]) -> None:
+        match operation:
+            case Attend():
+                self._add_attend(operation)
+            case Norm():
+                reader = next(
+                    o for o in rest if operation.out in o.reads and isinstance(o, Linear | GatedLinear)
+                )
+                self._add_norm(operation, self._weights.layout(reader.weight))
+            case GatedLinear():
+                self._add_gated(operation)
+            case Linear():
+                self._add_linear(operation)
+
+    def _add_attend(self, operation: Attend) -> None:
+        assert self._attention is not None
+        qkv, batch = self._values[operation.x], self._values.batch
+        parameters = self._attention.parameters(batch)
+        self.append(AttendStage(operation.out, qkv, operation.layer, batch, parameters))
+        self._held[operation.out] = {"bf16": operation.out}
+
+    def _add_norm(self, operation: Norm, layout: WeightLayout) -> None:
+        operands, x = operands_of(layout), self.buffer(operation.x)
+        out = _buffer_name(operation.out, operands)
+        self.append(NormStage(operation.weight, x, x in self._tiled, out, layout))
+        self._held[operation.out] = {operands: out}
+        self._tiled.add(out)
+
+    def _add_gated(self, operation: GatedLinear) -> None:
+        x, out, weight = self._operand(operation.x, operation.weight), operation.out, operation.weight
+        held: dict[Operands | None, str] = {"bf16": out}
+        if operands_of(self._weights.layout(weight)) == "block_int8":
+            held["block_int8"] = _buffer_name(out, "block_int8")
+        quantised = held.get("block_int8")
+        self.append(MatmulStage(weight, x, x in self._tiled, out, "silu", quantised=quantised))
+        self._held[out] = held
+        self._tiled.update(held.values())
+
+    def _add_linear(self, operation: Linear) -> None:
+        x, weight = self._operand(operation.x, operation.weight), operation.weight
+        residual = self.buffer(operation.residual) if operation.residual else None
+        out = f"new_{operation.out}" if operation.out in self._reads else operation.out
+        epilogue: Literal["store", "residual"] = "residual" if residual else "store"
+        self.append(MatmulStage(weight, x, x in self._tiled, out, epilogue, residual))
+        self._held[operation.out] = {None: out}
+        self.features[operation.out] = self._weights.shape(weight)[0]
+
+    def _operand(self, value: str, weight: str) -> str:
+        """The buffer with the value as the weight's matmul takes it; quantises the value if there is none."""
+        layout, held = self._weights.layout(weight), self._held[value]
+        operands = operands_of(layout)
+        x = self.buffer(value)
+        if operands == "bf16":
+            return x
+        if operands not in held:
+            held[operands] = out = _buffer_name(value, operands)
+            size = self._weights.shape(weight)[1]
+            self.append(QuantiseStage(x, x in self._tiled, out, layout, size))
+            self._tiled.add(out)
+        return held[operands]
+
+
+def inputs_of(run: Sequence[Operation]) -> set[str]:
+    """The values that a run reads before it writes them, but for what an attention reads."""
+    inputs: set[str] = set()
+    written: set[str] = set()
+    for operation in run:
+        if not isinstance(operation, Attend):
+            inputs |= set(operation.reads) - written
+        written |= set(operation.writes)
+    return inputs
+
+
+def buffer_row_bytes(
+    operations: Sequence[Operation], spec: LlamaSpec, weights: WeightTypes
+) -> dict[str, int]:
+    """Bytes of a row of each buffer that may stay within a dispatch: f32 first, then operands of matmuls."""
+    sums: dict[str, int] = {}
+    operands: dict[str, int] = {}
+    for operation in operations:
+        match operation:
+            case Linear():
+                sums[operation.out] = 4 * weights.shape(operation.weight)[0]
+            case Norm():
+                operands |= operand_bytes(operation.out, weights.shape(operation.weight)[0])
+            case GatedLinear():
+                operands |= operand_bytes(operation.out, weights.shape(operation.weight)[0] // 2)
+            case Attend():
+                operands |= operand_bytes(operation.out, spec.num_attention_heads * spec.head_dim)
+    return sums | operands
+
+
+def operands_of(layout: WeightLayout) -> Operands:
+    if isinstance(layout, Int8Panels):
+        return "int8"
+    return "block_int8" if layout.bits else "bf16"
+
+
+def operand_bytes(name: str, features: int) -> dict[str, int]:
+    """Of a row of the buffer `name`, and of what it is quantised to (kernels/quantise_*_function.mlir.j2)."""
+    return {
+        name: 2 * features,
+        f"{name}_block_int8": features // BLOCK * 40,
+        f"{name}_int8": TILE * num_tiles(features),
+        f"{name}_int8.scales": 4,
+    }
+
+
+def _buffer_name(value: str, operands: Operands) -> str:
+    return value if operands == "bf16" else f"{value}_{operands}"

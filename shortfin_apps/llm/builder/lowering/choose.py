@@ -1,0 +1,184 @@
+"""The choice of a kernel for each kind of operation, by target, types and shapes; and the reasons for it.
+
+To hook in a kernel, give a class the methods that lowering.py names and add a Candidate for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
+from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
+from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
+from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
+from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
+from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
+from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
+from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext
+from shortfin_apps.llm.builder.model.family import operations
+from shortfin_apps.llm.builder.model.operations import (
+    Attend,
+    Embed,
+    GatedLinear,
+    LastTokens,
+    Linear,
+    Norm,
+    Operation,
+    TopK,
+)
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
+from shortfin_apps.llm.errors import BuildError
+
+Kind = type[Operation]
+KINDS: tuple[Kind, ...] = (Embed, Norm, Linear, GatedLinear, Attend, LastTokens, TopK)
+BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Kernels of some kinds of operations. `needs` says, in words and whether it is met, what they need."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    needs: Callable[[LoweringContext], dict[str, bool]]
+    make: Callable[[LoweringContext], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernels of one kind of operation, and why they and none before them."""
+
+    kind: Kind
+    candidate: Candidate
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__}: {self.candidate.name}, as {self.reason}"
+
+
+def _always(_: LoweringContext) -> dict[str, bool]:
+    return {}
+
+
+def _cpu(c: LoweringContext) -> dict[str, bool]:
+    return {"a CPU": c.target.is_cpu}
+
+
+def _int8(c: LoweringContext) -> dict[str, bool]:
+    return _cpu(c) | {"weights in int8": c.options.weights == "int8"}
+
+
+def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
+    return {
+        "AMX with int8, and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_byte_dot,
+        "activations in bf16": c.options.activations == "bf16",
+        f"sizes in multiples of {PANEL}": fills_tiles(c.spec, c.target),
+    }
+
+
+def _amx_attention(c: LoweringContext) -> dict[str, bool]:
+    return {
+        "AMX": c.target.has_amx,
+        "activations and KV cache in bf16": c.options.activations == c.options.kv == "bf16",
+        "heads and pages of whole tiles": fills_attention_tiles(c.spec, c.options),
+    }
+
+
+def _row_major(c: LoweringContext) -> dict[str, bool]:
+    return {"weights in rows": not c.target.is_cpu}
+
+
+def _linalg(c: LoweringContext) -> LinalgOperations:
+    return LinalgOperations(c.spec, c.options, c.weights)
+
+
+# The best first: of each kind the first whose needs are met.
+CANDIDATES = (
+    Candidate(
+        "amx/fused_layer",
+        BETWEEN_ATTENTIONS,
+        _amx_tiles,
+        lambda c: FusedLayers(c.spec, c.weights, c.render, operations(c.spec)),
+    ),
+    Candidate(
+        "amx/paged_attention",
+        (Attend,),
+        _amx_attention,
+        lambda c: AmxAttention(c.spec, c.options, c.render),
+    ),
+    Candidate(
+        "cpu/matmul_int8",
+        BETWEEN_ATTENTIONS,
+        _int8,
+        lambda c: Int8Operations(c.spec, c.options, c.target, c.weights, c.render),
+    ),
+    Candidate(
+        "cpu/matmul and cpu/rms_norm",
+        BETWEEN_ATTENTIONS,
+        _cpu,
+        lambda c: VectorOperations(c.spec, c.options, c.target, c.weights, c.render),
+    ),
+    Candidate(
+        "cpu/paged_attention",
+        (Attend,),
+        _cpu,
+        lambda c: VectorAttention(c.spec, c.options, c.target, c.render),
+    ),
+    Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
+    Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
+    Candidate("linalg", (Embed, Norm, Attend, LastTokens, TopK), _always, _linalg),
+)
+
+
+def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[Choice, ...]:
+    """A choice for each kind of operation. Raises BuildError for a model or target that has none."""
+    _check_sizes(context)
+    return tuple(_choose(kind, context, candidates) for kind in KINDS)
+
+
+def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Lowering:
+    """The chosen kernels, of which those of one candidate are one object."""
+    made: dict[str, Any] = {}
+    for choice in choices:
+        if choice.candidate.name not in made:
+            made[choice.candidate.name] = choice.candidate.make(context)
+    kernels = {choice.kind: made[choice.candidate.name] for choice in choices}
+    fused = next((kernel for kernel in made.values() if isinstance(kernel, FusedLayers)), None)
+    attention = kernels[Attend]
+    if fused is not None and isinstance(attention, AmxAttention):
+        fused.attention = attention
+    return Lowering(kernels, context.rendered, fused)
+
+
+def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate]) -> Choice:
+    passed_over: list[str] = []
+    for candidate in candidates:
+        if kind not in candidate.kinds:
+            continue
+        needs = candidate.needs(context)
+        missing = [need for need, is_met in needs.items() if not is_met]
+        if not missing:
+            has = [f"there is {' and '.join(needs)}"] if needs else []
+            return Choice(kind, candidate, "; ".join([*has, *passed_over]) or "it is the only one")
+        passed_over.append(f"{candidate.name} needs {' and '.join(missing)}")
+    raise BuildError(
+        f"no kernel computes {kind.__name__} for {context.target.device}: {'; '.join(passed_over)}"
+    )
+
+
+def _check_sizes(c: LoweringContext) -> None:
+    """Raises BuildError for weights or sizes that the target's kernels cannot have."""
+    weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
+    if not target.is_cpu:
+        if weights != c.options.activations:
+            raise BuildError(f"weights in {weights} are for CPUs; use bf16 or f16 for {target.device}")
+        return
+    for name in ("hidden_size", "intermediate_size"):
+        if (size := getattr(c.spec, name)) % LANES:
+            raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")
+    if weights == "int8" and not target.has_byte_dot:
+        raise BuildError(f"int8 needs a CPU with AVX-512 VNNI, which {target.cpu} is not; use q8_0 there")
+    if weights == "int8" and hidden % PANEL:
+        raise BuildError(f"int8 needs a hidden_size in multiples of {PANEL}, not {hidden}; use q8_0")

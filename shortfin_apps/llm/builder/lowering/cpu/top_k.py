@@ -1,0 +1,26 @@
+"""The sampler's top-k as a hand-written CPU kernel."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.top_k import TopKGeometry
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+
+
+class VectorTopK:
+    """Kernels of TopK."""
+
+    def __init__(self, options: BuildOptions, render: Render) -> None:
+        self._options = options
+        self._render = render
+
+    def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows, vocab = logits.shape
+        assert isinstance(vocab, int)
+        k = self._options.top_k
+        kernel = self._render("cpu/top_k", f"top_k_{k}_of_{vocab}", g=TopKGeometry(vocab, k))
+        values, indices = e.dispatch(
+            kernel, [rows], [rows], [logits], [((rows, k), "f32"), ((rows, k), "i64")]
+        )
+        return values, indices

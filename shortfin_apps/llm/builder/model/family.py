@@ -1,0 +1,47 @@
+"""The model families by the architecture that a source names, and what follows from a family's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from shortfin_apps.llm.builder.model import llama
+from shortfin_apps.llm.builder.model.operations import ModelTensor, Operation
+from shortfin_apps.llm.builder.model.spec import LlamaSpec
+
+
+class Family(Protocol):
+    """A module such as llama.py."""
+
+    def tensors(self, spec: LlamaSpec) -> Iterable[ModelTensor]: ...
+
+    def operations(self, spec: LlamaSpec) -> Iterable[Operation]: ...
+
+
+FAMILIES: dict[str, Family] = {"llama": llama, "mistral": llama}
+
+
+def operations(spec: LlamaSpec) -> list[Operation]:
+    """The model, from the value `tokens` to the value `logits`."""
+    return list(FAMILIES[spec.architecture].operations(spec))
+
+
+def tensor_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors that a source must have: GGUF's name -> shape."""
+    return {tensor.name: tensor.shape for tensor in FAMILIES[spec.architecture].tensors(spec)}
+
+
+def weight_parts(spec: LlamaSpec) -> dict[str, list[ModelTensor]]:
+    """The stored weights, in the order in which an invocation reads them: name -> tensors stacked on rows."""
+    parts: dict[str, list[ModelTensor]] = {}
+    for tensor in FAMILIES[spec.architecture].tensors(spec):
+        parts.setdefault(tensor.weight, []).append(tensor)
+    return parts
+
+
+def weight_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
+    """The stored weights: name -> shape."""
+    return {
+        name: (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        for name, parts in weight_parts(spec).items()
+    }

@@ -1,0 +1,94 @@
+"""The vocabulary in which a model family is written: its tensors, and a layer as a list of operations.
+
+Values are named by strings and may be written again: whoever reads one gets what was last written.
+Activations are `[tokens, features]`; a weight goes by the name of its parameters' weight (model/family.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A source's tensor: GGUF's name for it, its shape, and the stored weight on whose rows it is stacked."""
+
+    name: str
+    shape: tuple[int, ...]
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Reads the value `x` and writes the value `out`."""
+
+    x: str
+    out: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Operation):
+    """Token ids [tokens] i64 -> rows of `weight`, [tokens, hidden] f32."""
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Operation):
+    """RMS norm: [tokens, hidden] f32 -> the same shape, in the type that matmuls read."""
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Operation):
+    """[tokens, in] -> [tokens, out] f32: `x` times the transpose of `weight`, plus the value `residual`."""
+
+    weight: str
+    residual: str | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x,) if self.residual is None else (self.x, self.residual)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedLinear(Operation):
+    """[tokens, in] -> [tokens, out / 2], in the type that matmuls read: silu(gate) * up, `weight` holding
+    gate and up."""
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attend(Operation):
+    """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the type that matmuls read.
+
+    Rotates q and k, writes k and v to the layer's part of the KV cache, and attends over it.
+    """
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens(Operation):
+    """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(Operation):
+    """[rows, vocab] f32 -> `out` [rows, k] f32 and `indices` [rows, k] i64, in descending order."""
+
+    indices: str
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.out, self.indices)

@@ -1,0 +1,51 @@
+"""A family's tensors and its operations name the same weights, of shapes that fit one another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shortfin_apps.llm.builder.model.family import operations, tensor_shapes, weight_shapes
+from shortfin_apps.llm.builder.model.operations import Attend, Embed, GatedLinear, LastTokens, Linear, Norm
+from tests.builder.compiled_model import TINY
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_operations_read_every_weight(tied: bool) -> None:
+    spec = replace(TINY, tie_word_embeddings=tied)
+    read = [o.weight for o in operations(spec) if isinstance(o, Embed | Norm | Linear | GatedLinear)]
+    assert list(dict.fromkeys(read)) == list(weight_shapes(spec))
+    assert len(read) - len(set(read)) == tied
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_shapes_fit_from_the_tokens_to_the_logits(tied: bool) -> None:
+    spec = replace(TINY, tie_word_embeddings=tied)
+    shapes = weight_shapes(spec)
+    features: dict[str, int] = {}
+    for operation in operations(spec):
+        match operation:
+            case Embed():
+                features[operation.out] = shapes[operation.weight][1]
+            case Norm():
+                assert shapes[operation.weight] == (features[operation.x],)
+                features[operation.out] = features[operation.x]
+            case Linear() | GatedLinear():
+                rows, columns = shapes[operation.weight]
+                assert features[operation.x] == columns
+                features[operation.out] = rows // 2 if isinstance(operation, GatedLinear) else rows
+                assert all(features[name] == rows for name in operation.reads[1:])
+            case Attend():
+                assert features[operation.x] == spec.qkv_features
+                features[operation.out] = spec.num_attention_heads * spec.head_dim
+            case LastTokens():
+                features[operation.out] = features[operation.x]
+    assert features["logits"] == spec.vocab_size
+
+
+def test_stacked_tensors_are_the_rows_of_their_weight() -> None:
+    tensors, weights = tensor_shapes(TINY), weight_shapes(TINY)
+    rows = [tensors[f"blk.1.attn_{part}.weight"][0] for part in "qkv"]
+    assert weights["blk.1.attn_qkv.weight"] == (sum(rows), TINY.hidden_size)
+    assert weights["blk.1.ffn_gate_up.weight"] == (2 * TINY.intermediate_size, TINY.hidden_size)
