@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
 from shortfin_apps.llm.builder.kernels.interface import pipeline_layout
 
 Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
@@ -44,4 +45,4 @@ def _pairs(rows: int, columns: int) -> list[str]:
     return [f"{row}_{column}" for row in range(rows) for column in range(columns)]
 
 
-_TEMPLATES.globals |= {"layout": _layout, "each": _each, "pairs": _pairs}
+_TEMPLATES.globals |= {"layout": _layout, "each": _each, "pairs": _pairs, "int8_rows": Int8Rows}

@@ -20,6 +20,11 @@ def buffer(dtype: str, *shape: int | str) -> Buffer:
     return Buffer(f"memref<{'x'.join('?' if size in sizes else str(size) for size in shape)}x{dtype}>", sizes)
 
 
+def by_address(*names: str) -> dict[str, Buffer]:
+    """Buffers of which a kernel takes the address only, so that their types' shapes do not matter."""
+    return {name: Buffer("memref<1xi8>") for name in names}
+
+
 @dataclass(frozen=True, slots=True)
 class Interface:
     """Operands of a dispatch: i32 constants, then bindings, the read-only ones first, all in order."""

@@ -13,7 +13,8 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import render
-from shortfin_apps.llm.builder.lowering.cpu.int8 import FEW_ROWS, Int8Operations
+from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS
+from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_model import TINY

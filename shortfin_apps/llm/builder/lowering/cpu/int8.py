@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
+from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS, MatmulInt8Geometry
+from shortfin_apps.llm.builder.kernels.cpu.quantise_rows import QuantiseRowsGeometry
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, TILE, num_panels, num_tiles
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-
-FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch
-ROWS_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Int8Operations:
         e: Emitter,
         source: Tensor | Input,
         weight: str,
-        epilogue: str,
+        epilogue: Epilogue,
         others: Sequence[Tensor],
         features: int,
         dtype: str,
@@ -81,33 +81,22 @@ class Int8Operations:
         """x [rows, K] as tiles [rows / 16, K / 64, 16, 64] i8 and scales [rows] f32."""
         rows, size = x.x.shape
         assert isinstance(size, int)
-        kernel = self._render(
-            "cpu/quantise_rows",
-            f"quantise_{size}_{x.suffix}",
-            size=size,
-            dtype=x.x.dtype,
-            norm=bool(x.norm),
-            eps=self._spec.rms_norm_eps,
-            row_block=FEW_ROWS,
-        )
+        geometry = QuantiseRowsGeometry(size, x.x.dtype, self._spec.rms_norm_eps if x.norm else None)
+        kernel = self._render("cpu/quantise_rows", f"quantise_{size}_{x.suffix}", g=geometry)
         tiles = (e.ceil_divide(rows, LANES), num_tiles(size), LANES, TILE)
         return e.dispatch(kernel, [rows], [rows], [x.x, *x.norm], [(tiles, "i8"), ((rows,), "f32")])
 
-    def _matmul(self, weight: str, epilogue: str, x: Input | None) -> str:
+    def _matmul(self, weight: str, epilogue: Epilogue, x: Input | None) -> str:
         """The kernel that reads `x`, or what `_quantise` made."""
         out_features, in_features = self._weights.shape(weight)
-        row_block = ROWS_BYTES // (TILE * num_tiles(in_features)) // PANEL * PANEL
-        return self._render(
-            "cpu/matmul_int8",
-            f"matmul_{out_features}x{in_features}_{epilogue}_int8_{x.suffix if x else 'tiles'}",
+        source = x.x.dtype if x else "tiles"
+        geometry = MatmulInt8Geometry(
             n=out_features,
             k_size=in_features,
             epilogue=epilogue,
-            source=x.x.dtype if x else "tiles",
-            norm=bool(x and x.norm),
-            eps=self._spec.rms_norm_eps,
-            most_rows=FEW_ROWS,
-            panels_per_group=max(1, num_panels(out_features) // 8),
-            row_block=max(PANEL, min(256, row_block)),
+            source=source,
+            eps=self._spec.rms_norm_eps if x and x.norm else None,
             has_bf16=self._target.has_bf16_dot,
         )
+        name = f"matmul_{out_features}x{in_features}_{epilogue}_int8_{x.suffix if x else source}"
+        return self._render("cpu/matmul_int8", name, g=geometry)
