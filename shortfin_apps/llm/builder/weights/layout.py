@@ -1,17 +1,18 @@
-"""How a weight lies in the parameter file: as its matrix, or in the panels that the CPU's kernels read.
+"""Layouts of weights in the parameter file: row by row, or in the panels that the CPU kernels read.
 
 A weight [out, in] is one logical matrix. A panel holds 32 of its output features, so that a kernel reads one
-forward stream; `pair` neighbours along K stay together, as many as a dot product takes (2, of bytes 4), or 1:
+forward stream. `pair` neighbours along K stay together, as many as a dot product adds (2 of bf16, 4 of
+bytes), or 1:
 
-    floats    name            [panels, K / pair, 32 * pair]
-    8 bits    name            [panels, K / pair, 32 * pair] i8
-              name.scales     [panels, K / 32, 32] f16
-    4 bits    name            [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's first half
-                              in its low bits and of its second half in its high bits
-              name.scales     [panels, K / 32, 2, 32] f16: scales, then minima
-    tiles     name            [panels, K / 32, 2, 16, 32] bf16: of each half, tiles of 16 steps of 2 along K
-    int8      name            [panels, K / 64, 2, 16, 64] i8: of each half, tiles of 16 steps of 4 along K
-              name.scales     [panels, 32] f32
+    Panels              name           [panels, K / pair, 32 * pair]
+    QuantisedPanels(8)  name           [panels, K / pair, 32 * pair] i8
+                        name.scales    [panels, K / 32, 32] f16
+    QuantisedPanels(4)  name           [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's
+                                       first half in its low bits and of its second half in its high bits
+                        name.scales    [panels, K / 32, 2, 32] f16: scales, then minima
+    TilePanels          name           [panels, K / 32, 2, 16, 32] bf16: AMX tiles of each half, of 16 pairs
+    Int8Panels          name           [panels, K / 64, 2, 16, 64] i8: AMX tiles of each half, of 16 fours
+                        name.scales    [panels, 32] f32
 
 A panel's halves are 16 features each: neighbours, or, where `gated`, of gate and of up, which the matrix
 stacks. What is missing in the last panel or tile is zero.
@@ -31,8 +32,8 @@ from shortfin_apps.llm.builder.quantise import BLOCK, Bits, Blocks, quantise, qu
 from shortfin_apps.llm.builder.target import Target
 
 LANES = 16  # output features of half a panel
-PANEL = 2 * LANES  # of one
-TILE = 64  # bytes along K of one tile of the matrix unit
+PANEL = 2 * LANES  # output features of a panel
+TILE = 64  # bytes along K of an AMX tile
 
 Array = npt.NDArray[Any]
 StoredTypes = dict[str, tuple[tuple[int, ...], str]]  # parameter name -> shape, MLIR dtype
@@ -45,25 +46,25 @@ FLOAT_DTYPES: dict[FloatType, np.dtype[Any]] = {
 
 
 class WeightLayout(Protocol):
-    """One weight's way into parameters. `shape` is the matrix's, `name` the weight's."""
+    """How parameters hold one weight; `name` is the weight's and `shape` its matrix's."""
 
     @property
     def bits(self) -> Bits | None:
-        """Bits of a quantised weight."""
+        """Bits of a weight in quantised blocks, else None."""
         ...
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
-        """The parameters that hold it, in the order in which kernels take them."""
+        """The parameters' shapes and types, in the order in which kernels read them."""
         ...
 
     def store(self, value: Array | Blocks) -> list[Array]:
-        """Their values. A quantised layout takes blocks of its bits, or floats, which it quantises."""
+        """The parameters' values. A quantised layout takes blocks of its bits, or floats to quantise."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RowMajor:
-    """Implements WeightLayout: the matrix as it is."""
+    """Implements WeightLayout: the matrix row by row."""
 
     dtype: FloatType
     bits: None = None
@@ -78,7 +79,7 @@ class RowMajor:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """Implements WeightLayout with floats."""
+    """Implements WeightLayout: floats in panels."""
 
     dtype: FloatType
     pair: int
@@ -96,7 +97,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class TilePanels:
-    """Implements WeightLayout with bf16, of which all tiles are whole."""
+    """Implements WeightLayout: bf16 in AMX tiles, all of which the matrix must fill."""
 
     gated: bool
     bits: None = None
@@ -111,7 +112,7 @@ class TilePanels:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedPanels:
-    """Implements WeightLayout with blocks."""
+    """Implements WeightLayout: quantised blocks in panels."""
 
     bits: Bits
     pair: int
@@ -146,7 +147,7 @@ class QuantisedPanels:
 
 @dataclass(frozen=True, slots=True)
 class Int8Panels:
-    """Implements WeightLayout with bytes and a scale for each output feature, for arithmetic in bytes."""
+    """Implements WeightLayout: bytes in AMX tiles and a scale for each output feature, for int8."""
 
     gated: bool
     bits: None = None
@@ -172,14 +173,14 @@ class Int8Panels:
 
 
 def fills_tiles(spec: LlamaSpec, target: Target) -> bool:
-    """Whether the CPU has a matrix unit and all matrices of the model are whole tiles of it."""
+    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles."""
     heads = spec.num_attention_heads * spec.head_dim
     sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
     return target.has_amx_int8 and target.has_byte_dot and all(size % PANEL == 0 for size in sizes)
 
 
 def weight_layout(name: str, spec: LlamaSpec, options: BuildOptions, target: Target) -> WeightLayout:
-    """The layout of the weight `name`, for kernels of the target's kind."""
+    """The layout of the weight `name` that the target's kernels read."""
     if name.endswith("norm.weight"):
         return RowMajor("f32")
     if not target.is_cpu:
@@ -210,7 +211,7 @@ def num_tiles(in_features: int) -> int:
 
 
 def cast_floats(value: Array, dtype: FloatType) -> Array:
-    """`value` in `dtype`; what lies beyond f16's range becomes its largest."""
+    """`value` as `dtype`; f16 saturates."""
     if dtype != "f16":
         return value.astype(FLOAT_DTYPES[dtype], copy=False)
     largest = np.finfo(np.float16).max
