@@ -1,7 +1,7 @@
-"""How much address space this process may take (`ulimit -v`, `prlimit --as`).
+"""Checks of the process's address space limit (`ulimit -v`, `prlimit --as`).
 
-Libraries that get none end in a traceback, or abort the process without a word about the reason; so what
-is needed is asked for before they are called.
+A library that hits the limit raises from deep inside or aborts the process without giving the reason, so the
+expected need is checked before the libraries are called.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from pathlib import Path
 
 from shortfin_apps.llm.errors import LlmError
 
-# What importing a server's libraries was measured to take, and some.
+# Measured for importing the server's libraries, rounded up.
 MIN_SERVER_BYTES = 256_000_000
-THREAD_BYTES = 8 << 20  # a thread's stack, which Linux reserves whole
-NUM_OTHER_THREADS = 4  # beside the device's workers
+THREAD_BYTES = 8 << 20  # a thread's stack; Linux reserves all of it
+NUM_OTHER_THREADS = 4  # besides the device's workers
 
 STATM = Path("/proc/self/statm")
 
 
 class AddressSpaceError(LlmError):
-    """The process may not take what it needs."""
+    """The address space limit is too low."""
 
 
 def check_total(needed_bytes: int) -> None:
-    """Raises AddressSpaceError when the whole process may not take `needed_bytes`."""
+    """Raises AddressSpaceError if the limit is below `needed_bytes` for the whole process."""
     limit = _limit()
     if limit is not None and limit < needed_bytes:
         raise _too_little(limit, f"starting a server takes {_megabytes(needed_bytes)}")
 
 
 def check_more(needed_bytes: int) -> None:
-    """Raises AddressSpaceError when the process may not take `needed_bytes` beside what it has."""
+    """Raises AddressSpaceError if `needed_bytes` on top of what the process uses now exceed the limit."""
     limit = _limit()
     if limit is None:
         return
     taken = _taken_bytes()
     if limit - taken < needed_bytes:
-        needs = f"loading this model takes {_megabytes(needed_bytes)} beside the {_megabytes(taken)} in use"
+        needs = f"loading this model takes {_megabytes(needed_bytes)} besides the {_megabytes(taken)} in use"
         raise _too_little(limit, needs)
 
 
 def model_bytes(file_bytes: int, num_workers: int) -> int:
-    """Address space that loading a model takes before its cache: mapped files and threads' stacks."""
+    """Address space for loading a model, without its KV cache: mapped files and thread stacks."""
     return file_bytes + (num_workers + NUM_OTHER_THREADS) * THREAD_BYTES
 
 
 def _too_little(limit: int, needs: str) -> AddressSpaceError:
     return AddressSpaceError(
-        f"the address space of this process is limited to {_megabytes(limit)}, and {needs} at least;"
+        f"the address space of this process is limited to {_megabytes(limit)}, but {needs} at least;"
         " raise the limit (`ulimit -v`, `prlimit --as`)"
     )
 
@@ -59,7 +59,7 @@ def _limit() -> int | None:
 
 
 def _taken_bytes() -> int:
-    """See proc(5); 0 where there is no such file."""
+    """The process's virtual memory size (proc(5)); 0 on systems without /proc."""
     try:
         return int(STATM.read_text().split()[0]) * resource.getpagesize()
     except FileNotFoundError:

@@ -70,7 +70,7 @@ def test_a_source_is_built_first(source: str, name: str, capsys: pytest.CaptureF
     assert commands(sentence) == built_and_served(source, name)
 
 
-def test_a_name_as_of_hugging_face_is_taken_for_one() -> None:
+def test_a_repository_name_suggests_hugging_face() -> None:
     sentence = said(Path("HuggingFaceTB/SmolLM2-360M-Instruct"))
     assert "no such directory" in sentence
     assert commands(sentence) == built_and_served(
@@ -78,7 +78,7 @@ def test_a_name_as_of_hugging_face_is_taken_for_one() -> None:
     )
 
 
-def test_a_folder_of_gguf_files_names_one() -> None:
+def test_a_folder_of_gguf_files_suggests_the_first() -> None:
     for name in ("models/b.gguf", "models/a.gguf"):
         Path("models").mkdir(exist_ok=True)
         write_gguf(Path(name))
@@ -93,14 +93,14 @@ def test_an_artefact_nearby_is_served(tiny_artifact: Artifact) -> None:
 
 
 @pytest.mark.parametrize("path", ["none", "/no/such/place", "none.gguf", "-none", "../none"])
-def test_what_is_nowhere_is_said_to_be(path: str) -> None:
+def test_a_missing_path_is_reported(path: str) -> None:
     sentence = said(Path(path))
     assert sentence.startswith(f"{path}: no such ")
     assert "`shortfin-llm build SOURCE -o " in sentence
 
 
 @pytest.mark.parametrize("files", [[], ["notes.txt"], [layout.VMFB, layout.PARAMETERS, layout.CONFIG]])
-def test_a_folder_that_holds_no_model_says_what_is_missing(files: list[str]) -> None:
+def test_a_folder_without_a_model_names_the_missing_file(files: list[str]) -> None:
     Path("empty").mkdir()
     for name in files:
         (Path("empty") / name).write_text("{}")
@@ -111,17 +111,17 @@ def test_a_folder_that_holds_no_model_says_what_is_missing(files: list[str]) -> 
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.vmfb", "empty"])
-def test_a_file_that_is_no_model_is_named(name: str) -> None:
+def test_a_file_that_is_not_a_model_is_named(name: str) -> None:
     Path(name).write_text("")
     assert said(Path(name)).startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("path", ["a" * 300, "nul\0byte"])
-def test_a_path_that_cannot_be_is_one_sentence(path: str) -> None:
+def test_an_invalid_path_is_one_sentence(path: str) -> None:
     assert "\n" not in said(Path(path))
 
 
-def test_the_commands_that_are_shown_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_suggested_commands_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "random:tiny"]) == 2
     build, serve = commands(capsys.readouterr().err)
     assert cli.main(build) == 0

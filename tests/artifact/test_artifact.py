@@ -45,16 +45,16 @@ def test_manifest_round_trip(tiny_artifact: Artifact, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*layout.FILES, layout.MANIFEST])
-def test_every_file_must_be_there(folder: Path, name: str) -> None:
+def test_every_file_is_required(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ArtifactError, match=name):
         Artifact.open(folder)
 
 
 @pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
-def test_a_file_cut_short_is_found(folder: Path, name: str) -> None:
+def test_a_truncated_file_is_refused(folder: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match=rf"{name}: not the size.*rebuild"):
+    with pytest.raises(ArtifactError, match=rf"{name}: its size differs.*rebuild"):
         Artifact.open(folder)
 
 
@@ -73,12 +73,12 @@ def test_a_newer_format_is_refused(folder: Path) -> None:
         Artifact.open(folder)
 
 
-def test_a_program_for_a_better_cpu_is_refused(folder: Path) -> None:
+def test_a_program_for_missing_cpu_features_is_refused(folder: Path) -> None:
     manifest = Manifest.load(folder / layout.MANIFEST)
     target = replace(manifest.target, cpu="znver9", features=("avx2", "avx512quantum"))
     (folder / layout.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
     with pytest.raises(
-        ArtifactError, match=r"\(znver9\) with .*avx512quantum, which this one lacks; rebuild"
+        ArtifactError, match=r"\(znver9\) with .*avx512quantum, which this CPU lacks; rebuild"
     ):
         Artifact.open(folder)
 
@@ -93,7 +93,7 @@ def test_a_program_for_another_architecture_is_refused(folder: Path) -> None:
         Artifact.open(folder)
 
 
-def test_no_artefact_at_all(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_not_an_artefact(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no such directory"):
         Artifact.open(tmp_path / "none")
     with pytest.raises(ArtifactError, match="not an artefact"):
@@ -144,22 +144,22 @@ def test_loose_files_obey_the_manifest_beside_the_vmfb(
     assert artifact.manifest is not None
     target = replace(artifact.manifest.target, cpu="znver9", features=("avx512quantum",))
     (folder / layout.MANIFEST).write_bytes(replace(artifact.manifest, target=target).to_json())
-    with pytest.raises(ArtifactError, match=r"\(znver9\) with avx512quantum, which this one lacks"):
+    with pytest.raises(ArtifactError, match=r"\(znver9\) with avx512quantum, which this CPU lacks"):
         loose(folder, vmfb)
 
 
-def test_a_loose_file_cut_short_is_found_unless_it_lies_elsewhere(folder: Path, tmp_path: Path) -> None:
+def test_a_truncated_loose_file_is_refused_if_the_manifest_covers_it(folder: Path, tmp_path: Path) -> None:
     (folder / layout.PARAMETERS).rename(tmp_path / layout.PARAMETERS)
     (folder / layout.PARAMETERS).symlink_to(tmp_path / layout.PARAMETERS)
     (tmp_path / layout.PARAMETERS).write_bytes(b"fine-tuned")
     loose(folder)
     (folder / layout.VMFB).write_bytes(b"short")
-    with pytest.raises(ArtifactError, match=r"model\.vmfb: not the size"):
+    with pytest.raises(ArtifactError, match=r"model\.vmfb: its size differs"):
         loose(folder)
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "\xff", '{"name": "a web page", "icons": []}'])
-def test_a_manifest_of_something_else_is_none(
+def test_another_tools_manifest_is_ignored(
     folder: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / layout.MANIFEST).write_text(content, encoding="latin-1")
@@ -168,7 +168,7 @@ def test_a_manifest_of_something_else_is_none(
     assert "its CPU and content are not checked" in caplog.text
 
 
-def test_a_manifest_of_another_program_is_none(folder: Path) -> None:
+def test_a_manifest_of_another_vmfb_is_ignored(folder: Path) -> None:
     (folder / layout.VMFB).rename(folder / "other.vmfb")
     assert loose(folder, folder / "other.vmfb").manifest is None
 
@@ -186,7 +186,7 @@ def test_a_damaged_manifest_beside_loose_files_is_refused(folder: Path) -> None:
     insert=st.binary(max_size=4),
     removed=st.integers(0, 8),
 )
-def test_damaged_json_is_read_or_refused(
+def test_damaged_json_is_read_or_a_typed_error(
     tiny_artifact: Artifact, folder: Path, name: str, position: float, insert: bytes, removed: int
 ) -> None:
     content = (tiny_artifact.vmfb.parent / name).read_bytes()

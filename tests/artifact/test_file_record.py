@@ -39,7 +39,7 @@ def test_sizes_are_compared_before_anything_is_read(tmp_path: Path) -> None:
     assert read == []
 
 
-def test_tells_how_much_was_read(tmp_path: Path) -> None:
+def test_reports_the_bytes_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(BLOCK_BYTES + 5))
     read: list[int] = []
     assert wrong_files(tmp_path, {"a": record(tmp_path / "a")}, read.append) == {}

@@ -37,7 +37,7 @@ def load(folder: Path, verify: Verify = "hash", happened: list[str] | None = Non
     return happened
 
 
-def test_a_whole_artefact_is_confirmed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_intact_artefact_passes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert load(folder) == ["loaded", "confirmed"]
     assert [record.message[:16] for record in caplog.records] == ["hashed 100 % of "]
@@ -62,7 +62,7 @@ def test_damaged_parameters_are_refused_before_the_server_is_ready(folder: Path)
 
 
 @pytest.mark.parametrize("name", verification.EDITABLE)
-def test_what_may_be_edited_is_told(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_edited_config_is_logged(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     path = folder / name
     path.write_text(path.read_text() + "\n")
     assert load(folder) == ["loaded", "confirmed"]
@@ -70,12 +70,12 @@ def test_what_may_be_edited_is_told(folder: Path, name: str, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("verify", ["none", "size"])
-def test_nothing_is_read_unless_hashes_are_asked_for(folder: Path, verify: Verify) -> None:
+def test_nothing_is_read_without_verify_hash(folder: Path, verify: Verify) -> None:
     flip(folder / layout.PARAMETERS)
     assert load(folder, verify) == ["loaded", "confirmed"]
 
 
-def test_a_failed_loading_is_not_held_up(folder: Path) -> None:
+def test_hashing_stops_when_loading_fails(folder: Path) -> None:
     flip(folder / layout.PARAMETERS)
     with pytest.raises(KeyError), verifying(Artifact.open(folder, for_this_host=False), "hash"):
         raise KeyError
@@ -84,7 +84,7 @@ def test_a_failed_loading_is_not_held_up(folder: Path) -> None:
 def test_a_large_file_is_reported_in_steps(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "LEAST_REPORT_BYTES", 1)
+    monkeypatch.setattr(verification, "MIN_REPORT_BYTES", 1)
     progress = verification._Progress(40 * BLOCK_BYTES)
     with caplog.at_level(logging.INFO):
         for _ in range(40):

@@ -155,7 +155,7 @@ def test_writing_to_an_artefact_leaves_the_cache_and_other_artefacts_alone(
 
 
 @pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
-def test_a_damaged_cache_is_found_and_made_again(
+def test_a_damaged_cache_is_rebuilt(
     compiler: FakeCompiler, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = build_tiny(tmp_path / "a").vmfb.with_name(name).read_bytes()
@@ -164,7 +164,9 @@ def test_a_damaged_cache_is_found_and_made_again(
     shutil.rmtree(tmp_path / "a")
     build("random:tiny", tmp_path / "a", OPTIONS, PlainProgress())
     assert (tmp_path / "a" / name).read_bytes() == whole
-    assert f"{cached}: has another content (its SHA-256 differs); it is made again" in capsys.readouterr().err
+    assert (
+        f"{cached}: has another content (its SHA-256 differs); it will be rebuilt" in capsys.readouterr().err
+    )
 
 
 def test_no_cache_keeps_no_copy(compiler: FakeCompiler, tmp_path: Path) -> None:

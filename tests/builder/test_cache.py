@@ -36,7 +36,7 @@ def test_files_are_read_only(cache: BuildCache) -> None:
     assert (entry.directory / "x").stat().st_mode & 0o222 == 0
 
 
-def test_what_is_placed_is_nobody_elses(cache: BuildCache, tmp_path: Path) -> None:
+def test_a_placed_file_is_independent_of_the_cache(cache: BuildCache, tmp_path: Path) -> None:
     entry = cache.get_or_make("kind", "key", make_file)
     entry.place("x", tmp_path / "y")
     (tmp_path / "y").write_text("spoilt")
@@ -44,14 +44,14 @@ def test_what_is_placed_is_nobody_elses(cache: BuildCache, tmp_path: Path) -> No
     assert (entry.directory / "x").stat().st_nlink == 1
 
 
-def test_a_temporary_cache_hands_out_its_own_files(tmp_path: Path) -> None:
+def test_a_temporary_cache_moves_its_files(tmp_path: Path) -> None:
     entry = BuildCache(tmp_path / "cache", temporary=True).get_or_make("kind", "key", make_file)
     entry.place("x", tmp_path / "y")
     assert (tmp_path / "y").read_text() == "made"
     assert not (entry.directory / "x").exists()
 
 
-def test_a_clone_shares_blocks_or_is_refused(tmp_path: Path) -> None:
+def test_a_clone_is_copy_on_write_or_unsupported(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(100_000))
     if not clone(tmp_path / "x", tmp_path / "y"):
         pytest.skip("the file system of the tests' folder does not share blocks between files")
@@ -59,7 +59,7 @@ def test_a_clone_shares_blocks_or_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["shorter", "other", "gone", "listing"])
-def test_makes_again_what_was_damaged(cache: BuildCache, damage: str) -> None:
+def test_rebuilds_damaged_entries(cache: BuildCache, damage: str) -> None:
     folder = cache.get_or_make("kind", "key", make_file).directory
     for path in folder.iterdir():
         path.chmod(0o644)
@@ -76,7 +76,9 @@ def test_makes_again_what_was_damaged(cache: BuildCache, damage: str) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_an_interrupt_leaves_nothing(cache: BuildCache, tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_interrupt_leaves_no_partial_entry(
+    cache: BuildCache, tmp_path: Path, error: type[BaseException]
+) -> None:
     def stop(folder: Path) -> None:
         make_file(folder)
         raise error
@@ -87,7 +89,7 @@ def test_an_interrupt_leaves_nothing(cache: BuildCache, tmp_path: Path, error: t
     cache.get_or_make("kind", "key", make_file)
 
 
-def test_sweep_removes_what_a_killed_build_left_but_not_what_is_being_made(tmp_path: Path) -> None:
+def test_sweep_removes_leftovers_but_not_entries_being_made(tmp_path: Path) -> None:
     kind = tmp_path / "kind"
     for name in ("dead", "alive"):
         (kind / f"{name}.partial").mkdir(parents=True)

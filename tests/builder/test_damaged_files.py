@@ -126,6 +126,6 @@ def test_damage_is_a_typed_error(
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_the_whole_files_are_read(kind: str, folder: Path) -> None:
+def test_undamaged_files_are_read(kind: str, folder: Path) -> None:
     name, read = READERS[kind]
     read(folder / name)

@@ -1,4 +1,4 @@
-"""One folder, whichever way builds come to it and wherever they are killed. Compilers are fakes."""
+"""The output folder: links, concurrent builds, and builds killed at any point. Compilers are fakes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def refusal(out: Path) -> str:
     return str(refused.value)
 
 
-def test_an_output_that_is_a_link_is_built_where_it_points_to(tmp_path: Path) -> None:
+def test_a_linked_output_is_resolved(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     for top_k in (64, 5, 64):
         build_tiny(tmp_path / "link", top_k)
@@ -66,7 +66,7 @@ def test_an_output_that_is_a_link_is_built_where_it_points_to(tmp_path: Path) ->
     assert names(tmp_path / "real") == {*layout.FILES, layout.MANIFEST}
 
 
-def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert str(tmp_path / "a") in refusal(tmp_path / "a")
@@ -74,27 +74,28 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
 
 def test_the_root_is_refused() -> None:
     assert (
-        refusal(Path("/")) == "/: is the root of a file system, which cannot be replaced; name a folder in it"
+        refusal(Path("/"))
+        == "/: is the root of a file system, which cannot be replaced; name a folder inside it"
     )
 
 
 @pytest.mark.parametrize("out", [".", "..", "../here"])
-def test_the_folder_one_is_in_is_refused(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_refused(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert "this is the folder you are in" in refusal(Path(out))
+    assert "this is the current folder" in refusal(Path(out))
     build_tiny(Path("new"))
     assert names(tmp_path / "here") == {"new"}
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("words")
-    assert "exists and is not an artefact but a file" in refusal(tmp_path / "file")
+    assert "exists and is a file, not an artefact" in refusal(tmp_path / "file")
     assert "is a file; choose another folder" in refusal(tmp_path / "file" / "x" / "y")
     assert (tmp_path / "file").read_text() == "words"
 
 
-def test_a_parent_that_cannot_be_written_to_is_refused_before_anything_is_fetched(
+def test_an_unwritable_parent_is_refused_before_downloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forbid(path: Path, mode: int) -> bool:  # the tests may run as root, whom no mode stops
@@ -102,11 +103,11 @@ def test_a_parent_that_cannot_be_written_to_is_refused_before_anything_is_fetche
 
     monkeypatch.setattr(os, "access", forbid)
     monkeypatch.setattr(builder, "open_source", None)
-    message = f"{tmp_path}/x/y: cannot be made, as {tmp_path} cannot be written to; choose another folder"
+    message = f"{tmp_path}/x/y: cannot be created, as {tmp_path} is not writable; choose another folder"
     assert refusal(tmp_path / "x" / "y") == message
 
 
-def test_a_folder_that_takes_no_files_is_refused() -> None:
+def test_a_folder_without_support_for_files_is_refused() -> None:
     assert "No such file or directory" in refusal(Path("/proc/model"))
 
 
@@ -114,7 +115,7 @@ def test_a_working_name_is_refused(tmp_path: Path) -> None:
     assert "choose another" in refusal(tmp_path / ".a.partial")
 
 
-def test_a_folder_that_is_no_artefact_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     build_tiny(tmp_path / "empty")
     (tmp_path / "thesis").mkdir()
@@ -123,15 +124,15 @@ def test_a_folder_that_is_no_artefact_is_refused(tmp_path: Path) -> None:
     assert names(tmp_path / "thesis") == {"thesis.tex"}
 
 
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+def test_an_artefact_with_a_foreign_file_is_refused(tmp_path: Path) -> None:
     """A web page has a manifest.json as well."""
     build_tiny(tmp_path / "a")
     (tmp_path / "a" / "notes.txt").write_text("words")
-    assert "holds `notes.txt`" in refusal(tmp_path / "a")
+    assert "contains `notes.txt`" in refusal(tmp_path / "a")
     assert (tmp_path / "a" / "notes.txt").read_text() == "words"
 
 
-def test_a_build_that_fails_leaves_no_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_removes_the_parents_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "compile_model", fail)
     refusal(tmp_path / "a" / "b" / "c")
     assert names(tmp_path) == set()
@@ -189,7 +190,7 @@ def lines_until(process: subprocess.Popen[str], word: str) -> list[str]:
     raise AssertionError(f"`{word}` did not come after {lines}")
 
 
-def test_builds_meet_whichever_way_they_came(tmp_path: Path) -> None:
+def test_builds_through_different_paths_share_a_lock(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     with (
@@ -263,7 +264,7 @@ print(number)
 """
 
 
-def test_a_build_killed_anywhere_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_killed_at_any_point_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = DYING.format(root=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -290,7 +291,7 @@ def test_a_build_killed_anywhere_does_no_harm(tmp_path: Path, monkeypatch: pytes
         assert not list((folder / "cache").rglob("*.partial"))
 
 
-def test_what_a_killed_build_left_is_swept_by_the_next(tmp_path: Path) -> None:
+def test_the_next_build_sweeps_leftovers(tmp_path: Path) -> None:
     with slow_build(tmp_path / "a", tmp_path / "cache") as process:
         lines_until(process, "compile")
         assert process.stdout is not None
@@ -301,7 +302,7 @@ def test_what_a_killed_build_left_is_swept_by_the_next(tmp_path: Path) -> None:
     assert names(tmp_path) == {"a", "cache"}
 
 
-def test_an_exchange_that_was_cut_in_two_is_undone(tmp_path: Path) -> None:
+def test_an_interrupted_swap_is_undone(tmp_path: Path) -> None:
     old = build_tiny(tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / ".a.previous")
     (tmp_path / ".a.partial").mkdir()

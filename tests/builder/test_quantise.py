@@ -19,7 +19,7 @@ MATRICES = arrays(np.float32, (3, 2 * BLOCK), elements=st.floats(-100, 100, widt
 @pytest.mark.parametrize("bits", [8, 4])
 @settings(max_examples=60, deadline=None)
 @given(matrix=MATRICES)
-def test_a_weight_is_off_by_half_a_step_at_most(bits: Bits, matrix: F32) -> None:
+def test_the_error_is_at_most_half_a_step(bits: Bits, matrix: F32) -> None:
     blocks = quantise(matrix, bits)
     step = np.repeat(blocks.scales.astype(np.float32), BLOCK, axis=1)
     rounding = 2.0**-10 * np.abs(matrix).max() + 1e-6  # of the terms themselves, to f16
@@ -27,7 +27,7 @@ def test_a_weight_is_off_by_half_a_step_at_most(bits: Bits, matrix: F32) -> None
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(8, GGMLQuantizationType.Q8_0), (4, GGMLQuantizationType.Q4_1)])
-def test_as_near_as_the_reference(bits: Bits, kind: GGMLQuantizationType) -> None:
+def test_as_accurate_as_the_reference(bits: Bits, kind: GGMLQuantizationType) -> None:
     matrix = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
     reference = quants.dequantize(quants.quantize(matrix, kind), kind)
     ours = quantise(matrix, bits).dequantise()
@@ -35,7 +35,7 @@ def test_as_near_as_the_reference(bits: Bits, kind: GGMLQuantizationType) -> Non
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_block_of_one_value_is_exact(bits: Bits) -> None:
+def test_a_constant_block_is_exact(bits: Bits) -> None:
     matrix = np.full((1, BLOCK), 0.5, np.float32)
     np.testing.assert_allclose(quantise(matrix, bits).dequantise(), matrix, rtol=1e-3)
     np.testing.assert_array_equal(quantise(0 * matrix, bits).dequantise(), 0 * matrix)
@@ -53,7 +53,7 @@ def test_rows_are_independent(bits: Bits) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(matrix=MATRICES)
-def test_a_row_in_bytes_is_off_by_half_a_step_and_reaches_127(matrix: F32) -> None:
+def test_int8_rows_have_half_a_step_of_error_and_reach_127(matrix: F32) -> None:
     quants, scales = quantise_rows(matrix)
     off = np.abs(quants * scales[:, None] - matrix)
     largest = np.abs(quants.astype(np.int32)).max(axis=1)

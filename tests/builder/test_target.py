@@ -55,11 +55,11 @@ def check_compiles(device: str, text: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("device", "weights"), CASES)
-def test_compiles_for_a_cpu_that_is_not_here(device: str, weights: WeightType, tmp_path: Path) -> None:
+def test_compiles_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
     check_compiles(device, module(device, weights), tmp_path)
 
 
-def test_compiles_attention_on_the_matrix_unit_beside_vectors(tmp_path: Path) -> None:
+def test_compiles_amx_attention_together_with_vector_kernels(tmp_path: Path) -> None:
     check_compiles(AMX, module(AMX, "bf16", UNEVEN), tmp_path)
 
 
@@ -98,7 +98,7 @@ def _with_references(names: set[str], environment: jinja2.Environment) -> set[st
 
 
 @pytest.mark.parametrize("device", [NARROW, ARM])
-def test_bytes_need_a_dot_product_of_bytes(device: str) -> None:
+def test_int8_needs_int8_dot_products(device: str) -> None:
     with pytest.raises(BuildError, match=f"int8 needs .* which {device.removeprefix('cpu:')} is not"):
         module(device, "int8")
 
@@ -106,7 +106,7 @@ def test_bytes_need_a_dot_product_of_bytes(device: str) -> None:
 @pytest.mark.parametrize(
     ("device", "architecture", "feature"), [(ARM, "arm_64", "neon"), (NARROW, "x86_64", "avx2")]
 )
-def test_a_cpu_of_either_architecture_is_known_by_its_name(
+def test_cpus_of_both_architectures_are_resolved_by_name(
     device: str, architecture: str, feature: str
 ) -> None:
     target = resolve_target(device)
@@ -114,11 +114,11 @@ def test_a_cpu_of_either_architecture_is_known_by_its_name(
     assert feature in target.features
 
 
-def test_generic_is_of_this_host() -> None:
+def test_generic_has_this_hosts_architecture() -> None:
     assert resolve_target("cpu:generic").architecture == resolve_target("cpu").architecture
 
 
-def test_a_cpu_that_nobody_makes_is_refused() -> None:
+def test_an_unknown_cpu_is_refused() -> None:
     with pytest.raises(BuildError, match=r"no CPU 'nosuchcpu'.* as in cpu:znver4") as caught:
         resolve_target("cpu:nosuchcpu")
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Commands to suggest when something other than an artefact was given to `serve`."""
+"""Suggests commands when `serve` is given something other than an artefact."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from shortfin_apps.llm.artifact.artifact import CONFIG, MANIFEST, VMFB
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
 
 SCHEMES = ("hf:", "pypi:", "random:")
-OUTPUTS = Path("artifacts")  # where `build` puts what it is not told to put elsewhere
+OUTPUTS = Path("artifacts")  # where `build` writes without --output
 GGUF_MAGIC = b"GGUF"
-REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # as Hugging Face names one
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a name on Hugging Face
 
 
 def advice(path: Path) -> str:
-    """Says why `path` is no artefact, and the commands that make and serve one. Raises OSError."""
+    """Why `path` is not an artefact, and the commands that build and serve one. Raises OSError."""
     if str(path).startswith(SCHEMES) and not path.exists():
         return f"{path}: is a source to build, not a model directory; {_build_and_serve(str(path))}"
     if path.is_dir():
@@ -37,9 +37,9 @@ def _for_directory(path: Path) -> str:
     if inner := sorted(path.glob(f"*/{MANIFEST}")):
         return f"run `{_serve(inner[0].parent)}`"
     if files := sorted(path.glob("*.gguf")):
-        return f"it holds GGUF files: {_build_and_serve(str(files[0]))}"
+        return f"it contains GGUF files: {_build_and_serve(str(files[0]))}"
     is_empty = not any(path.iterdir())
-    return _build_something(path if is_empty else Path("NEW_DIR"))  # `build` writes over no folder of others
+    return _build_something(path if is_empty else Path("NEW_DIR"))  # `build` refuses foreign folders
 
 
 def _for_file(path: Path) -> str:
@@ -48,15 +48,15 @@ def _for_file(path: Path) -> str:
     if is_gguf:
         return f"is a GGUF file, not a model directory; {_build_and_serve(str(path))}"
     if (path.parent / MANIFEST).is_file():
-        return f"is a file of a model directory; run `{_serve(path.parent)}`"
+        return f"is a file in a model directory; run `{_serve(path.parent)}`"
     if _is_hugging_face(path.parent):
         commands = _build_and_serve(str(path.parent))
-        return f"is a file of a Hugging Face directory, not a model directory; {commands}"
+        return f"is a file in a Hugging Face directory, not a model directory; {commands}"
     return f"is a file, not a model directory; {_build_something(OUTPUTS / path.stem)}"
 
 
 def _is_hugging_face(directory: Path) -> bool:
-    """An artefact that has lost its manifest has a config.json, too."""
+    """Has a config.json but no VMFB, as an artefact without its manifest would."""
     return (directory / CONFIG).is_file() and not (directory / VMFB).exists()
 
 

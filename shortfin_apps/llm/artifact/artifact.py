@@ -1,10 +1,10 @@
-"""What a build leaves behind, and how a server reads it.
+"""Artefact: the directory that `build` writes and `serve` opens.
 
 DIR/model.vmfb              the program
 DIR/model.irpa              its parameters
 DIR/config.json             how to invoke it (`ModelConfig`)
 DIR/tokenizer.json          with tokenizer_config.json and generation_config.json beside it
-DIR/manifest.json           how it came about (`Manifest`)
+DIR/manifest.json           how it was built (`Manifest`)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FILES = (VMFB, PARAMETERS, CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRecord:
-    """What the program was compiled for; `features` are LLVM's names, empty for a GPU."""
+    """The target that the program was compiled for; `features` are LLVM's names, empty for a GPU."""
 
     device: str
     architecture: str
@@ -47,7 +47,7 @@ class TargetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """`uri` as it was given to `build`; `sha256` of everything that was read from it."""
+    """The source of the weights: `uri` as given to `build`, and `sha256` of everything read from it."""
 
     uri: str
     sha256: str
@@ -55,12 +55,12 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """How an artefact came about. `identity` is equal for artefacts that are equal."""
+    """How an artefact was built. Equal artefacts have equal `identity`."""
 
     format_version: int
     identity: str
     product_version: str
-    versions: dict[str, str]  # of the libraries that made it
+    versions: dict[str, str]  # of the libraries used by the build
     source: SourceRecord
     spec: LlamaSpec
     options: BuildOptions
@@ -101,7 +101,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """Everything a server needs; all paths exist. `manifest` is the VMFB's, None for one without."""
+    """The files a server needs; all paths exist. `manifest` is None if the VMFB has none beside it."""
 
     vmfb: Path
     parameters: tuple[Path, ...]
@@ -113,10 +113,10 @@ class Artifact:
 
     @classmethod
     def open(cls, directory: Path, *, for_this_host: bool = True, check_sizes: bool = True) -> Artifact:
-        """Opens what `shortfin-llm build` wrote.
+        """Opens a directory written by `shortfin-llm build`.
 
-        Raises ArtifactError when something is missing, damaged, newer than this program, or (unless
-        `for_this_host` is False: a look, not a load) compiled for a CPU that can do more than this one.
+        Raises ArtifactError when a file is missing or damaged, the format is newer than this program, or it
+        was compiled for a CPU with features that this one lacks (not checked if `for_this_host` is False).
         """
         _check_is_artifact(directory)
         manifest = Manifest.load(directory / MANIFEST)
@@ -146,9 +146,9 @@ class Artifact:
         tokenizer_config_json: Path | None = None,
         check_sizes: bool = True,
     ) -> Artifact:
-        """Loose files, as upstream's flags name them.
+        """Opens files given one by one, as upstream's flags do.
 
-        A manifest beside the VMFB says for which CPU it is, and what the files beside it should be.
+        If there is a manifest beside the VMFB, its CPU and the sizes of the files beside it are checked.
         `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists.
         Raises ArtifactError.
         """
@@ -177,27 +177,27 @@ class Artifact:
 
     @property
     def name(self) -> str:
-        """The model's name as its source has it; for loose files, the VMFB's."""
+        """The model's name from its source; for loose files, the VMFB's file name."""
         return self.vmfb.stem if self.manifest is None or self.is_loose else self.manifest.spec.name
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the model's embedding; None without a manifest."""
+        """Number of rows of the model's embedding; None without a manifest."""
         return self.manifest.vocab_size if self.manifest else None
 
 
 def is_covered(path: Path, vmfb: Path, manifest: Manifest) -> bool:
-    """The manifest of `vmfb` says what `path` should be."""
+    """Whether the manifest beside `vmfb` has a record for `path`."""
     path = path.resolve()
     return path.parent == vmfb.resolve().parent and path.name in manifest.files
 
 
 def _manifest_beside(vmfb: Path) -> Manifest | None:
-    """None too for what another tool wrote under that name. Raises ArtifactError when it is damaged."""
+    """The VMFB's manifest, None if there is none or it is another tool's. Raises ArtifactError if damaged."""
     path = vmfb.with_name(MANIFEST)
     if _is_ours(path) and vmfb.name in (manifest := Manifest.load(path)).files:
         return manifest
-    logger.info("%s: no %s of `build` is beside it, so its CPU and content are not checked", vmfb, MANIFEST)
+    logger.info("%s: there is no %s beside it, so its CPU and content are not checked", vmfb, MANIFEST)
     return None
 
 
@@ -209,7 +209,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _check_is_artifact(directory: Path) -> None:
-    from shortfin_apps.llm.artifact.advice import advice  # which knows the layout from here
+    from shortfin_apps.llm.artifact.advice import advice  # it imports this module
 
     try:
         if not (directory / MANIFEST).exists():
@@ -227,7 +227,7 @@ def _check_host(directory: Path, target: TargetRecord) -> None:
     if missing := missing_features(target.features):
         raise ArtifactError(
             f"{directory}: compiled for a CPU ({target.cpu}) with {', '.join(missing)}, "
-            "which this one lacks; rebuild it here with `shortfin-llm build`"
+            "which this CPU lacks; rebuild it here with `shortfin-llm build`"
         )
 
 
@@ -239,4 +239,4 @@ def _require(path: Path) -> None:
 def _check_size(path: Path, manifest: Manifest) -> None:
     record = manifest.files.get(path.name)
     if record is None or path.stat().st_size != record.size_bytes:
-        raise ArtifactError(f"{path}: not the size that {MANIFEST} says; rebuild with `shortfin-llm build`")
+        raise ArtifactError(f"{path}: its size differs from {MANIFEST}; rebuild with `shortfin-llm build`")

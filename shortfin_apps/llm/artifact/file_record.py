@@ -1,4 +1,4 @@
-"""A file's size and SHA-256, and whether a file still has them."""
+"""File sizes and SHA-256 hashes, and comparing files against them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-BLOCK_BYTES = 4 << 20  # hashlib and read release the interpreter lock for each
+BLOCK_BYTES = 4 << 20  # hashlib and read release the GIL for each block
 
 Advance = Callable[[int], None]
 
@@ -30,17 +30,17 @@ def total_bytes(files: Mapping[str, FileRecord]) -> int:
 
 
 def wrong_sizes(folder: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
-    """Each of `files` in `folder` that is not there or not of its size, with what is wrong with it."""
+    """The problem with each of `files` in `folder` that is missing or has another size, by name."""
     return _wrong(files, lambda name: _wrong_size(folder / name, files[name]))
 
 
 def wrong_files(
     folder: Path, files: Mapping[str, FileRecord], advance: Advance | None = None
 ) -> dict[str, str]:
-    """Each of `files` in `folder` that is not what it was, with what is wrong with it.
+    """The problem with each of `files` in `folder` whose size or content differs, by name.
 
-    Sizes are compared first, then contents, in a thread a file; `advance` is told of bytes as they are
-    read, from those threads. An exception (an interrupt) stops them within a block.
+    Sizes are compared first, then contents, with one thread per file; `advance` is called from those threads
+    with the number of bytes read. An exception (an interrupt) stops them within a block.
     """
     if wrong := wrong_sizes(folder, files):
         return wrong
@@ -79,7 +79,7 @@ def _wrong_content(path: Path, expected: FileRecord, advance: Advance, stop: Eve
 
 
 def _sha256(path: Path, advance: Advance, stop: Event) -> str:
-    """Read, not mapped: a bad sector is then an error and no signal."""
+    """Uses `read` instead of a mapping, so that a bad sector raises OSError instead of SIGBUS."""
     digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while not stop.is_set() and (count := file.readinto(block)):

@@ -1,8 +1,8 @@
-"""Are an artefact's files what was built? Found out while a server loads them and warms up.
+"""Verification: compares the hashes of an artefact's files with its manifest while a server loads.
 
-What is executed or decides what is read (program, tokenizer) is hashed before that; the parameters, which
-take longest, in a thread beside the loading. The other texts may be edited at deployment: what differs
-there is logged and applies.
+Program and tokenizer are hashed before anything is loaded; the parameters, which take longest, in a thread
+while the model loads and warms up. The other files may be edited at deployment: a difference is logged, and
+the edited file is used.
 """
 
 from __future__ import annotations
@@ -14,35 +14,44 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from shortfin_apps.llm.artifact import artifact as layout
-from shortfin_apps.llm.artifact.artifact import Artifact, Manifest, is_covered
+from shortfin_apps.llm.artifact.artifact import (
+    CONFIG,
+    GENERATION_CONFIG,
+    PARAMETERS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VMFB,
+    Artifact,
+    Manifest,
+    is_covered,
+)
 from shortfin_apps.llm.artifact.file_record import FileRecord, total_bytes, wrong_files
 from shortfin_apps.llm.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 
 Verify = Literal["none", "size", "hash"]
-FIRST = (layout.VMFB, layout.TOKENIZER)
-BESIDE = (layout.PARAMETERS,)
-EDITABLE = (layout.CONFIG, layout.TOKENIZER_CONFIG, layout.GENERATION_CONFIG)
-LEAST_REPORT_BYTES = 1 << 30  # about a second
+BEFORE_LOADING = (VMFB, TOKENIZER)
+WHILE_LOADING = (PARAMETERS,)
+EDITABLE = (CONFIG, TOKENIZER_CONFIG, GENERATION_CONFIG)
+MIN_REPORT_BYTES = 1 << 30  # about a second
 
 
 @contextmanager
 def verifying(artifact: Artifact, verify: Verify) -> Iterator[Callable[[], None]]:
-    """Compares hashes while the context lasts; what it yields waits for the last of them.
+    """Compares hashes during the context; the yielded function waits for the last of them.
 
-    Entering and the yielded function raise ArtifactError for a file that is not what was built. With
-    `none` and `size` nothing is read: sizes are compared when an artefact is opened.
+    Entering the context and calling the function raise ArtifactError for a file that differs from what was
+    built. With `none` and `size` nothing is read: sizes are compared when an artefact is opened.
     """
     if verify != "hash" or artifact.manifest is None:
         yield lambda: None
         return
     folder, files = artifact.vmfb.resolve().parent, _covered(artifact, artifact.manifest)
-    _refuse(folder, wrong_files(folder, _some(files, FIRST)))
+    _refuse(folder, wrong_files(folder, _some(files, BEFORE_LOADING)))
     for name, reason in wrong_files(folder, _some(files, EDITABLE)).items():
-        logger.warning("%s %s: it was edited since it was built; what it says now applies", name, reason)
-    with _in_background(folder, _some(files, BESIDE)) as wrong:
+        logger.warning("%s %s: it was edited since the build; the edited file is used", name, reason)
+    with _in_background(folder, _some(files, WHILE_LOADING)) as wrong:
         yield lambda: _refuse(folder, wrong())
 
 
@@ -58,17 +67,17 @@ def _in_background(folder: Path, files: dict[str, FileRecord]) -> Iterator[Calla
 
 
 class _Stopped(Exception):
-    """Nobody waits for the result any more."""
+    """Stops the hashing, because loading has failed and the result is no longer needed."""
 
 
 class _Progress:
-    """Lines in the log, few enough that nobody minds them."""
+    """Logs the progress of hashing, at most once per tenth of the total or per MIN_REPORT_BYTES."""
 
     def __init__(self, total: int) -> None:
         self.is_wanted = True
         self._total = total
         self._done = 0
-        self._step = max(total // 10, LEAST_REPORT_BYTES)
+        self._step = max(total // 10, MIN_REPORT_BYTES)
 
     def advance(self, count: int) -> None:
         if not self.is_wanted:
@@ -80,7 +89,7 @@ class _Progress:
 
 
 def _covered(artifact: Artifact, manifest: Manifest) -> dict[str, FileRecord]:
-    """Manifest records of the files that are used: all of them unless they are loose."""
+    """Manifest records of the files in use; loose files outside the manifest are logged and left out."""
     if not artifact.is_loose:
         return manifest.files
     used = (artifact.vmfb, *artifact.parameters, artifact.tokenizer)
@@ -98,5 +107,5 @@ def _some(files: dict[str, FileRecord], names: tuple[str, ...]) -> dict[str, Fil
 def _refuse(folder: Path, wrong: dict[str, str]) -> None:
     for name, reason in wrong.items():
         raise ArtifactError(
-            f"{folder / name}: {reason}; build or copy it again, or serve it as it is with `--verify none`"
+            f"{folder / name}: {reason}; build or copy it again, or skip this check with `--verify none`"
         )

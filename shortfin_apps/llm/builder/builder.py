@@ -23,7 +23,7 @@ from shortfin_apps.llm.artifact.file_record import record, total_bytes, wrong_fi
 from shortfin_apps.llm.builder.cache import BuildCache, CacheEntry, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import model_config
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
-from shortfin_apps.llm.builder.output import exchange, exclusive, resolve_output, staging
+from shortfin_apps.llm.builder.output import exclusive, replace_output, resolve_output, staging
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
 from shortfin_apps.llm.builder.sources.base import ModelSource, TokenizerFiles
@@ -121,7 +121,7 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
         made = folder / "artefact"
         made.mkdir()
         _assemble(plan, made, cache, progress)
-        exchange(made, out)
+        replace_output(made, out)
     return Artifact.open(out, for_this_host=False)
 
 

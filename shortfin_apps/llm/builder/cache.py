@@ -1,7 +1,7 @@
-"""Results of the slow steps of a build, kept by what they were made from.
+"""Content-addressed cache for the slow steps of a build.
 
-ROOT/KIND/KEY/              a finished entry: its files, and entry.json that lists them
-ROOT/KIND/KEY.partial/      one being made; whoever makes it holds KEY.lock
+ROOT/KIND/KEY/              a finished entry: its files, and entry.json, which lists them
+ROOT/KIND/KEY.partial/      an entry being made; the process that makes it holds KEY.lock
 ROOT/KIND/KEY.lock
 """
 
@@ -32,21 +32,21 @@ _FILES = TypeAdapter(dict[str, FileRecord])
 
 
 def user_cache() -> Path:
-    """The folder for everything that can be made or fetched again."""
+    """The folder for everything that can be rebuilt or downloaded again."""
     override = os.environ.get(ENVIRONMENT_VARIABLE)
     return Path(override).expanduser() if override else platformdirs.user_cache_path("shortfin-llm")
 
 
 def content_key(*parts: object) -> str:
-    """A name for what is made from `parts`, which must have a `repr` that says all of them."""
+    """The cache key of something made from `parts`; their `repr` must describe them completely."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A finished entry; its files are read-only, and nobody's but the cache's.
+    """A finished entry. Its files are read-only and belong to the cache.
 
-    Those of a `temporary` cache are handed out themselves, once.
+    A `temporary` cache moves its files to the caller instead of copying them, so each can be placed once.
     """
 
     directory: Path
@@ -54,7 +54,7 @@ class CacheEntry:
     temporary: bool = False
 
     def place(self, name: str, target: Path) -> None:
-        """Makes `target` a file of its own with the content of the entry's `name`."""
+        """Creates `target` with the content of the entry's file `name`, independent of the cache's file."""
         source = self.directory / name
         if self.temporary:
             source.rename(target)
@@ -63,11 +63,11 @@ class CacheEntry:
 
 
 def clone(source: Path, target: Path) -> bool:
-    """Makes `target` share the blocks of `source`, copied when written to; False where that cannot be."""
+    """Makes `target` a copy-on-write clone of `source`; False where the file system does not support it."""
     with source.open("rb") as old, target.open("wb") as new:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
-        except OSError:  # another file system, or one that does not share blocks
+        except OSError:  # another file system, or one without reflinks
             return False
     return True
 
@@ -81,7 +81,7 @@ class BuildCache:
         self._progress = progress or QuietProgress()
 
     def get_or_make(self, kind: str, key: str, make: Callable[[Path], None]) -> CacheEntry:
-        """The entry of that key; `make` fills a folder with its files when there is no whole one yet."""
+        """The entry for `key`. If there is no intact one, `make` is called with a folder to fill."""
         final = self._root / kind / key
         final.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(final.with_name(f"{key}.lock")):
@@ -97,17 +97,17 @@ class BuildCache:
             stage.say(f"cached {kind}")
             wrong = wrong_files(directory, files, stage.advance)
         for name, reason in wrong.items():
-            self._progress.note(f"{directory / name}: {reason}; it is made again")
+            self._progress.note(f"{directory / name}: {reason}; it will be rebuilt")
         return None if wrong else CacheEntry(directory, files)
 
     def sweep(self) -> None:
-        """Removes what interrupted builds left half-made."""
+        """Removes partial entries left by interrupted builds."""
         for partial in self._root.glob("*/*.partial"):
             try:
                 with FileLock(partial.with_suffix(".lock"), timeout=0):
                     shutil.rmtree(partial, ignore_errors=True)
             except Timeout:
-                continue  # somebody is making it
+                continue  # another process is making it
 
 
 def _make(final: Path, make: Callable[[Path], None]) -> CacheEntry:

@@ -1,11 +1,12 @@
-"""The folder that a build makes, or replaces whole.
+"""The output folder of a build, which is created or replaced as a whole.
 
-    PARENT/.NAME.lock           held by the build that works on it
-    PARENT/.NAME.partial/       the artefact being put together, and with it whatever is not cached
-    PARENT/.NAME.previous/      the artefact it replaces, while the two are being exchanged
+    PARENT/.NAME.lock           held by the build that works on this folder
+    PARENT/.NAME.partial/       the new artefact while it is being assembled, and files that are not cached
+    PARENT/.NAME.previous/      the old artefact, while the two are being swapped
     PARENT/NAME/                the artefact
 
-PARENT and NAME are the folder's own, with links resolved, so that builds meet whichever way they came.
+PARENT and NAME are taken after resolving links, so that two builds into one folder see each other's lock
+whichever path they were given.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact.artifact import FILES, MANIFEST
 from shortfin_apps.llm.errors import BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
 
 
 def resolve_output(out: Path) -> Path:
-    """The folder that `out` names, if a build may put one there; nothing is written to find out.
+    """The resolved path of `out`, after checking that a build may write there. Writes nothing.
 
-    Raises BuildError, OSError when it cannot be looked at.
+    Raises BuildError when it may not, OSError when the path cannot be inspected.
     """
     try:
         resolved = out.expanduser().resolve()
@@ -42,10 +43,10 @@ def resolve_output(out: Path) -> Path:
 
 @contextmanager
 def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Lets one build at a time work on `out`; `on_wait` is called when there is another.
+    """Holds the lock of `out`, so that one build at a time works on it; `on_wait` is called before waiting.
 
-    What an interrupted one left is then nobody's, and is cleared up. Parents are made, and go again if
-    nothing came of it.
+    Under the lock, leftovers of an interrupted build are cleaned up. Missing parent folders are created, and
+    removed again if they are still empty at the end.
     """
     parents = [folder for folder in out.parents if not folder.exists()]
     path = out.with_name(f".{out.name}.lock")
@@ -57,7 +58,7 @@ def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             _recover(out)
             yield
         finally:
-            path.unlink(missing_ok=True)  # while it is held: whoever waits then makes a new one
+            path.unlink(missing_ok=True)  # while still held: a waiting build then creates a new lock file
             lock.release()
     finally:
         with suppress(OSError):
@@ -67,7 +68,7 @@ def exclusive(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def staging(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out`, gone afterwards."""
+    """An empty folder beside `out`, removed on exit."""
     folder = _partial(out)
     try:
         folder.mkdir()
@@ -76,8 +77,8 @@ def staging(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def exchange(made: Path, out: Path) -> None:
-    """Puts `made` in the place of `out`."""
+def replace_output(made: Path, out: Path) -> None:
+    """Moves `made` to `out`, replacing the previous artefact if there is one."""
     if out.exists():
         out.rename(_previous(out))
     made.rename(out)
@@ -86,19 +87,19 @@ def exchange(made: Path, out: Path) -> None:
 
 def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()  # where no file can be made the library would wait for ever
+    path.touch()  # raises where no file can be created; the library would wait for ever
     try:
         lock.acquire(blocking=False)
     except Timeout:
         on_wait()
-        with suppress(FileNotFoundError):  # the other failed, and took the parents with it
+        with suppress(FileNotFoundError):  # the other build failed and removed the parent folders
             lock.acquire()
             return
         _acquire(lock, path, on_wait)
 
 
 def _recover(out: Path) -> None:
-    """Clears up after a build that was killed, finishing or undoing its exchange."""
+    """Cleans up after a build that was killed, completing or undoing its swap of artefacts."""
     if _previous(out).exists():
         if out.exists():
             shutil.rmtree(_previous(out))
@@ -117,38 +118,38 @@ def _previous(out: Path) -> Path:
 
 
 def _refuse_irreplaceable(out: Path, resolved: Path) -> None:
-    if os.path.ismount(resolved):  # the root is one
+    if os.path.ismount(resolved):  # true for `/` too
         raise BuildError(
-            f"{out}: is the root of a file system, which cannot be replaced; name a folder in it"
+            f"{out}: is the root of a file system, which cannot be replaced; name a folder inside it"
         )
     if Path.cwd().is_relative_to(resolved):
         raise BuildError(
-            f"{out}: a build replaces its output, and this is the folder you are in; name a folder in it, or "
-            "run this from elsewhere"
+            f"{out}: a build replaces its output folder, and this is the current folder; name a folder "
+            "inside it, or run the command from elsewhere"
         )
     if _WORKING_NAME.fullmatch(resolved.name):
-        raise BuildError(f"{out}: builds use such names for what they work on; choose another")
+        raise BuildError(f"{out}: names like this are reserved for a build's working files; choose another")
 
 
 def _refuse_foreign(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise BuildError(f"{out}: exists and is not an artefact but a file; choose another name or remove it")
+        raise BuildError(f"{out}: exists and is a file, not an artefact; choose another name or remove it")
     names = {path.name for path in out.iterdir()}
-    if names and layout.MANIFEST not in names:
+    if names and MANIFEST not in names:
         raise BuildError(f"{out}: exists and is not an artefact; choose another folder or remove it")
-    if others := sorted(names - {*layout.FILES, layout.MANIFEST}):
+    if others := sorted(names - {*FILES, MANIFEST}):
         raise BuildError(
-            f"{out}: holds `{others[0]}`, which no build made and replacing the folder would remove; move it "
+            f"{out}: contains `{others[0]}`, which is not part of an artefact and would be deleted; move it "
             "or choose another folder"
         )
 
 
 def _require_writable(out: Path) -> None:
-    """Checks the nearest folder that exists, where the others and the working files will be made."""
-    above = next(folder for folder in out.parents if folder.exists())
-    if not above.is_dir():
-        raise BuildError(f"{out}: cannot be made, as {above} is a file; choose another folder")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise BuildError(f"{out}: cannot be made, as {above} cannot be written to; choose another folder")
+    """Checks the nearest existing parent, where missing folders and the working files will be created."""
+    parent = next(folder for folder in out.parents if folder.exists())
+    if not parent.is_dir():
+        raise BuildError(f"{out}: cannot be created, as {parent} is a file; choose another folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise BuildError(f"{out}: cannot be created, as {parent} is not writable; choose another folder")

@@ -1,4 +1,4 @@
-"""How far a build is: bars on a terminal, plain lines elsewhere."""
+"""Progress of a build: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 
 class Stage(Protocol):
-    """One stage under way."""
+    """A running stage of a build."""
 
     def advance(self, amount: int) -> None:
-        """`amount` more of the stage's total is done."""
+        """Reports that `amount` more of the stage's total is done."""
         ...
 
     def say(self, text: str) -> None:
-        """What is being done right now."""
+        """Shows what is being done right now."""
         ...
 
 
 class BuildProgress(Protocol):
-    """Told about the stages of a build, in order."""
+    """Receives the stages of a build, in order."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
-        """A stage that lasts as long as the context; `total` is its size, None when unknown."""
+        """Context of one stage; `total` is its size, None when unknown."""
         ...
 
     def note(self, text: str) -> None:
-        """A line worth keeping."""
+        """Prints a line that stays on the screen."""
         ...
 
 
 class PlainProgress:
-    """Lines on stderr: one a stage, one a change of text, no bars."""
+    """Prints lines to stderr: one per stage and one per change of text."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
@@ -49,7 +49,7 @@ class PlainProgress:
 
 
 class QuietProgress(PlainProgress):
-    """Says nothing."""
+    """Prints nothing."""
 
     def note(self, text: str) -> None:
         pass
@@ -68,7 +68,7 @@ class _PlainStage:
 
 
 class RichProgress:
-    """Bars on a terminal."""
+    """Draws bars on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

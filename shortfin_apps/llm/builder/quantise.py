@@ -1,7 +1,7 @@
-"""Weights in few bits: in blocks, as GGUF has them, or in bytes with one scale a row.
+"""Weight quantisation: blocks as in GGUF files (q8_0, q4), or int8 with one scale per row.
 
 A block is 32 neighbours along a row: `w = scale * q` (8 bits, GGUF's Q8_0) or `w = scale * q + minimum`
-(4 bits, GGUF's Q4_1; Q4_0 is the case of a minimum of -8 scales). Source: llama.cpp's `ggml-quants.c`.
+(4 bits, GGUF's Q4_1; Q4_0 is the case of `minimum = -8 * scale`). Source: llama.cpp's `ggml-quants.c`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Bits = Literal[8, 4]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix of shape [rows, columns]; columns are a multiple of 32.
+    """A block-quantised matrix [rows, columns]; the columns are a multiple of 32.
 
     `quants` [rows, columns]: i8 with 8 bits, u8 of 0..15 with 4. `scales` and `minima` [rows, columns / 32]
     f16; `minima` is None with 8 bits.
@@ -47,7 +47,7 @@ class Blocks:
 
 
 def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
-    """The blocks nearest to `values` [rows, columns]; the scale spans each block's largest values."""
+    """Quantises `values` [rows, columns] by rounding to nearest; each block's scale covers its full range."""
     rows, columns = values.shape
     blocks = values.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
     if bits == 8:
@@ -65,7 +65,7 @@ def quantise(values: npt.NDArray[np.floating], bits: Bits) -> Blocks:
 def quantise_rows(
     values: npt.NDArray[np.floating],
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Bytes [rows, columns] and scales [rows] with `values` = bytes x scale: a row's largest becomes 127."""
+    """Quants [rows, columns] and scales [rows] with `values = quants * scale`; a row's maximum is 127."""
     wide = values.astype(np.float32, copy=False)
     scales = np.abs(wide).max(axis=1) / np.float32(127)
     safe = np.where(scales > 0, scales, 1)
@@ -73,7 +73,7 @@ def quantise_rows(
 
 
 def stack(parts: Sequence[Blocks]) -> Blocks:
-    """Matrices of the same columns and bits, one below the other."""
+    """Concatenates matrices of equal columns and bits along their rows."""
     if len(parts) == 1:
         return parts[0]
     minima = [part.minima for part in parts if part.minima is not None]

@@ -1,4 +1,4 @@
-"""What the graph is compiled for, and which of its two forms that target takes."""
+"""Compilation target: a CPU or GPU, its compiler flags, and the CPU features that kernels are chosen by."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device the compiler was asked for.
+    """A resolved compilation target.
 
-    `architecture`, `cpu` and `features` (LLVM's names, `+` ones only) say what a CPU target resolved to;
-    for a GPU they are the chip's name and nothing.
+    `device` is the value of `--device`. For a CPU, `architecture`, `cpu` and `features` (LLVM's names of
+    those enabled) say what it resolved to; for a GPU, `cpu` is the chip and `features` is empty.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Target:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the hand-written vector kernels can run there."""
+        """Whether the hand-written vector kernels can run on it."""
         return self.device.split(":")[0] == "cpu"
 
     @property
@@ -43,27 +43,27 @@ class Target:
 
     @property
     def has_amx(self) -> bool:
-        """Whether the CPU multiplies tiles of bf16 (Intel AMX)."""
+        """Whether the CPU has Intel AMX with bf16 tiles."""
         return self.is_cpu and {"amx-tile", "amx-bf16", "avx512bf16", "avx512f"} <= self.features
 
     @property
     def has_amx_int8(self) -> bool:
-        """Whether it multiplies tiles of bytes, too."""
+        """Whether the CPU has Intel AMX with int8 tiles, too."""
         return self.has_amx and "amx-int8" in self.features
 
     @property
     def has_byte_dot(self) -> bool:
-        """Whether vectors of 512 bits have a dot product of bytes (VNNI)."""
+        """Whether the CPU has int8 dot products of 512-bit vectors (AVX-512 VNNI)."""
         return self.is_cpu and {"avx512vnni", "avx512f"} <= self.features
 
     @property
     def has_wide_vectors(self) -> bool:
-        """Whether the register file holds 32 vectors of 16 f32."""
+        """Whether there are 32 vector registers of 16 f32 each (AVX-512)."""
         return "avx512f" in self.features
 
 
 def resolve_target(device: str) -> Target:
-    """The target named by `--device`. Raises BuildError when the compiler does not know it."""
+    """Resolves the value of `--device`. Raises BuildError when the compiler does not know it."""
     kind, _, chip = device.partition(":")
     match kind, chip:
         case "cpu", _:
@@ -71,7 +71,9 @@ def resolve_target(device: str) -> Target:
         case "hip", str(chip) if chip:
             flags = ("--iree-hal-target-device=hip", f"--iree-hip-target={chip}")
             return Target(device, flags, "amdgpu", chip, frozenset())
-    raise BuildError(f"device {device!r} is none of cpu, cpu:<llvm cpu name>, hip:<chip> (as in hip:gfx942)")
+    raise BuildError(
+        f"unknown device {device!r}; give cpu, cpu:<LLVM CPU name>, or hip:<chip> (as in hip:gfx942)"
+    )
 
 
 @cache
@@ -80,13 +82,13 @@ def _cpu_target(device: str, cpu: str) -> Target:
         if target := _probe_cpu(device, cpu, triple):
             return target
     raise BuildError(
-        f"the compiler knows no CPU {cpu!r}, neither of x86-64 nor of aarch64; "
-        "give LLVM's name of one, as in cpu:znver4 or cpu:neoverse-v1, or cpu for this host's"
+        f"the compiler knows no CPU {cpu!r} for x86-64 or aarch64; "
+        "give LLVM's name of a CPU, as in cpu:znver4 or cpu:neoverse-v1, or cpu for this machine's"
     )
 
 
 def _probe_cpu(device: str, cpu: str, triple: str | None) -> Target | None:
-    """The target, unless that architecture (None: this host's) has no CPU of that name."""
+    """The target, or None if the architecture of `triple` (None: this host's) has no CPU of that name."""
     flags = (
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
@@ -101,7 +103,7 @@ def _probe_cpu(device: str, cpu: str, triple: str | None) -> Target | None:
         check=False,
     )
     found = _TARGET.search(probe.stdout)
-    # For aarch64 the compiler says that it does not know the CPU, and goes on without.
+    # For an unknown aarch64 CPU the compiler only warns and falls back to a generic one.
     if probe.returncode or not found or "Unknown CPU" in probe.stderr:
         return None
     attributes = dict(re.findall(r'(\w+) = "([^"]*)"', found[2]))

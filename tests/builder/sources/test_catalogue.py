@@ -24,7 +24,7 @@ def test_every_kind_of_source_yields_the_same_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.gguf", "ftp:x", "random:huge", "pypi:x", "hf:x", ""])
-def test_refuses_what_it_cannot_open(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_unknown_sources(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(BuildError):

@@ -42,7 +42,7 @@ def test_tokenizer_is_the_same(tiny_gguf: Path) -> None:
         assert files.config[key] == expected.config[key]
 
 
-def test_a_missing_head_is_tied(tmp_path: Path) -> None:
+def test_a_missing_head_is_the_tied_embedding(tmp_path: Path) -> None:
     source = GgufSource(write_gguf(tmp_path / "tied.gguf", without="output.weight"))
     assert source.spec.tie_word_embeddings
     assert "output.weight" not in tensor_shapes(source.spec)
@@ -64,7 +64,7 @@ def test_dequantises(tmp_path: Path) -> None:
     assert np.abs(source.tensor("x") - wanted).max() <= np.abs(wanted).max() / 127
 
 
-def test_llama3_rotary_scaling_comes_back_from_its_factors(tmp_path: Path) -> None:
+def test_llama3_rotary_scaling_is_recognised_by_its_factors(tmp_path: Path) -> None:
     scaling = RopeScaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
@@ -107,12 +107,12 @@ def test_a_sliding_window_caps_the_context(tmp_path: Path) -> None:
         ({"hyper_gates": 3}, r"`llama\.hyper_gates` is 3, and whether .*`--accept-field llama\.hyper_gates`"),
     ],
 )
-def test_refuses_what_is_no_llama(tmp_path: Path, keys: dict[str, int | str], message: str) -> None:
+def test_refuses_other_architectures(tmp_path: Path, keys: dict[str, int | str], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         GgufSource(write_gguf(tmp_path / "odd.gguf", keys=keys))
 
 
-def test_keys_that_change_nothing_pass_and_unknown_ones_may_be_accepted(tmp_path: Path) -> None:
+def test_neutral_keys_pass_and_unknown_ones_may_be_accepted(tmp_path: Path) -> None:
     keys: dict[str, int | float | str] = {"vocab_size": 1, "logit_scale": 0.0, "rope.scaling.factor": 1.0}
     path = write_gguf(tmp_path / "odd.gguf", keys={**keys, "hyper_gates": 3})
     GgufSource(path, accepted=["llama.hyper_gates"])
@@ -131,10 +131,10 @@ def test_refuses_missing_and_foreign_tensors(tmp_path: Path) -> None:
         GgufSource(write_gguf(tmp_path / "more.gguf", tensors=bias))
 
 
-def test_refuses_numbers_that_are_not_finite(tmp_path: Path) -> None:
+def test_refuses_nan_and_infinity(tmp_path: Path) -> None:
     norm = np.full(SPEC.hidden_size, np.nan, np.float32)
     source = GgufSource(write_gguf(tmp_path / "nan.gguf", tensors={"output_norm.weight": norm}))
-    with pytest.raises(BuildError, match="not finite"):
+    with pytest.raises(BuildError, match="NaN or infinite"):
         source.tensor("output_norm.weight")
 
 
@@ -164,7 +164,7 @@ def _refusal(path: Path) -> str | None:
     return None
 
 
-def test_refuses_what_is_no_file(tmp_path: Path) -> None:
+def test_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="cannot be read"):
         GgufSource(tmp_path / "none.gguf")
 

@@ -97,7 +97,7 @@ def words(pre: str, text: str) -> list[str]:
         ("tekken", ["I", "'m", " ", "1", "2", "3", "4", "5", " ok", "\n\n", " ", " X"]),
     ],
 )
-def test_words_are_cut_as_the_model_cuts_them(pre: str, cut: list[str]) -> None:
+def test_text_is_split_as_by_the_models_tokenizer(pre: str, cut: list[str]) -> None:
     text = "I'm 12345 ok\n\n  X"
     assert "".join(words(pre, text)) == text
     assert words(pre, text) == cut
@@ -125,7 +125,7 @@ def test_special_tokens_are_found_in_text_and_skipped_in_output() -> None:
     assert files.generation["eos_token_id"] == [tokenizer.token_to_id("<|im_end|>")]
 
 
-def test_end_tokens_that_the_file_does_not_name_are_found() -> None:
+def test_unnamed_end_tokens_are_found() -> None:
     keys = byte_level_keys("smollm")
     keys["ggml.eos_token_id"] = keys["ggml.bos_token_id"]
     tokenizer, files = rebuild(keys)
@@ -143,7 +143,7 @@ def test_end_tokens_that_the_file_does_not_name_are_found() -> None:
         (sentence_piece_keys(**{"ggml.add_bos_token": False}), False),
     ],
 )
-def test_begin_token(keys: dict[str, Any], adds: bool) -> None:
+def test_bos_token(keys: dict[str, Any], adds: bool) -> None:
     tokenizer, files = rebuild(keys)
     bos = keys["ggml.bos_token_id"]
     assert (bos in tokenizer.encode("ab").ids) is adds
@@ -170,10 +170,10 @@ def test_llama3_takes_whole_words_without_merges() -> None:
         ({"ggml.model": "llama"}, "0 scores"),
     ],
 )
-def test_refuses_what_it_does_not_know(change: dict[str, Any], message: str) -> None:
+def test_refuses_unknown_tokenizers(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         rebuild({**byte_level_keys("smollm"), **change})
 
 
-def test_bytes_are_gpt2s() -> None:
+def test_byte_characters_are_gpt2s() -> None:
     assert set(byte_tokenizer().get_vocab()) >= set(pre_tokenizers.ByteLevel.alphabet())

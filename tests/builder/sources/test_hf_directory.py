@@ -45,7 +45,7 @@ def test_tokenizer_files(tmp_path: Path) -> None:
         HfDirectorySource(directory).tokenizer_files()
 
 
-def test_every_file_counts_in_the_hash(tmp_path: Path) -> None:
+def test_the_hash_covers_every_file(tmp_path: Path) -> None:
     before = HfDirectorySource(write_hf(tmp_path)).sha256
     assert HfDirectorySource(tmp_path).sha256 == before
     (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
@@ -98,7 +98,7 @@ def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
         ({"intermediate_size": 100}, "has shape"),
     ],
 )
-def test_refuses_what_is_no_llama(tmp_path: Path, config: dict[str, object], message: str) -> None:
+def test_refuses_other_architectures(tmp_path: Path, config: dict[str, object], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         HfDirectorySource(write_hf(tmp_path, config=config))
 
@@ -114,9 +114,7 @@ def test_refuses_what_is_no_llama(tmp_path: Path, config: dict[str, object], mes
         ({"hyper_gates": 3}, "`hyper_gates` is 3, and whether .*`--accept-field hyper_gates`"),
     ],
 )
-def test_refuses_fields_that_it_does_not_compute_with(
-    tmp_path: Path, config: dict[str, object], message: str
-) -> None:
+def test_refuses_unsupported_fields(tmp_path: Path, config: dict[str, object], message: str) -> None:
     with pytest.raises(BuildError, match=message):
         HfDirectorySource(write_hf(tmp_path, config=config))
 
@@ -130,7 +128,7 @@ def test_refuses_fields_that_it_does_not_compute_with(
         {"embedding_multiplier": 1, "rope_interleaved": False, "num_experts": 0},
     ],
 )
-def test_values_that_change_nothing_pass(tmp_path: Path, config: dict[str, object]) -> None:
+def test_neutral_values_pass(tmp_path: Path, config: dict[str, object]) -> None:
     HfDirectorySource(write_hf(tmp_path, config=config))
 
 
@@ -138,7 +136,7 @@ def test_an_unknown_field_may_be_accepted(tmp_path: Path) -> None:
     HfDirectorySource(write_hf(tmp_path, config={"hyper_gates": 3}), accepted=["hyper_gates"])
 
 
-def test_refuses_weights_that_are_not_there_or_lie_outside(tmp_path: Path) -> None:
+def test_refuses_missing_weights_and_paths_outside(tmp_path: Path) -> None:
     write_hf(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(BuildError, match="must be in safetensors form"):

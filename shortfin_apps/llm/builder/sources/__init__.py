@@ -1,1 +1,1 @@
-"""Where models come from: one module a kind of source, `catalogue.open_source` to tell them apart."""
+"""Model sources: one module per kind; `catalogue.open_source` picks the one for a given name."""

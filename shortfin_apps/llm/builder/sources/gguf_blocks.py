@@ -1,5 +1,5 @@
-"""The blocks of a GGUF tensor as they are in the file (llama.cpp's `ggml/src/ggml-common.h`, block_q8_0,
-block_q4_0 and block_q4_1: f16 terms, then the quants of 32 weights)."""
+"""Reads the quantised blocks of a GGUF tensor (llama.cpp's `ggml/src/ggml-common.h`: block_q8_0, block_q4_0
+and block_q4_1: f16 terms, then the quants of 32 weights)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_blocks(tensor: ReaderTensor) -> Blocks | None:
 
 
 def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
-    """By the type that most of the weights have; None where that is a float."""
+    """The quantisation of the type that most weights have; None where that is a float type."""
     weights: Counter[str] = Counter()
     for tensor in tensors:
         weights[tensor.tensor_type.name] += int(tensor.n_elements)
@@ -51,7 +51,7 @@ def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
 def _split(
     tensor: ReaderTensor, columns: int, num_terms: int
 ) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8]]:
-    """Terms [rows, blocks, terms] and the bytes of quants [rows, blocks, bytes]."""
+    """Splits blocks into terms [rows, blocks, terms] and the bytes of the quants [rows, blocks, bytes]."""
     data = np.asarray(tensor.data, np.uint8)
     size = data.size // (int(tensor.n_elements) // BLOCK)
     blocks = np.ascontiguousarray(data).reshape(-1, columns // BLOCK, size)
@@ -61,5 +61,5 @@ def _split(
 
 
 def _nibbles(quants: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Byte j of a block holds element j in its low bits, element j + 16 in its high bits."""
+    """Unpacks 4-bit values: byte j of a block has element j in its low and j + 16 in its high bits."""
     return np.concatenate([quants & 15, quants >> 4], axis=-1)

@@ -1,7 +1,7 @@
-"""A model in one GGUF file, quantised or not.
+"""Source: a model in one GGUF file, quantised or not.
 
-The format is llama.cpp's (docs/gguf.md); its converter interleaves the rows of q and k for its own
-rotary embedding, which is undone here.
+The format is llama.cpp's (docs/gguf.md). Its converter interleaves the rows of q and k for its rotary
+embedding; this module restores the half-split order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, reb
 from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_LLAMA, GGUF_TOKENIZER
 from shortfin_apps.llm.errors import BuildError
 
-ROPE_FACTORS = "rope_freqs.weight"  # [head_dim / 2]: what each rotary frequency is divided by
+ROPE_FACTORS = "rope_freqs.weight"  # [head_dim / 2]: divisors of the rotary frequencies
 
 # GGUF keeps Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
 LLAMA3_LOW_FREQ_FACTOR = 1.0
@@ -70,11 +70,11 @@ class _Hyperparameters(BaseModel):
 
 
 class _CheckedReader(GGUFReader):
-    """Refuses to read past the end; the library would yield empty arrays, and loop on a huge count."""
+    """Raises on reads past the end, where the library returns empty arrays or loops over a huge count."""
 
     def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> Array:
         if isinstance(self.data, np.memmap):
-            # Slicing a memmap costs several times as much as slicing what it maps.
+            # Slicing a memmap is several times slower than slicing a plain array over its memory.
             self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
         if offset + int(count) * np.dtype(dtype).itemsize > self.data.nbytes:
             raise ValueError("it ends too early")
@@ -82,10 +82,9 @@ class _CheckedReader(GGUFReader):
 
 
 class GgufSource(ModelSource):
-    """Opens a GGUF file. Raises BuildError when it is damaged or not of the Llama family.
+    """A GGUF file. Raises BuildError when it is damaged or not of the Llama family.
 
-    `sampling` are defaults that `generation_config.json` is to carry; `accepted` are unknown keys that are
-    passed over.
+    `sampling` are defaults for `generation_config.json`; `accepted` are unknown keys to ignore.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class GgufSource(ModelSource):
         return blocks if order is None else blocks.take_rows(order)
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
-        """Which row of the file is each row of `tensor`."""
+        """The file's row index of each row of `tensor`."""
         if name.endswith(".attn_q.weight"):
             return _half_split(self.spec.num_attention_heads, self.spec.head_dim)
         if name.endswith(".attn_k.weight"):
@@ -161,7 +160,7 @@ class GgufSource(ModelSource):
         return spec
 
     def _keys(self, prefix: str) -> dict[str, Any]:
-        """The metadata under `prefix`, without it."""
+        """The metadata keys that begin with `prefix`, without it."""
         return {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
 
     def _check_keys(self) -> None:
@@ -206,7 +205,7 @@ class GgufSource(ModelSource):
 
 
 def rope_factors(scaling: RopeScaling, head_dim: int, theta: float) -> npt.NDArray[np.float64]:
-    """What Llama 3 divides each rotary frequency by, `[head_dim / 2]` (Hugging Face `rope_type: llama3`)."""
+    """Llama 3's divisors of the rotary frequencies, `[head_dim / 2]` (Hugging Face `rope_type: llama3`)."""
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -220,7 +219,7 @@ def _read(path: Path) -> GGUFReader:
             return _CheckedReader(path)
     except FileNotFoundError:
         raise BuildError(f"{path}: no such file") from None
-    except Exception as error:  # the reader trusts its input, so damage shows as any exception
+    except Exception as error:  # the reader does not validate, so a damaged file can raise anything
         raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
 
 
@@ -232,7 +231,7 @@ def _metadata(where: str, reader: GGUFReader) -> dict[str, Any]:
 
 
 def model_name(stem: str) -> str:
-    """A GGUF file's name without its quantisation. `general.name` inside is the converter's, often odd."""
+    """The file's name without its quantisation suffix; `general.name` inside is often meaningless."""
     return re.sub(r"[.-](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
 
 
@@ -241,5 +240,5 @@ def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
 
 
 def _half_split(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
-    """Rows `[heads, head_dim / 2, 2]` (llama.cpp's rotary pairs) in the order `[heads, 2, head_dim / 2]`."""
+    """Reorders rows from `[heads, head_dim / 2, 2]` (llama.cpp's pairs) to `[heads, 2, head_dim / 2]`."""
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)

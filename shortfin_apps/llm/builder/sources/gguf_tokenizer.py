@@ -1,8 +1,8 @@
-"""The tokenizer inside a GGUF file, rebuilt for the `tokenizers` library.
+"""Rebuilds the tokenizer in a GGUF file for the `tokenizers` library.
 
-GGUF keeps the vocabulary, and the merges or scores, but only the *name* of the rule that cuts text into
-words (`tokenizer.ggml.pre`). The rules below are those of the models' own `tokenizer.json`; for
-`default` it is llama.cpp's (src/llama-vocab.cpp).
+GGUF stores the vocabulary and the merges or scores, but only the *name* of the pre-tokenizer, which splits
+text into words (`tokenizer.ggml.pre`). The patterns below are those of the models' `tokenizer.json`; for
+`default`, llama.cpp's (src/llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GgufVocabulary(BaseModel):
     chat_template: str | None = None
 
     def text(self, token_id: int | None) -> str | None:
-        """The token with that id; None for no id, or one outside the vocabulary."""
+        """The token with this id; None for None or an id outside the vocabulary."""
         if token_id is None or not 0 <= token_id < len(self.tokens):
             return None
         return self.tokens[token_id]
@@ -70,7 +70,7 @@ class GgufVocabulary(BaseModel):
         return [token for token, kind in zip(self.tokens, self.token_type, strict=False) if kind in types]
 
 
-# Control tokens that end a turn or a document, whichever of them the file calls end-of-sequence.
+# Control tokens that end a turn or a document; all of them stop generation.
 END_TOKENS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
 )
@@ -88,7 +88,7 @@ TEKKEN_WORDS = (
 
 
 def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
-    """Raises BuildError for a kind of tokenizer that is not known; `where` names the file."""
+    """Rebuilds the tokenizer's files. Raises BuildError for an unknown kind; `where` names the file."""
     builders: dict[str, Callable[[str, GgufVocabulary], Tokenizer]] = {
         "gpt2": _byte_level,
         "llama": _sentence_piece,
@@ -115,7 +115,7 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
 
 
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
-    """GPT-2's BPE over bytes."""
+    """GPT-2's byte-level BPE."""
     split = PRE_TOKENIZERS.get(vocabulary.pre)
     if split is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
@@ -124,7 +124,7 @@ def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     if any(len(pair) != 2 for pair in pairs):
         raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
     merges = [(pair[0], pair[1]) for pair in pairs]
-    # Llama 3 and Tekken take a word that is a token as it is, even where no merges lead to it.
+    # Llama 3 and Tekken encode a word that is itself a token as that token, even if no merges produce it.
     whole_words = vocabulary.pre in (*LLAMA3_NAMES, "tekken")
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words))
@@ -134,7 +134,7 @@ def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
 
 
 def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
-    """SentencePiece's BPE: scores stand for merges, and bytes for what has no piece."""
+    """SentencePiece's BPE: merges are derived from scores, with a fallback to byte tokens."""
     if len(vocabulary.scores) != len(vocabulary.tokens):
         raise BuildError(f"{where}: the vocabulary has {len(vocabulary.scores)} scores for its tokens")
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
@@ -159,7 +159,7 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
 
 
 def _merges_of_scores(vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, the best-scored piece first."""
+    """All pairs of pieces that make up another piece, in the order of that piece's score, best first."""
     ranked = sorted(range(len(vocabulary.tokens)), key=lambda index: -vocabulary.scores[index])
     merges: list[tuple[str, str]] = []
     for index in ranked:
@@ -184,7 +184,7 @@ def _adds_bos(vocabulary: GgufVocabulary) -> bool:
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> None:
-    """Makes `encode` add the begin and end tokens that the model was trained with."""
+    """Makes `encode` add the BOS and EOS tokens that the model was trained with."""
     bos = vocabulary.text(vocabulary.bos_token_id) if add_bos else None
     eos = vocabulary.text(vocabulary.eos_token_id) if vocabulary.add_eos_token else None
     added = [token for token in (bos, eos) if token is not None]
@@ -223,7 +223,7 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
 
 
 def _split(*patterns: str) -> Callable[[], Any]:
-    """Cuts at each pattern in turn, keeping what lies between; then bytes to characters."""
+    """A pre-tokenizer that splits at each pattern in turn, then maps bytes to characters."""
 
     def make() -> Any:
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]

@@ -1,4 +1,4 @@
-"""A directory as Hugging Face lays it out: config.json, safetensors, tokenizer.json."""
+"""Source: a Hugging Face model directory: config.json, safetensors, tokenizer.json."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class _Rope(BaseModel):
-    """`rope_scaling`, or `rope_parameters` as newer files have it."""
+    """`rope_scaling` (`rope_parameters` in newer files)."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -81,7 +81,7 @@ class _Rope(BaseModel):
 
 
 class _Config(BaseModel):
-    """`config.json`, as far as a Llama needs it."""
+    """The fields of `config.json` that a Llama needs."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -113,10 +113,10 @@ class _Config(BaseModel):
 
 
 class HfDirectorySource(ModelSource):
-    """Opens such a directory. Raises BuildError when it is incomplete or not of the Llama family.
+    """A Hugging Face directory. Raises BuildError when it is incomplete or not of the Llama family.
 
-    `name` replaces the directory's own as the model's; `accepted` are unknown fields of `config.json` that
-    are passed over.
+    `name` overrides the directory's name as the model's; `accepted` are unknown fields of `config.json` to
+    ignore.
     """
 
     def __init__(self, directory: Path, name: str | None = None, accepted: Collection[str] = ()) -> None:
@@ -157,7 +157,7 @@ class HfDirectorySource(ModelSource):
     def _read_spec(self, name: str) -> LlamaSpec:
         config = self._config
         self._check_family()
-        # Within the window a sliding attention sees everything, so that is the context it gets here.
+        # Inside its window, sliding attention equals full attention; so the window is the context length.
         context = min(config.max_position_embeddings, config.sliding_window or config.max_position_embeddings)
         spec = LlamaSpec(
             name=name,
@@ -261,7 +261,7 @@ class HfDirectorySource(ModelSource):
 
 
 def _check_fields(where: str, raw: dict[str, Any], accepted: Collection[str]) -> None:
-    """Raises BuildError for a field that would change the computation; `raw` fits `_Config`."""
+    """Raises BuildError for a field that would change the computation; `raw` is valid for `_Config`."""
     HF_CONFIG.check(where, raw, accepted)
     for name in ("rope_scaling", "rope_parameters"):
         if raw.get(name) is not None:
@@ -269,7 +269,7 @@ def _check_fields(where: str, raw: dict[str, Any], accepted: Collection[str]) ->
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in `path`; empty when `optional` and not there. Raises BuildError."""
+    """The JSON object in `path`; empty if it is `optional` and missing. Raises BuildError."""
     if optional and not path.exists():
         return {}
     try:
@@ -300,7 +300,7 @@ def _open(path: Path) -> Any:
 
 
 def _gguf_name(name: str) -> str:
-    """GGUF's name of a Hugging Face tensor; the name itself when it has none."""
+    """The GGUF name of a Hugging Face tensor, or the same name if there is none."""
     stem, dot, kind = name.rpartition(".")
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()

@@ -1,4 +1,4 @@
-"""A model repository on the Hugging Face hub, `ORG/NAME` or `ORG/NAME@REVISION`."""
+"""Downloads model repositories from the Hugging Face hub: `ORG/NAME` or `ORG/NAME@REVISION`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _REPOSITORY = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", r
 
 
 class Fetch(Protocol):
-    """`huggingface_hub.snapshot_download`, as far as it is used here."""
+    """The part of `huggingface_hub.snapshot_download`'s signature that is used here."""
 
     def __call__(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str: ...
 
 
 def fetch_repository(name: str, progress: BuildProgress, fetch: Fetch | None = None) -> Path:
-    """The directory of the repository's files, in the hub's own cache. Raises BuildError.
+    """Downloads a repository to the hub's cache and returns its directory. Raises BuildError.
 
     The hub's environment variables apply: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
     """
@@ -32,12 +32,12 @@ def fetch_repository(name: str, progress: BuildProgress, fetch: Fetch | None = N
         stage.say(f"{name} from the Hugging Face hub")
         try:
             return Path(fetch(match["id"], revision=match["revision"], allow_patterns=list(FILE_PATTERNS)))
-        except Exception as error:  # hub, HTTP and file errors share no base
+        except Exception as error:  # hub, HTTP and file errors have no common base
             summary = str(error).strip().partition("\n")[0]
             raise BuildError(f"hf:{name}: cannot be downloaded ({summary})") from error
 
 
 def _snapshot_download(repo_id: str, **options: Any) -> str:
-    from huggingface_hub import snapshot_download  # slow to import, so only when needed
+    from huggingface_hub import snapshot_download  # imported here because it is slow
 
     return str(snapshot_download(repo_id, **options))

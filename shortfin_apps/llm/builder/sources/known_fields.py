@@ -1,9 +1,8 @@
-"""Tables of the fields that describe a model, so that none that changes the computation is ignored.
+"""Tables of known configuration fields, so that no field that changes the computation is silently ignored.
 
-A field is used by the reader, or is known not to be part of the computation, or must have one of the values
-that leave the computation as it is. A field that is in no table is treated as the last, with the values that
-say nothing (null, false, empty) as the only ones: it may be read by code that we do not know. Whoever knows
-it to be harmless names it with `build --accept-field`.
+A field is either used by the reader, or harmless (no effect on the computation), or must have one of its
+neutral values, which leave the computation unchanged. An unknown field is accepted only if it is null, false
+or empty, as it may change the computation in code that we do not know; `build --accept-field` allows it.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ def _names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFields:
-    """The tables for one object of fields. Of what is refused, `neutral` has the values that are not.
+    """The tables for one configuration object.
 
-    `harmless_prefixes` stand for any field that begins so.
+    `neutral` gives the accepted values of fields that are not supported otherwise; `harmless_prefixes` cover
+    every field that begins with them.
     """
 
     used: frozenset[str]
@@ -34,9 +34,9 @@ class KnownFields:
     def check(
         self, where: str, given: Mapping[str, object], accepted: Collection[str] = (), prefix: str = ""
     ) -> None:
-        """Raises BuildError for the first field of `given` that would change what is computed.
+        """Raises BuildError for the first field of `given` that would change the computation.
 
-        `accepted` are unknown fields that the user vouches for; `prefix` belongs to every name.
+        `accepted` are unknown fields that the user declares harmless; `prefix` is put before names in errors.
         """
         for name, value in given.items():
             if name in self.used or name in self.harmless or name.startswith(self.harmless_prefixes):
@@ -53,7 +53,7 @@ class KnownFields:
 
 
 def _says_nothing(value: object) -> bool:
-    """Zero does say something: of a factor, for example."""
+    """Whether the value is null, false or empty. Zero is not: a factor of 0 has a meaning."""
     return value is None or value is False or value in ("", [], {})
 
 
@@ -71,7 +71,7 @@ def _short(value: object) -> str:
 _OFF = (0, -1)
 _ONE = (1,)
 
-# Multipliers and switches of models that are Llamas but for them (Granite, MiniCPM, Cohere, OLMo, Gemma).
+# Multipliers and switches of models that are Llamas otherwise (Granite, MiniCPM, Cohere, OLMo, Gemma).
 _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), _ONE),
     **dict.fromkeys(("scale_emb", "embedding_scale", "residual_scale", "rope_ratio", "mup_scale"), _ONE),
@@ -87,7 +87,7 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     "hidden_activation": ("silu",),
 }
 
-# `PretrainedConfig` and `LlamaConfig` of transformers, and what trainers and converters leave in the file.
+# `PretrainedConfig` and `LlamaConfig` of transformers, and fields that trainers and converters add.
 HF_CONFIG = KnownFields(
     used=_names(
         "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
@@ -96,17 +96,17 @@ HF_CONFIG = KnownFields(
         "attention_bias mlp_bias quantization_config eos_token_id"
     ),
     harmless=_names(
-        # names, and where it came from
+        # names and provenance
         "architectures name_or_path transformers_version tokenizer_class prefix finetuning_task id2label "
         "label2id num_labels task_specific_params problem_type is_llama_config transformers.js_config "
-        # how it is stored, trained and run
+        # storage, training and execution
         "torch_dtype dtype use_cache return_dict output_hidden_states output_attentions torchscript "
         "use_bfloat16 is_decoder tie_encoder_decoder chunk_size_feed_forward initializer_range "
         "initializer_factor attention_dropout hidden_dropout attn_pdrop resid_pdrop embd_pdrop dropout "
         "pretraining_tp gradient_checkpointing attn_implementation use_flash_attn max_sequence_length "
         "max_seq_len model_max_length seq_length original_max_position_embeddings multiple_of "
         "ffn_dim_multiplier max_window_layers use_sliding_window unsloth_version unsloth_fixed "
-        # token ids, and how to sample unless told otherwise
+        # token ids and sampling defaults
         "bos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id max_length min_length "
         "do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
         "typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
@@ -118,7 +118,7 @@ HF_CONFIG = KnownFields(
     neutral=_VARIANTS,
 )
 
-# `rope_scaling` and `rope_parameters`: YaRN's and LongRoPE's are refused by their type already.
+# `rope_scaling` and `rope_parameters`. YaRN and LongRoPE are refused earlier, by their type.
 HF_ROPE = KnownFields(
     used=_names(
         "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings"
@@ -137,7 +137,7 @@ GGUF_LLAMA = KnownFields(
     harmless=_names(
         "vocab_size tensor_data_layout rope.scaling.original_context_length rope.scaling.finetuned"
     ),
-    harmless_prefixes=("rope.scaling.yarn_",),  # nothing without that type, which is refused
+    harmless_prefixes=("rope.scaling.yarn_",),  # without effect unless the type is YaRN, which is refused
     neutral={
         **dict.fromkeys(
             ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
@@ -153,7 +153,7 @@ GGUF_LLAMA = KnownFields(
     },
 )
 
-# Of the other keys llama.cpp reads these alone; what quantisers add under names of their own is harmless.
+# The only other keys that llama.cpp reads; keys that quantisers add under their own names are harmless.
 GGUF_FILE = KnownFields(
     used=frozenset({"general.architecture"}),
     neutral={
@@ -163,7 +163,7 @@ GGUF_FILE = KnownFields(
     },
 )
 
-# `tokenizer.*`, without the prefix. Whitespace and character maps are for llama.cpp's `t5` alone.
+# `tokenizer.*`, without the prefix. llama.cpp uses whitespace and character maps for `t5` only.
 GGUF_TOKENIZER = KnownFields(
     used=_names(
         "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges ggml.bos_token_id "

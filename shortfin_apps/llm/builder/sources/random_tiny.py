@@ -1,4 +1,4 @@
-"""`random:tiny`: seeded random weights of a two-layer Llama with a byte tokenizer, for tests."""
+"""Source `random:tiny`: a two-layer Llama with seeded random weights and a byte tokenizer, for tests."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ SPEC = LlamaSpec(
     rope_theta=10000.0,
 )
 
-# Standard deviations times sqrt(in_features). Queries and keys are large enough that attention picks
-# few tokens, and what a block writes is as large as the residual: so each next token depends on the
-# whole prompt, and the best logit stands clear of the second.
+# Standard deviations times sqrt(in_features). Queries and keys are large enough for attention to focus on few
+# tokens, and a block's output is as large as the residual: so each next token depends on the whole prompt,
+# and the gap between the best and the second logit is large.
 GAINS = {"attn_q": 1.6, "attn_k": 1.6, "attn_output": 2.0, "ffn_down": 3.0, "output": 4.0}
-LIKELY = slice(32, 127)  # printable ASCII: text that tests can read
+LIKELY = slice(32, 127)  # printable ASCII, so that tests show readable text
 UNLIKELY_GAIN = 0.5
 
 
 class RandomTinySource(ModelSource):
-    """Two layers, grouped queries, a head of its own; token ids below 256 are bytes."""
+    """Two layers, grouped-query attention, untied head; token ids below 256 are bytes."""
 
     def __init__(self) -> None:
         self.spec = SPEC
@@ -55,7 +55,7 @@ class RandomTinySource(ModelSource):
 
     def tensor(self, name: str) -> Array:
         shape = tensor_shapes(self.spec)[name]
-        # Seeded by name, so that no tensor depends on the order of asking.
+        # Seeded by name, so that tensors do not depend on the order of reading.
         random = np.random.Generator(np.random.PCG64([SEED, zlib.crc32(name.encode())]))
         values = random.standard_normal(shape, dtype=np.float32)
         kind = name.split(".")[-2]
@@ -88,7 +88,7 @@ class RandomTinySource(ModelSource):
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, its id the byte's value; then the special tokens."""
+    """A tokenizer with one token per byte, whose id is the byte's value, then the special tokens."""
     characters = _byte_characters()
     reserved = [f"<|reserved_{index}|>" for index in range(NUM_RESERVED)]
     vocab = {token: index for index, token in enumerate([*characters, *SPECIAL_TOKENS, *reserved])}
@@ -101,7 +101,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's printable character of each byte value (`bytes_to_unicode` of its encoder.py)."""
+    """GPT-2's printable character for each byte value (`bytes_to_unicode` of its encoder.py)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
