@@ -1,11 +1,11 @@
-"""Padding by the compiled shapes: W1 to W5 on simulated time, for several sets of prefill batch sizes.
+"""Padding as a function of the compiled shapes: W1 to W5 on simulated time, for sets of prefill batch sizes.
 
     python -m bench.buckets                          # the sets in bench/README.md; from the repository's root
     python -m bench.buckets --sizes 1,4 --sizes 1,2,4 --entries
 
-The scheduler, the modes and the runner are the server's own; the device is the one of
-`tests/components/simulation.py`, whose invocations take as long as their rows, padding included. Beside the
-presets there are two clients at a time (C2), and eight with short prompts of any length (S8).
+The scheduler, the modes and the runner are the server's own; the device is that of
+`tests/components/simulation.py`, whose invocations take time in proportion to their rows, padding included.
+Besides the presets there are two clients at a time (C2), and eight with short prompts of any length (S8).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Rows that one entry computed in a pass."""
+    """The rows computed by one entry in a pass."""
 
     invocations: int
     real: int
@@ -49,7 +49,7 @@ class Pass:
     entries: Mapping[str, Entry]
 
     def padding(self, prefix: str = "") -> float:
-        """Share of padding in the rows computed by the entries whose names begin so."""
+        """Share of padding in the rows of the entries whose names begin with a prefix."""
         entries = [entry for name, entry in self.entries.items() if name.startswith(prefix)]
         padded = sum(entry.padded for entry in entries)
         return padded / max(1, padded + sum(entry.real for entry in entries))
@@ -60,7 +60,7 @@ class Pass:
 
 
 def passes(workload: Workload, mode: str, sizes: tuple[int, ...]) -> Iterator[Pass]:
-    """The workload's passes on one server; the second finds the first one's prefix."""
+    """The workload's passes on one server; the second finds the first one's prefix in the cache."""
     simulation = Simulation(COST, mode, config=replace(smollm2_config(), prefill_batch_sizes=sizes))
     prefix = [index % 32 for index in range(workload.shared_prefix_tokens)]
     for name in workload.passes:
@@ -97,7 +97,7 @@ def main() -> None:
     print("| mode | sizes | pass | steps | seconds | padding of prefills | of all rows |")
     print("|---|---|---|---|---|---|---|")
     for mode in MODES:
-        # An extend has no padding, so there the sizes make no difference.
+        # An extend has no padding, so the sizes make no difference to it.
         for sizes in sets if mode == "default" else sets[-1:]:
             for workload in WORKLOADS:
                 for measured in passes(workload, mode, sizes):

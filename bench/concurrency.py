@@ -1,11 +1,11 @@
-"""Tokens/s and inter-token latency of both batching modes against the number of clients, as a plot.
+"""Plots tokens/s and inter-token latency of both batching modes against the number of clients.
 
     pip install --group bench                          # matplotlib
     python bench/concurrency.py DIR                    # writes concurrency.json and concurrency.svg
     python bench/concurrency.py --from FILE.json       # only draws
 
-DIR is a directory that `shortfin-llm build` made. A server in each mode is measured in turns at every
-number of clients, each of which sends two requests.
+DIR is an artefact of `shortfin-llm build`. A server in each mode is measured in turns at every number of
+clients; each client sends two requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONCURRENCY = "1,2,4,8,16,32,64"
 
 
 def draw(document: Mapping[str, Any], file: Path) -> None:
-    """Two panels over the number of clients: output tokens/s; ITL, median and 99th percentile."""
+    """Draws two panels over the number of clients: output tokens/s; ITL, median and 99th percentile."""
     import matplotlib.pyplot as plt  # of the dependency group `bench`, which measuring does not need
 
     clients = [workload["concurrency"] for workload in document["workloads"]]

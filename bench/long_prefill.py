@@ -1,12 +1,11 @@
-"""What a long prompt costs the running streams, and what they cost it, in both batching modes.
+"""Measures how a long prompt and running decodes slow each other down, in both batching modes.
 
     python bench/long_prefill.py DIR      # --streams 8, --prompt-tokens 4096, --token-budget 192
 
-DIR is a directory that `shortfin-llm build` made. With a server in each mode, measures: the time of one
-invocation of as many tokens as the token budget lets in at once (in the default mode a stream waits for
-that and a decode); the long prompt's time to first token alone; the streams' inter-token times with nobody
-else there; then both at once. The ratio is the streams' p99 inter-token time then, over the time of that
-invocation.
+DIR is an artefact of `shortfin-llm build`. With a server in each mode, measures: the time of one invocation
+of a whole token budget (in the default mode a decoding request waits for that and for a decode); the long
+prompt's time to first token alone; the streams' inter-token times alone; then both at once. The ratio is the
+streams' p99 inter-token time beside the long prompt, divided by the time of that invocation.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NUM_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure; `stream_tokens` is more than any stream lives to see."""
+    """What to measure; `stream_tokens` is more than any stream generates before it is stopped."""
 
     streams: int
     prompt_tokens: int
@@ -52,7 +51,7 @@ class Result:
 
 
 class Stream:
-    """One client that decodes until it is told to stop, and notes when each token came."""
+    """A client that streams until it is stopped, and records the arrival time of each token."""
 
     def __init__(self, client: LlmClient) -> None:
         self._client = client
@@ -66,24 +65,24 @@ class Stream:
                 self.times.append(time.perf_counter())
 
     def gaps_ms(self, begin: float, end: float) -> list[float]:
-        """Between tokens, of those gaps that overlap [begin, end]."""
+        """The gaps between tokens that overlap [begin, end]."""
         return [(b - a) * 1e3 for a, b in itertools.pairwise(self.times) if b > begin and a < end]
 
 
 def new_prompt(length: int) -> list[int]:
-    """Ids that every model has, of which no other prompt shares a page."""
+    """A prompt of low token ids, which every model has, that shares no page with other prompts."""
     return random.Random(secrets.randbits(64)).choices(range(3, 203), k=length)
 
 
 async def time_to_first_token(client: LlmClient, length: int) -> tuple[float, float]:
-    """When a prompt was sent, and when its first token was there."""
+    """The times at which a prompt was sent and its first token arrived."""
     begin = time.perf_counter()
     await client.generate(new_prompt(length), max_tokens=1, temperature=0)
     return begin, time.perf_counter()
 
 
 async def step_ms(client: LlmClient, url: str, tokens: int) -> float:
-    """Mean time of an invocation of so many tokens at the beginning of a prompt, by the server's clock."""
+    """Mean time of an invocation of this many tokens at the start of a prompt, by the server's metrics."""
     before = counters(url)
     for _ in range(NUM_STEPS):
         await time_to_first_token(client, tokens)

@@ -1,6 +1,6 @@
 """Compares the two batching modes on the same model: W1, W2 and W3, and the share of padding rows.
 
-    python bench/modes.py DIR            # a directory that `shortfin-llm build` made; --repeat 3
+    python bench/modes.py DIR            # an artefact of `shortfin-llm build`; --repeat 3
 
 Starts a server in each mode and measures them alternately. Prints `shortfin-llm bench`'s tables for each
 workload, and then a table for `bench/README.md`.

@@ -1,15 +1,15 @@
-"""Throughput and time to first token when more is asked than the server can give.
+"""Measures throughput and time to first token under more load than the server's capacity.
 
     pip install --group bench                       # matplotlib
     python bench/overload.py DIR                    # writes overload.json and overload.svg
     python bench/overload.py --from FILE.json       # only draws
 
-DIR is a directory that `shortfin-llm build` made. Finds a server's capacity: requests/s and output tokens/s
-with so many clients that some always wait, each of which asks again when it is answered. Then offers a
-multiple of that as Poisson arrivals, which wait for no answer and try nothing twice; and so for each multiple
-anew, as a machine's speed drifts. Only what happens after `--ramp` seconds counts, when the queue has filled.
-An admitted request waits for no more than those admitted before it, so no first token should take longer
-than all places together take at capacity: the bound.
+DIR is an artefact of `shortfin-llm build`. Measures the server's capacity in a closed loop: requests/s and
+output tokens/s with enough clients to keep its queue full. Then offers a multiple of that as Poisson
+arrivals without retries. Capacity is measured anew for each multiple, as the machine's speed drifts. Only
+requests after `--ramp` seconds count, when the queue has filled. An admitted request waits only for those
+admitted before it, so its time to first token is bounded by the time to serve all places (running and
+queued) at capacity.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import httpx
 from mode_servers import counted_since, counters
 from running_server import running_server
 
-from shortfin_apps.llm.bench.load import Ask, measure
+from shortfin_apps.llm.bench.load import BenchRequest, measure
 from shortfin_apps.llm.bench.prose import text
 from shortfin_apps.llm.bench.stats import RequestRecord, percentile
 
@@ -39,7 +39,7 @@ PATIENCE_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What requests are (answers in the mean), how many the server takes in, how long each load lasts."""
+    """Sizes of requests (the mean of answers), places of the server, and the duration of each load."""
 
     prompt_tokens: int
     output_tokens: int
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """What came of one load. Times are of those requests that were admitted and sent after the ramp."""
+    """The results of one load. Times are of requests that were admitted and sent after the ramp."""
 
     name: str
     offered_per_s: float
@@ -69,7 +69,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A load, the capacity measured right before it, and what bounds the load's TTFT."""
+    """A load, the capacity measured right before it, and the bound on TTFT."""
 
     capacity: Level
     load: Level
@@ -77,7 +77,7 @@ class Trial:
 
 
 class Load:
-    """Asks one server; remembers what became of everything it asked."""
+    """Sends requests to one server and records the outcome of each."""
 
     def __init__(self, url: str, http: httpx.AsyncClient, plan: Plan, seed: int) -> None:
         self._url = url
@@ -88,7 +88,7 @@ class Load:
         self._token_ids: list[int] = answer.raise_for_status().json()["tokens"]
 
     async def closed(self, clients: int) -> Level:
-        """Each client asks again as soon as it is answered."""
+        """Closed loop: each client sends its next request as soon as it is answered."""
         until_s = time.perf_counter() + self._plan.ramp_s + self._plan.seconds
         records: list[RequestRecord] = []
 
@@ -100,7 +100,7 @@ class Load:
         return await self._level("capacity", records, asking)
 
     async def poisson(self, name: str, rate_per_s: float) -> Level:
-        """Asks at random moments, so many a second, whatever becomes of it."""
+        """Open loop: Poisson arrivals at a rate per second, whatever the outcome."""
         records: list[RequestRecord] = []
 
         async def ask() -> None:
@@ -118,9 +118,9 @@ class Load:
 
     async def _ask(self) -> RequestRecord:
         prompt = self._rng.choices(self._token_ids, k=self._plan.prompt_tokens)
-        # Answers of one length would keep in step, those that began together ending together.
+        # With answers of equal length, requests that start together would also end together.
         output_tokens = self._rng.randint(self._plan.output_tokens // 2, 3 * self._plan.output_tokens // 2)
-        return await measure(self._http, None, Ask(prompt, output_tokens))
+        return await measure(self._http, None, BenchRequest(prompt, output_tokens))
 
     async def _level(self, name: str, records: list[RequestRecord], asking: asyncio.Future[Any]) -> Level:
         """Measures between the ramp and the last request, then waits for the answers."""
@@ -179,7 +179,7 @@ def line_of(trial: Trial) -> str:
 
 
 def draw(trials: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Two panels over the offered load: throughput over capacity; TTFT of who was admitted."""
+    """Draws two panels over the offered load: throughput over capacity; TTFT of admitted requests."""
     import matplotlib.pyplot as plt  # of the dependency group `bench`, which measuring does not need
 
     loads, capacities = [trial["load"] for trial in trials], [trial["capacity"] for trial in trials]

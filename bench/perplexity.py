@@ -1,10 +1,10 @@
-"""What a weight type costs in quality: perplexity on a fixed text.
+"""Measures the quality of weight types: perplexity on a fixed text.
 
-    python bench/perplexity.py F32_DIR BF16_DIR Q8_DIR ...     # directories that `shortfin-llm build` made
+    python bench/perplexity.py F32_DIR BF16_DIR Q8_DIR ...     # artefacts of `shortfin-llm build`
 
-The text is this repository's LICENSE and generated prose of a fixed seed, cut into as many windows as the
-model's largest decode batch has rows. Each window is decoded from its start with the text's own tokens, so
-that what is measured is the program as it serves. Ratios are to the first directory.
+The text is this repository's LICENSE and generated prose of a fixed seed, cut into one window per row of the
+model's largest decode batch. Each window is decoded token by token with the text's own tokens (teacher
+forcing), so that the decode entry is measured as it serves. Ratios are to the first artefact.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def decode(
 
 
 def perplexity(device: Device, directory: Path, length: int) -> tuple[float, str]:
-    """Of the model in `directory`, and what it is."""
+    """The model's weight and cache types, and its perplexity."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None
     options, config = artifact.manifest.options, artifact.config

@@ -1,4 +1,4 @@
-"""A server process of its own, for scripts that measure one."""
+"""Runs a server in its own process, for scripts that measure it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class RunningServer:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def stop(self) -> int:
-        """Asks it to drain, and returns its exit status."""
+        """Sends SIGTERM, waits for the drain, and returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
 
 
 @contextmanager
 def running_server(flags: Sequence[str]) -> Iterator[RunningServer]:
-    """Started on a free port and ready; stopped at the end. Ends the program where it does not start."""
+    """A ready server on a free port, stopped at the end of the context. Exits if it does not start."""
     command = [sys.executable, "-m", "shortfin_apps.llm.server", *flags, "--port", "0"]
     process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,12 +1,12 @@
-"""Many clients, a third of whom leave early and a tenth of whom talk nonsense, for as long as you like.
+"""Soak test: many clients for a long time; a third disconnect early and a tenth send invalid requests.
 
     python bench/soak.py DIR --minutes 15                              # a server on too few pages
     python bench/soak.py DIR --minutes 1 --batch-mode extend-attention
 
-DIR is a directory that `shortfin-llm build` made. Starts a server on it whose pages do not hold what its
-clients ask for, and has them ask until the time is over. Then holds it to what a person who leaves it
-alone for a year expects: no error but the clients' own, memory that does not grow, every page back, and
-`/health` true. Prints each with what was measured, and exits with 1 if one does not hold.
+DIR is an artefact of `shortfin-llm build`. Starts a server with too few KV pages for its clients, so that
+requests are preempted, and keeps it busy until the time is over. Then checks that there were no errors other
+than the clients' own, that memory did not grow, that every page was freed, and that `/health` is 200. Prints
+each check with its measurement, and exits with 1 if one fails.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BAD_BODIES: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request; `leaves_after` is a number of events of its stream, or of seconds before any header."""
+    """One request; the client leaves after `leaves_after` events of its stream, or seconds before any."""
 
     path: str
     body: dict[str, Any]
@@ -62,7 +62,7 @@ class Ask:
 
 @dataclass
 class Tally:
-    """What became of all requests, and which of them went wrong."""
+    """The outcomes of all requests, and the unexpected ones."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Tally:
 
 
 def draw(rng: random.Random, max_tokens: int) -> Ask:
-    """`max_tokens` are the most that a request may have, prompt and output together."""
+    """A random request of at most `max_tokens` tokens, prompt and output together."""
     if rng.random() < NONSENSE:
         body = {"stream": rng.random() < STREAMS, **rng.choice(BAD_BODIES)}
         return Ask(path="/v1/completions", body=body, is_bad=True)
@@ -85,7 +85,7 @@ def draw(rng: random.Random, max_tokens: int) -> Ask:
         "stream": rng.random() < STREAMS,
         "ignore_eos": rng.random() < 0.5,
     }
-    # A token is a character at least, so that no prompt is too long; most are short.
+    # A token is at least one character, so no prompt is too long; most are short.
     longest = min(2400, max_tokens - 2 * MAX_OUTPUT_TOKENS)
     prompt = text(f"{rng.random()}", longest)[: round(longest ** rng.random())]
     if rng.random() < 0.5:
@@ -164,7 +164,7 @@ async def soak(server: RunningServer, clients: int, seconds: float, seed: int) -
 
 
 def thirds(samples: Sequence[float]) -> tuple[float, float]:
-    """Means of the first and of the last third, after the warm-up."""
+    """Means of the first and the last third of the samples after the warm-up."""
     warm_up = max(len(samples) * WARM_UP, min(len(samples) / 2, WARM_UP_S / SAMPLE_S))
     warm = samples[round(warm_up) :]
     third = max(1, len(warm) // 3)
@@ -172,7 +172,7 @@ def thirds(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def all_freed(url: str) -> dict[str, float]:
-    """The counters, once no request is left, or as they are when the patience is at an end."""
+    """The counters once no request is left, or after a timeout."""
     give_up_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_s:
         found = counters(url)
@@ -183,7 +183,7 @@ def all_freed(url: str) -> dict[str, float]:
 
 
 def verdicts(server: RunningServer, tally: Tally) -> list[tuple[bool, str]]:
-    """What is expected, whether it holds, and what was measured."""
+    """The checks: what is expected, whether it holds, and the measurement."""
     found = all_freed(server.url)
     pages, leased = found["shortfin_llm:pages"], found["shortfin_llm:pages_leased"]
     whole = found["shortfin_llm:pages_free"] + found["shortfin_llm:pages_cached"]

@@ -29,7 +29,7 @@ def test_without_a_limit_nothing_is_refused() -> None:
     address_space.check_more(ENOUGH)
 
 
-def test_with_a_limit_what_does_not_fit_is_refused(limit: int) -> None:
+def test_with_a_limit_larger_needs_are_refused(limit: int) -> None:
     address_space.check_total(limit)
     with pytest.raises(AddressSpaceError, match="ulimit -v"):
         address_space.check_total(limit + 1)
@@ -51,14 +51,14 @@ def limited(megabytes: int, command: list[str]) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("megabytes", [100, 160, 200, 250])
-def test_a_server_without_room_for_its_libraries_is_one_sentence(megabytes: int) -> None:
+def test_too_little_space_for_the_libraries_is_one_sentence(megabytes: int) -> None:
     ended = limited(megabytes, llm("serve", "no-such-directory"))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"error: the address space of this process is limited to {megabytes} MB")
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_server_without_room_for_its_model_is_one_sentence(tiny_artifact: Artifact) -> None:
+def test_too_little_space_for_the_model_is_one_sentence(tiny_artifact: Artifact) -> None:
     after_imports = (
         "import resource, sys; from shortfin_apps.llm import address_space;"
         "from shortfin_apps.llm.server import serve;"

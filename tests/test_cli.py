@@ -74,13 +74,13 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert "examples:" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["frobnicate"])
     assert "'frobnicate'" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"shortfin-llm {__version__}\n"

@@ -8,7 +8,7 @@ import pytest
 TESTS = Path(__file__).parent
 
 
-def test_no_folder_is_left_out(pytestconfig: pytest.Config) -> None:
+def test_every_folder_is_collected(pytestconfig: pytest.Config) -> None:
     """pytest skips folders by their names without a word."""
     patterns = pytestconfig.getini("norecursedirs")
     folders = {part for file in TESTS.rglob("test_*.py") for part in file.relative_to(TESTS).parts[:-1]}

@@ -33,7 +33,7 @@ def test_a_module_without_kernels_has_no_family() -> None:
     assert families_of("module { func.func @f() { return } }", "x86_64") == set()
 
 
-def test_what_was_executed_is_not_called_only_compiled() -> None:
+def test_executed_kernels_are_not_listed_as_only_compiled() -> None:
     line = describe({"AVX-512 bf16", "vectors on x86_64"}, {"AVX-512 bf16", "AMX bf16", "AMX int8"})
     assert line == (
         "kernels: executed AVX-512 bf16, vectors on x86_64; only compiled AMX bf16, AMX int8; "
@@ -42,7 +42,7 @@ def test_what_was_executed_is_not_called_only_compiled() -> None:
     assert describe([], []) is None
 
 
-def test_the_run_says_it_in_its_last_line_but_the_summary() -> None:
+def test_the_line_before_the_summary_lists_the_families() -> None:
     arguments = ["-p", "no:cacheprovider", "tests/builder/kernels/test_kernels.py", "-k", "top_k"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],

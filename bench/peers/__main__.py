@@ -1,4 +1,4 @@
-"""Sets up llama.cpp's server and vLLM's CPU build on this machine, and measures them beside ours.
+"""Sets up llama.cpp's server and vLLM's CPU build on this machine, and compares them with this server.
 
     python -m bench.peers                          # set up what is missing, then W1 to W5, all three in turns
     python -m bench.peers --set-up-only
@@ -6,7 +6,7 @@
     python -m bench.peers --weights q8_0,q4_1      # beside llama.cpp's own 8-bit and 4-bit models
     python -m bench.peers --weights bf16,q8_0,q4_1 --servers ours,ours-extend,llama,vllm    # everything
 
-bench/peers/README.md says what it needs. An interrupted set-up goes on where it was.
+bench/peers/README.md lists the requirements. An interrupted set-up continues where it stopped.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen_kinds(args: argparse.Namespace) -> list[str]:
-    """Raises SetUpError for a name that is none, and for several kinds of one artefact."""
+    """The chosen weight kinds. Raises SetUpError for an unknown name, or several kinds for one artefact."""
     if unknown := [name for name in args.weights if name not in KINDS]:
         raise SetUpError(f"there are no weights {unknown[0]!r}; choose from {', '.join(KINDS)}")
     if args.artefact is not None and len(args.weights) > 1:
@@ -108,7 +108,7 @@ def chosen_kinds(args: argparse.Namespace) -> list[str]:
 
 
 def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]:
-    """Those that take such weights. Raises SetUpError for a name that is none, and when none is left."""
+    """The servers that support these weights. Raises SetUpError for an unknown name, or if none is left."""
     cache = Cache(args.cache, lambda line: print(line, file=sys.stderr, flush=True))
     makers: dict[str, Callable[[], Contender]] = {
         "ours": lambda: Ours(cache, args.threads, args.artefact, args.ours_arg),
@@ -127,7 +127,7 @@ def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]
 
 
 def needs_of(contenders: Mapping[str, Sequence[Contender]]) -> list[Needs]:
-    """Once for each server, as its kinds of weights share one set-up."""
+    """The requirements of each server, whose kinds of weights share one set-up."""
     by_label = {s.label: s.needs(KINDS[weights]) for weights, servers in contenders.items() for s in servers}
     return list(by_label.values())
 
@@ -135,8 +135,8 @@ def needs_of(contenders: Mapping[str, Sequence[Contender]]) -> list[Needs]:
 def measure_all(
     args: argparse.Namespace, contenders: Mapping[str, Sequence[Contender]], workloads: Sequence[Workload]
 ) -> None:
-    """A campaign and its table for each kind of weights; the JSON has their documents by kind, and those
-    that were done even if a later one fails."""
+    """Runs a campaign and prints a table for each kind of weights. The JSON has their documents by kind,
+    including those finished before a failure."""
     measured: dict[str, dict[str, Any]] = {}
     try:
         for weights, servers in contenders.items():

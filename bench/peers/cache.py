@@ -1,4 +1,4 @@
-"""Steps that are done once: each leaves a stamp, and is taken again when what it depends on has changed."""
+"""Set-up steps that run once: each leaves a stamp, and runs again when its inputs have changed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class SetUpError(Exception):
-    """A peer cannot be set up; says what to do."""
+    """A peer cannot be set up; the message says what to do."""
 
 
 class Cache:
-    """A directory that outlives runs. `say` is told what begins."""
+    """A directory kept between runs. `say` is called with the name of each step that starts."""
 
     def __init__(self, root: Path, say: Callable[[str], None]) -> None:
         self.root = root
@@ -22,14 +22,14 @@ class Cache:
         (root / "stamps").mkdir(parents=True, exist_ok=True)
 
     def once(self, name: str, what: str, step: Callable[[], None]) -> None:
-        """Takes `step` unless it was taken before with the same `what`, its inputs in words."""
+        """Runs `step` unless it has run before with the same `what`, a description of its inputs."""
         if not self.is_done(name, what):
             self.say(f"{name}: {what}")
             step()
             self._stamp(name).write_text(what, encoding="utf-8")
 
     def is_done(self, name: str, what: str) -> bool:
-        """Whether `once` would have nothing to do."""
+        """Whether `once` would do nothing."""
         stamp = self._stamp(name)
         return stamp.exists() and stamp.read_text(encoding="utf-8") == what
 
@@ -60,13 +60,13 @@ class Cache:
             )
 
     def bin_of(self, name: str) -> Path:
-        """Where the programs of the virtual environment `name` are."""
+        """The directory of programs of the virtual environment `name`."""
         return self.root / name / "venv" / "bin"
 
     def make_virtual_environment(
         self, name: str, requirements: Sequence[str], python: str = sys.executable
     ) -> None:
-        """Makes it anew with these packages. Raises SetUpError."""
+        """Creates it from scratch with these packages. Raises SetUpError."""
         programs = self.bin_of(name)
         self.run(name, [python, "-m", "venv", "--clear", programs.parent])
         pip: list[str | Path] = [programs / "python", "-m", "pip", "install", "--disable-pip-version-check"]

@@ -1,4 +1,4 @@
-"""Runs the workloads against all servers in turns, with every server paused but the one whose turn it is."""
+"""Runs the workloads against all servers in turns, with all but the measured server paused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shortfin_apps.llm.bench.stats import RequestRecord
 from shortfin_apps.llm.bench.target import Target, TargetOptions, open_target
 from shortfin_apps.llm.bench.workload import Workload
 
-IDLE_S = 2.0  # how long a server's idleness is watched, by default
+IDLE_S = 2.0  # default time over which an idle server's CPU use is measured
 
 
 class Contender(Protocol):
@@ -28,20 +28,20 @@ class Contender(Protocol):
     def label(self) -> str: ...
 
     def needs(self, weights: WeightKind) -> Needs:
-        """Requirements of `set_up` and `launch` on this machine, as far as not done; takes seconds."""
+        """The unmet requirements of `set_up` and `launch` on this machine; takes seconds."""
         ...
 
     def set_up(self, weights: WeightKind) -> None:
-        """Leaves everything ready for `launch`; quick when it was done before. Raises SetUpError."""
+        """Prepares everything for `launch`; quick if done before. Raises SetUpError."""
         ...
 
     def launch(self, port: int, clients: int) -> Launch:
-        """How to start it for workloads of so many clients at once."""
+        """How to start it for workloads of this many concurrent clients."""
         ...
 
 
 class Stage:
-    """All servers that have been started. Owns their processes: use it as a context."""
+    """All started servers. Owns their processes: use it as a context."""
 
     def __init__(self, logs: Path, on_start: Callable[[str], None], idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
@@ -59,7 +59,7 @@ class Stage:
 
     @asynccontextmanager
     async def turn(self, contender: Contender, clients: int, options: TargetOptions) -> AsyncIterator[Target]:
-        """The contender's server, the only one that is not paused, and a fresh connection to it."""
+        """The contender's server, with all others paused, and a fresh connection to it."""
         server = self._server(contender, clients)
         server.resume()
         try:
@@ -71,11 +71,11 @@ class Stage:
             server.pause()
 
     def peak_memory_bytes(self, label: str) -> int:
-        """Of the largest server of that label."""
+        """Peak memory of the largest server with that label."""
         return max(s.peak_memory_bytes() for (owner, _), s in self._servers.items() if owner == label)
 
     def _server(self, contender: Contender, clients: int) -> Server:
-        # The port is no part of what tells servers apart.
+        # Servers are identified without their port.
         key = (contender.label, contender.launch(0, clients).command)
         if key not in self._servers:
             self._on_start(contender.label)
@@ -103,7 +103,7 @@ async def run_peers(
     on_pass: Callable[[str], None],
     on_end: Callable[[RequestRecord], None],
 ) -> dict[str, Any]:
-    """Everything measured: the bench's document, and of each server its memory and idleness."""
+    """Runs the campaign: the bench's document, with the memory and idle CPU use of each server."""
     started = datetime.now(UTC)
     targets: dict[str, Target] = {}
     results: list[PassResult] = []

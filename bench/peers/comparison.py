@@ -1,4 +1,4 @@
-"""The table that says where we stand: every server's figures, and ours over those of the better peer."""
+"""The comparison table: every server's figures, and the ratios of ours to the better peer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.table import Table
 
 Figures = Mapping[str, Any]
 
-OURS = "ours"  # and what begins so: ours with other settings
+OURS = "ours"  # also a prefix: ours with other settings
 TOKENS_PER_S, TTFT, ITL_P99 = "output_tokens_per_s", "ttft_ms_p50", "itl_ms_p99"
-# What each ratio is about, and which peer is the better one there.
+# The figure of each ratio, and which of two peers is better in it.
 RATIOS = {TOKENS_PER_S: max, TTFT: min, ITL_P99: min}
 
 
@@ -23,7 +23,7 @@ def is_ours(label: str) -> bool:
 def ratio(
     runs: Sequence[Figures], workload: str, figure: str, label: str = OURS
 ) -> tuple[float, float, float] | None:
-    """That of ours over the better peer's of the same repeat: median, least, greatest; None without both."""
+    """Ours over the better peer of the same repeat: median, minimum, maximum; None without both."""
     found = list(_ratios(runs, workload, figure, label))
     return (median(found), min(found), max(found)) if found else None
 
@@ -38,7 +38,7 @@ def _ratios(runs: Sequence[Figures], workload: str, figure: str, label: str) -> 
 
 
 def comparison_table(doc: Figures) -> Table:
-    """One line a workload and server; the ratios stand in our lines."""
+    """One line per workload and server; ratios are in the lines of our server."""
     table = Table(
         title=f"{doc['model']}, {doc['weights']}, {doc['threads']} threads; ratios: ours / better peer"
     )
@@ -79,5 +79,5 @@ def _number(value: float | None) -> str:
 def _range(found: tuple[float, float, float] | None) -> str:
     if found is None:
         return "-"
-    middle, least, greatest = found
-    return f"{middle:.2f}" if least == greatest else f"{middle:.2f} ({least:.2f} to {greatest:.2f})"
+    middle, minimum, maximum = found
+    return f"{middle:.2f}" if minimum == maximum else f"{middle:.2f} ({minimum:.2f} to {maximum:.2f})"

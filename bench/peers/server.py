@@ -1,4 +1,4 @@
-"""Servers as processes: started once, stopped in their tracks while others are measured, ended at last."""
+"""Server processes: started once, paused with SIGSTOP while others are measured, and ended at the end."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Launch:
 
 
 class Server:
-    """A running server in a process group of its own, paused whenever nobody waits for it.
+    """A running server in its own process group, paused while it is not measured.
 
-    Some servers spin while they are idle, and all keep threads that wake up; a paused one does nothing.
+    Some servers spin while idle, and all have threads that wake up; a paused one uses no CPU time.
     """
 
     def __init__(self, launch: Launch, port: int, log: Path) -> None:
@@ -72,20 +72,20 @@ class Server:
         self.wait_until_ready()
 
     def end(self) -> None:
-        """Ends the whole group, at once if it does not go by itself."""
+        """Terminates the whole group, and kills it after a timeout."""
         for kind in (signal.SIGCONT, signal.SIGTERM):
             self._signal(kind)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_LIMIT_S)
-        self._signal(signal.SIGKILL)  # what is left of it: workers may outlive their parent
+        self._signal(signal.SIGKILL)  # the rest of the group: workers may outlive their parent
         self._process.wait()
 
     def peak_memory_bytes(self) -> int:
-        """The sum of its processes' largest resident sets; what they share counts for each."""
+        """The sum of its processes' peak resident sets; shared memory counts for each."""
         return sum(_status_kib(process, "VmHWM") * 1024 for process in self._processes())
 
     def cpu_s(self) -> float:
-        """Processor time that its processes have used."""
+        """CPU time used by its processes."""
         return sum(_cpu_ticks(process) for process in self._processes()) / _TICKS_PER_S
 
     def _processes(self) -> Iterator[Path]:
@@ -112,7 +112,7 @@ def free_port() -> int:
 
 
 def _fields(process: Path) -> list[str]:
-    """Of `/proc/PID/stat`, from the state on: the name before it may hold anything."""
+    """The fields of `/proc/PID/stat` from the state on, as the name before it may contain anything."""
     try:
         return (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

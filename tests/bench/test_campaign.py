@@ -41,13 +41,13 @@ async def test_a_request_warms_up_and_is_not_measured(server: ScriptedServer) ->
     assert sorted(map(len, measured)) == [20, 30, 40]
 
 
-async def test_no_two_prompts_of_a_run_begin_alike(server: ScriptedServer) -> None:
+async def test_no_two_prompts_share_a_beginning(server: ScriptedServer) -> None:
     await campaign(server, [PLAIN], labels="ab", repeats=2)
     starts = {tuple(body["prompt"][:16]) for body in server.bodies()}
     assert len(starts) == len(server.bodies()) == 2 * 2 * 4
 
 
-async def test_the_warm_pass_has_the_cold_ones_prefix_and_new_tokens(server: ScriptedServer) -> None:
+async def test_the_warm_pass_repeats_the_prefix_with_new_tokens(server: ScriptedServer) -> None:
     results, _ = await campaign(server, [SHARED])
     assert [result.workload for result in results] == ["Sc", "Sw"]
     warm_up, *prompts = [body["prompt"] for body in server.bodies()]
@@ -62,7 +62,7 @@ async def test_repeats_have_prefixes_of_their_own(server: ScriptedServer) -> Non
     assert len({tuple(body["prompt"][:64]) for body in server.bodies()}) == 2 + 2  # and two warm-ups
 
 
-async def test_servers_take_turns_in_going_first(server: ScriptedServer) -> None:
+async def test_servers_alternate_in_going_first(server: ScriptedServer) -> None:
     results, began = await campaign(server, [PLAIN], labels="ab", repeats=2)
     assert began == ["P on a", "P on b", "P on b", "P on a"]
     assert [(r.target, r.repeat) for r in results] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]

@@ -65,7 +65,7 @@ def test_an_earlier_run_can_be_compared(
     assert figures.count(" new ") == ratios.count(" new ") == 2
 
 
-def test_an_earlier_run_of_other_workloads_is_told(
+def test_an_earlier_run_of_other_workloads_is_reported(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     earlier = tmp_path / "earlier.json"
@@ -75,7 +75,7 @@ def test_an_earlier_run_of_other_workloads_is_told(
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"schema": "another"}'])
-def test_what_cannot_be_compared_is_refused_at_once(
+def test_an_unreadable_earlier_run_is_refused_at_once(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:
     file = tmp_path / "earlier.json"
@@ -94,10 +94,10 @@ def test_failed_requests_are_shown_and_give_status_1(
     assert "C1 on it: 2 requests failed: prompt too long" in capsys.readouterr().out
 
 
-def test_short_answers_are_pointed_out(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_answers_are_reported(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.on("/v1/completions", completes(["x"]))
     assert bench("--url", f"it={server.url}", *CUSTOM, "--concurrency", "1") == 0
-    assert "C1 on it: 2 answers were shorter than asked" in capsys.readouterr().out
+    assert "C1 on it: 2 answers were shorter than requested" in capsys.readouterr().out
 
 
 def test_presets_and_custom_runs_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_numbers_must_be_positive(value: str) -> None:
         bench("--concurrency", value)
 
 
-def test_an_unwritable_file_is_told(
+def test_an_unwritable_file_is_reported(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench("--url", server.url, *CUSTOM, "--json", str(tmp_path / "no" / "x.json")) == 2

@@ -6,7 +6,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from shortfin_apps.llm.bench.load import Ask, measure, run_pass
+from shortfin_apps.llm.bench.load import BenchRequest, measure, run_pass
 from shortfin_apps.llm.bench.stats import RequestRecord
 from tests.scripted_server import (
     DONE,
@@ -22,7 +22,7 @@ from tests.scripted_server import (
 )
 
 COMPLETIONS = "/v1/completions"
-ASK = Ask([1, 2, 3], 3)
+REQUEST = BenchRequest([1, 2, 3], 3)
 
 
 @pytest_asyncio.fixture
@@ -31,9 +31,9 @@ async def http(server: ScriptedServer) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_the_request_is_of_fixed_length(http: httpx.AsyncClient, server: ScriptedServer) -> None:
+async def test_requests_have_fixed_length(http: httpx.AsyncClient, server: ScriptedServer) -> None:
     server.on(COMPLETIONS, completes(["a", "b", "c"]))
-    await measure(http, "tiny", ASK)
+    await measure(http, "tiny", REQUEST)
     assert server.bodies() == [
         {
             "model": "tiny",
@@ -49,7 +49,7 @@ async def test_the_request_is_of_fixed_length(http: httpx.AsyncClient, server: S
 
 async def test_times_are_in_order(http: httpx.AsyncClient, server: ScriptedServer) -> None:
     server.on(COMPLETIONS, completes(["a", "b", "c"]))
-    record = await measure(http, None, ASK)
+    record = await measure(http, None, REQUEST)
     assert record.error is None
     assert len(record.chunks_s) == 3
     assert [record.sent_s, *record.chunks_s] == sorted([record.sent_s, *record.chunks_s])
@@ -70,7 +70,7 @@ async def test_pieces_of_any_size_give_the_same_counts(
         + DONE
     )
     server.on(COMPLETIONS, streams(*(whole[i : i + size] for i in range(0, len(whole), size))))
-    record = await measure(http, None, ASK)
+    record = await measure(http, None, REQUEST)
     assert record.error is None
     assert len(record.chunks_s) == 2
     assert (record.output_tokens, record.cached_tokens) == (5, 2)
@@ -81,7 +81,7 @@ async def test_a_last_chunk_with_text_reason_and_usage_counts_once(
 ) -> None:
     last = {"choices": [{"text": "b", "finish_reason": "length"}], "usage": usage(3, 2)}
     server.on(COMPLETIONS, streams(completion_event("a"), event(last)))
-    record = await measure(http, None, ASK)
+    record = await measure(http, None, REQUEST)
     assert (len(record.chunks_s), record.output_tokens) == (2, 2)
 
 
@@ -89,12 +89,12 @@ async def test_an_empty_chunk_ahead_of_the_end_is_a_token_without_text(
     http: httpx.AsyncClient, server: ScriptedServer
 ) -> None:
     server.on(COMPLETIONS, streams(completion_event(""), completion_event("a", "length"), usage_event(3, 2)))
-    assert len((await measure(http, None, ASK)).chunks_s) == 2
+    assert len((await measure(http, None, REQUEST)).chunks_s) == 2
 
 
 async def test_without_usage_chunks_are_counted(http: httpx.AsyncClient, server: ScriptedServer) -> None:
     server.on(COMPLETIONS, streams(completion_event("a"), completion_event("b", "length"), DONE))
-    assert (await measure(http, None, ASK)).output_tokens == 2
+    assert (await measure(http, None, REQUEST)).output_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_without_usage_chunks_are_counted(http: httpx.AsyncClient, server:
     [
         (says({"error": {"message": "full"}}, 429), "full"),
         (streams(completion_event("a"), event({"error": {"message": "device lost"}})), "device lost"),
-        (streams(DONE), "held no completion"),
+        (streams(DONE), "contained no completion"),
         (streams(b"data: {\n\n"), "unreadable"),
         (streams(b"data: 3\n\n"), "other than completions"),
         (streams(event({"choices": [3]})), "unreadable"),
@@ -112,14 +112,14 @@ async def test_a_failure_is_a_record(
     http: httpx.AsyncClient, server: ScriptedServer, answer: object, message: str
 ) -> None:
     server.on(COMPLETIONS, answer)  # type: ignore[arg-type]
-    record = await measure(http, None, ASK)
+    record = await measure(http, None, REQUEST)
     assert record.error is not None
     assert message in record.error
 
 
 async def test_a_lost_connection_is_a_record(server: ScriptedServer) -> None:
     async with httpx.AsyncClient(base_url="http://127.0.0.1:1", timeout=TIMEOUT_S) as http:
-        record = await measure(http, None, ASK)
+        record = await measure(http, None, REQUEST)
     assert record.error == "the connection failed (ConnectError)"
 
 
@@ -129,7 +129,7 @@ async def test_every_request_is_sent_and_the_bound_is_kept(
 ) -> None:
     server.on(COMPLETIONS, completes(["a"]))
     ended: list[RequestRecord] = []
-    records = await run_pass(http, None, [Ask([n], 1) for n in range(12)], concurrency, ended.append)
+    records = await run_pass(http, None, [BenchRequest([n], 1) for n in range(12)], concurrency, ended.append)
     assert records == ended
     assert sorted(body["prompt"] for body in server.bodies()) == [[n] for n in range(12)]
     assert 1 <= server.peak <= concurrency

@@ -39,7 +39,7 @@ async def test_a_tokenizer_of_no_tokens_is_refused() -> None:
         await token_prompt("seed", 4, to_nothing)
 
 
-def test_texts_of_a_run_part_within_a_few_words() -> None:
+def test_texts_of_a_run_differ_within_a_few_words() -> None:
     starts = [text(f"run/{n}", 8).split()[:5] for n in range(200)]
     assert all(one != other for one, other in combinations(starts, 2))
 

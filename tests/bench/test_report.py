@@ -40,7 +40,7 @@ def test_medians_are_over_repeats_and_ratios_within_them() -> None:
     assert ratio["baseline"] == "a"
 
 
-def test_an_earlier_run_of_one_server_is_held_against_all() -> None:
+def test_an_earlier_run_of_one_server_is_compared_with_all() -> None:
     now = made(passed("new", 0, 0.030), passed("old", 0, 0.020))
     rows = compare(now, made(passed("it", 0, 0.010)))
     assert [(row["target"], row["workload"]) for row in rows] == [("new", "W1"), ("old", "W1")]

@@ -40,7 +40,7 @@ def test_percentiles_are_numpys(values: list[float], percent: float) -> None:
     assert math.isclose(found, np.percentile(values, percent), rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_there_is_no_percentile_of_nothing() -> None:
+def test_the_percentile_of_nothing_is_none() -> None:
     assert percentile([], 50) is None
 
 

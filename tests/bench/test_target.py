@@ -130,7 +130,7 @@ async def test_a_server_that_lists_no_models_is_measured_without_a_name(server: 
         assert target.model is None
 
 
-async def test_a_missing_server_is_told_before_anything_is_measured() -> None:
+async def test_a_missing_server_is_reported_before_measuring() -> None:
     with pytest.raises(ConnectionFailedError, match="no server answers"):
         async with open_target("x", "http://127.0.0.1:1", TargetOptions()):
             pass

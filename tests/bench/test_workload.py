@@ -6,7 +6,7 @@ from shortfin_apps.llm.bench.workload import PRESETS, chosen_presets, custom_wor
 from shortfin_apps.llm.errors import InvalidRequestError
 
 
-def test_presets_are_those_the_peers_were_measured_with() -> None:
+def test_presets_are_unchanged() -> None:
     shapes = {
         w.name: (w.concurrency, len(w.prompt_tokens), sum(w.prompt_tokens), w.output_tokens)
         for w in PRESETS.values()

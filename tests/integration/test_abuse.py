@@ -75,7 +75,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED.values(), ids=REFUSED.keys())
-def test_each_is_refused_and_the_server_goes_on(
+def test_each_is_refused_and_the_server_keeps_serving(
     body: dict[str, Any], param: str, service: Service, healthy_answer: Any
 ) -> None:
     refused = httpx.post(f"{service.url}/generate", json=body, timeout=PATIENCE_S)
@@ -127,7 +127,7 @@ OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("route", "body", "param"), OPENAI.values(), ids=OPENAI.keys())
-def test_openais_routes_refuse_in_openais_words(
+def test_openai_routes_answer_with_openai_errors(
     route: str, body: dict[str, Any], param: str, service: Service
 ) -> None:
     refused = httpx.post(f"{service.url}/v1/{route}", json=body, timeout=PATIENCE_S)
@@ -136,7 +136,7 @@ def test_openais_routes_refuse_in_openais_words(
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
 
 
-def test_nothing_is_left_behind(service: Service) -> None:
+def test_no_request_or_page_is_left(service: Service) -> None:
     for body, _ in REFUSED.values():
         httpx.post(f"{service.url}/generate", json=body, timeout=PATIENCE_S)
     assert service.metric("vllm:num_requests_running") == 0

@@ -95,7 +95,7 @@ async def search(engine: AsyncEngine, name: str, prompt: Sequence[int], num_beam
 
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 @pytest.mark.parametrize("chunk_tokens", [16, 48])
-async def test_beams_are_those_of_the_reference(
+async def test_beams_match_the_reference(
     artifact: Artifact,
     logits: Logits,
     prompts: list[list[int]],

@@ -19,7 +19,7 @@ def script(name: str, artifact: Artifact, *flags: str) -> str:
     return run.stdout
 
 
-def test_both_modes_side_by_side(tiny_artifact: Artifact, tmp_path: Path) -> None:
+def test_modes(tiny_artifact: Artifact, tmp_path: Path) -> None:
     file = tmp_path / "modes.json"
     printed = script("modes.py", tiny_artifact, "--workloads=W2", "--repeat=1", f"--json={file}")
     cells = [cell.strip() for cell in printed.splitlines()[-1].strip("|").split("|")]
@@ -36,13 +36,13 @@ def test_both_modes_side_by_side(tiny_artifact: Artifact, tmp_path: Path) -> Non
     )
 
 
-def test_a_long_prompt_beside_streams(tiny_artifact: Artifact) -> None:
+def test_long_prefill(tiny_artifact: Artifact) -> None:
     flags = ("--streams=2", "--prompt-tokens=400", "--stream-tokens=900", "--token-budget=64")
     printed = script("long_prefill.py", tiny_artifact, *flags)
     assert printed.count("64 tokens in one invocation: ") == 2
 
 
-def test_more_than_the_server_can_give(tiny_artifact: Artifact, tmp_path: Path) -> None:
+def test_overload(tiny_artifact: Artifact, tmp_path: Path) -> None:
     """Sixteen times, as half a second on a busy machine measures a capacity that is several times too low."""
     flags = ("--ramp=0.2", "--seconds=0.5", "--max-running=2", "--max-queue=2", "--loads=16", "--no-plot")
     printed = script("overload.py", tiny_artifact, *flags, f"--output={tmp_path / 'overload'}")
@@ -53,7 +53,7 @@ def test_more_than_the_server_can_give(tiny_artifact: Artifact, tmp_path: Path) 
     assert printed.splitlines()[-1].startswith("| 16x | ")
 
 
-def test_a_short_soak(tiny_artifact: Artifact) -> None:
+def test_soak(tiny_artifact: Artifact) -> None:
     """Too short to say anything of memory; `make soak` does."""
     command = [sys.executable, str(BENCH / "soak.py"), str(tiny_artifact.vmfb.parent)]
     run = subprocess.run([*command, "--minutes=0.05", "--clients=16"], capture_output=True, text=True)

@@ -44,7 +44,7 @@ def generation(num_sequences: int, num_tokens: int) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def test_sequences_of_a_client_that_sent_ahead_and_left_are_aborted(service: Service) -> None:
+def test_pipelined_requests_of_a_disconnected_client_are_aborted(service: Service) -> None:
     before = service.metric("vllm:generation_tokens_total")
     with connect(service) as client:
         client.sendall(generation(NUM_SEQUENCES, NUM_TOKENS))

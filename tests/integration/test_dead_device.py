@@ -88,7 +88,7 @@ async def test_a_device_that_stops_answering() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_device_that_fails_every_time(stream: bool) -> None:
+async def test_a_device_that_always_fails(stream: bool) -> None:
     async with served() as server:
 
         def fail(name: str) -> None:

@@ -113,7 +113,7 @@ def build_command(out: Path) -> list[str]:
     return llm("build", "random:tiny", "-o", str(out), *SMALL)
 
 
-def test_a_build_that_is_killed_leaves_nothing_broken(tmp_path: Path) -> None:
+def test_a_killed_build_leaves_nothing_broken(tmp_path: Path) -> None:
     out, cache = tmp_path / "out", tmp_path / "cache"
     environment = {**os.environ, "SHORTFIN_LLM_CACHE": str(cache)}
     building = subprocess.Popen(build_command(out), env=environment, stderr=subprocess.PIPE, text=True)
@@ -175,7 +175,7 @@ def long_stream(service: Service, choices: int = 1) -> Generator[str, None, None
         yield from response.iter_lines()
 
 
-def test_what_still_runs_at_the_timeout_is_told_that_it_was_aborted(forgetful: Service) -> None:
+def test_requests_running_at_the_drain_timeout_are_answered_as_aborted(forgetful: Service) -> None:
     lines = long_stream(forgetful)
     next(lines)
     forgetful.process.send_signal(signal.SIGTERM)
@@ -191,7 +191,7 @@ def until_not_ready(service: Service) -> None:
         assert time.monotonic() < give_up, "/ready does not tell that the server stops"
 
 
-def test_who_comes_while_a_stream_ends_is_told_503(tiny_artifact: Artifact) -> None:
+def test_new_requests_while_draining_are_answered_503(tiny_artifact: Artifact) -> None:
     service = start(tiny_artifact, "--shutdown-timeout", "60")
     try:
         lines = long_stream(service, choices=16)
@@ -209,7 +209,7 @@ def test_who_comes_while_a_stream_ends_is_told_503(tiny_artifact: Artifact) -> N
         stop(service)
 
 
-def test_a_signal_lets_a_stream_end_and_a_second_one_does_not(tiny_artifact: Artifact) -> None:
+def test_a_second_signal_ends_running_streams(tiny_artifact: Artifact) -> None:
     service = start(tiny_artifact, "--shutdown-timeout", "60")
     try:
         lines = long_stream(service)
@@ -231,7 +231,9 @@ def long_answer(service: Service) -> httpx.Response:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_is_a_sentence_and_an_answer(tiny_artifact: Artifact, number: signal.Signals) -> None:
+def test_a_second_signal_is_logged_and_clients_are_answered(
+    tiny_artifact: Artifact, number: signal.Signals
+) -> None:
     service = start(tiny_artifact, "--shutdown-timeout", "60")
     try:
         with ThreadPoolExecutor() as clients:

@@ -154,7 +154,7 @@ class Schedule:
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_happens_to_others(
+def test_no_schedule_changes_anothers_answer(
     tiny_artifact: Artifact, alone: dict[Prompt, Continuation], mode: str, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -127,7 +127,7 @@ runtimes = pytest.mark.parametrize("runtime", RUNTIMES)
 @modes
 @caches
 @runtimes
-def test_a_prompt_with_nan_fails_alone(
+def test_a_prompt_with_nan_fails_only_its_request(
     tiny_artifact: Artifact,
     prompts: Sequence[Tokens],
     alone: Sequence[Answer],

@@ -48,7 +48,7 @@ async def until(service: Service, metric: str, value: float) -> None:
             await asyncio.sleep(0)
 
 
-async def test_pages_that_run_out_cost_time_and_nothing_else(service: Service) -> None:
+async def test_running_out_of_pages_costs_only_time(service: Service) -> None:
     async with client_of(service) as client:
         alone = [await client.post("/generate", json=body_of(prompt)) for prompt in PROMPTS[:4]]
         before = service.metric("vllm:num_preemptions_total")
@@ -62,7 +62,7 @@ async def test_pages_that_run_out_cost_time_and_nothing_else(service: Service) -
     assert service.metric("shortfin_llm:pages_leased") == 0
 
 
-async def test_more_than_the_queue_holds_is_told_to_come_back(service: Service) -> None:
+async def test_a_full_queue_is_answered_with_retry_after(service: Service) -> None:
     async with client_of(service) as client:
         posts = [client.post("/generate", json=body_of(PROMPTS[0], 300)) for _ in range(PLACES + 3)]
         answers = await asyncio.gather(*posts)
@@ -73,7 +73,7 @@ async def test_more_than_the_queue_holds_is_told_to_come_back(service: Service) 
     assert [a.status_code for a in answers if a not in refused] == [200] * PLACES
 
 
-def test_a_batch_that_never_fits_is_not_told_to_come_back(service: Service) -> None:
+def test_a_batch_that_never_fits_has_no_retry_after(service: Service) -> None:
     body = {"text": ["a"] * (PLACES + 1)}
     answer = httpx.post(f"{service.url}/generate", json=body)
     assert answer.status_code == 400
@@ -87,7 +87,7 @@ def test_a_request_larger_than_all_pages_is_not_queued(service: Service) -> None
 
 @pytest.mark.parametrize("num_before", [0, PLACES - 1], ids=["running", "in the queue"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_leaves_gives_everything_back(service: Service, num_before: int, stream: bool) -> None:
+async def test_disconnected_clients_free_everything(service: Service, num_before: int, stream: bool) -> None:
     bodies = [body_of(PROMPTS[0], 300, stream=stream) for _ in range(num_before + 1)]
     writers = [await send(service, body) for body in bodies]
     await until(service, "vllm:num_requests_running", min(len(writers), MAX_RUNNING))
@@ -99,7 +99,7 @@ async def test_who_leaves_gives_everything_back(service: Service, num_before: in
     assert service.metric("shortfin_llm:pages_leased") == 0
 
 
-async def test_who_never_finishes_asking_does_not_keep_others_waiting(service: Service) -> None:
+async def test_slow_senders_do_not_block_others(service: Service) -> None:
     host, port = address_of(service)
     half_asked = [socket.create_connection((host, port)) for _ in range(50)]
     for number, connection in enumerate(half_asked):

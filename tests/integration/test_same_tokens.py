@@ -50,7 +50,7 @@ def test_outputs_differ_from_each_other(alone: Sequence[Continuation]) -> None:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 @pytest.mark.parametrize("chunk_tokens", [None, 16, 32, 48, 128, 512])
-def test_together_and_in_chunks(
+def test_batched_and_chunked(
     tiny_artifact: Artifact,
     prompts: Sequence[Sequence[int]],
     alone: Sequence[Continuation],

@@ -49,7 +49,7 @@ async def test_a_client_that_leaves_frees_its_pages(service: Service) -> None:
     assert service.metric("shortfin_llm:pages_leased") == 0
 
 
-def test_the_openai_package(service: Service) -> None:
+def test_the_openai_client(service: Service) -> None:
     client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="none")
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "hello"}]
@@ -74,7 +74,7 @@ def test_upstreams_request_body(service: Service) -> None:
     assert texts[0] == texts[1]
 
 
-def test_idle_costs_nothing(service: Service) -> None:
+def test_an_idle_server_uses_no_cpu(service: Service) -> None:
     """What a timer's tick costs is the machine's; how many there are, and that nothing spins, is ours."""
     begin, cpu, sleeps = time.monotonic(), service.cpu_s(), service.num_sleeps()
     time.sleep(3)  # the thing under test is what happens while nothing happens

@@ -105,7 +105,7 @@ def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
     assert sum(compared) > len(crowd) * 12 / 2, "near ties ended almost every comparison"
 
 
-def test_alone_as_together(smollm2: Artifact, weights: WeightType) -> None:
+def test_same_tokens_alone_and_batched(smollm2: Artifact, weights: WeightType) -> None:
     with open_engine(smollm2, EngineOptions(pages=256)) as engine:
         alone = [generate(engine, [prompt], 24)[0] for prompt in PROMPTS]
         together = generate(engine, PROMPTS, 24)

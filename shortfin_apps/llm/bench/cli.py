@@ -1,4 +1,4 @@
-"""`shortfin-llm bench`: measures servers and prints what it found."""
+"""`shortfin-llm bench`: measures servers and prints a report."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, own_key
 EXIT_REQUESTS_FAILED = 1
 
 DESCRIPTION = """\
-Measures any server that has OpenAI's /v1/completions: streams answers of fixed lengths to prompts of
-fixed lengths, and prints requests/s, tokens/s, and the 50th and 99th percentile of TTFT (time to first
-token), ITL (time between chunks), TPOT (time per token after the first) and latency. Several servers
-are measured in turns; trust the ratios of one run more than the figures of two."""
+Measures any server with OpenAI's /v1/completions: streams answers of fixed length to prompts of fixed
+length, and prints requests/s, tokens/s, and the 50th and 99th percentile of TTFT (time to first token),
+ITL (time between chunks), TPOT (time per token after the first) and latency. Several servers are measured
+in turns; ratios within one run are more reliable than figures of two runs."""
 EPILOG = (
     "presets:\n"
     + "\n".join(f"  {w.name}  {w.about}" for w in PRESETS.values())
@@ -40,7 +40,7 @@ examples:
   shortfin-llm bench --url ours=http://127.0.0.1:8000 --url vllm=http://127.0.0.1:8001 --repeat 3
   shortfin-llm bench --preset W2 --compare out.json           # against an earlier run
   shortfin-llm bench --prompt-tokens 256 --output-tokens 64 --concurrency 1,2,4,8,16,32,64
-  shortfin-llm bench roofline smollm2                         # a compiled model against this machine's limits
+  shortfin-llm bench roofline smollm2                         # compiled entries against hardware limits
 
 The exit status is 1 when a request failed.
 """
@@ -55,31 +55,36 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tools = parser.add_subparsers(dest="tool", metavar="TOOL", title="beside measuring servers")
+    tools = parser.add_subparsers(dest="tool", metavar="TOOL", title="other tools")
     roofline_cli.add_parser(tools)
     _add_workload_options(parser)
     _add_server_options(parser)
     output = parser.add_argument_group("output")
-    output.add_argument("--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, no tables")
+    output.add_argument(
+        "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
+    )
     output.add_argument("--compare", type=Path, metavar="FILE", help="print ratios to an earlier run's JSON")
 
 
 def _add_workload_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--preset", metavar="W1,..", help="presets, or all (default: all)")
-    group.add_argument("--repeat", type=positive, default=1, metavar="N", help="times (default: 1)")
-    group.add_argument("--seed", help="derive the prompts from this; a server may have cached them then")
+    group.add_argument("--repeat", type=positive, default=1, metavar="N", help="repetitions (default: 1)")
+    group.add_argument("--seed", help="derive prompts from this seed; a server may have them cached")
     custom = parser.add_argument_group("custom workload, instead of a preset")
-    custom.add_argument("--prompt-tokens", type=positive, metavar="N", help="tokens in (default: 128)")
-    custom.add_argument("--output-tokens", type=positive, metavar="N", help="tokens out (default: 128)")
+    custom.add_argument("--prompt-tokens", type=positive, metavar="N", help="prompt length (default: 128)")
+    custom.add_argument("--output-tokens", type=positive, metavar="N", help="answer length (default: 128)")
     custom.add_argument(
-        "--concurrency", type=positives, metavar="N,..", help="clients; several values: several runs"
+        "--concurrency",
+        type=positives,
+        metavar="N,..",
+        help="number of clients; several values: several runs",
     )
     custom.add_argument(
         "--requests", type=positive, metavar="N", help="requests in all (default: 2 for each client)"
     )
     custom.add_argument(
-        "--shared-prefix-tokens", type=positive, metavar="N", help="tokens that all prompts begin with"
+        "--shared-prefix-tokens", type=positive, metavar="N", help="length of a prefix common to all prompts"
     )
 
 
@@ -97,18 +102,18 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, if the server has no /tokenize"
     )
     group.add_argument(
-        "--text-prompts", action="store_true", help="for servers that take no token ids; lengths vary then"
+        "--text-prompts", action="store_true", help="send text instead of token ids; lengths are approximate"
     )
-    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="longest silence (seconds)")
+    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="read timeout (seconds)")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.tool is not None:
         return roofline_cli.run(args)
     workloads = chosen_workloads(args)
-    earlier = None if args.compare is None else read_document(args.compare)  # before minutes of measuring
+    earlier = None if args.compare is None else read_document(args.compare)  # fails before measuring
     doc = asyncio.run(_measure(args, workloads))
-    # With JSON on stdout, the tables would be noise in it.
+    # Tables would corrupt JSON on stdout.
     if args.json != "-":
         print_tables(doc, earlier)
     if args.json is not None:
@@ -117,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
-    """Presets or a custom workload. Raises InvalidRequestError when asked for both."""
+    """The chosen presets, or a custom workload. Raises InvalidRequestError when both are given."""
     names = ("prompt_tokens", "output_tokens", "concurrency", "requests", "shared_prefix_tokens")
     given = [name for name in names if getattr(args, name) is not None]
     if not given:
@@ -136,7 +141,7 @@ def chosen_workloads(args: argparse.Namespace) -> list[Workload]:
 
 async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> dict[str, Any]:
     started = datetime.now(UTC)
-    # A fresh seed makes prompts that no server has cached.
+    # With a fresh seed, no server has the prompts cached.
     seed = secrets.token_hex(4) if args.seed is None else args.seed
     options = TargetOptions(
         model=args.model,
@@ -166,10 +171,10 @@ async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> d
 
 
 def print_tables(doc: dict[str, Any], earlier: dict[str, Any] | None) -> None:
-    """The report on stdout, wide enough for its columns where stdout is not a terminal."""
+    """Prints the report to stdout, and the ratios to an earlier run if there is one."""
     console = table_console()
     print_report(console, doc)
     if earlier is not None:
         rows = compare(doc, earlier)
-        title = f"ratios to the run of {earlier['started']} (another time: mind the machine's drift)"
+        title = f"ratios to the run of {earlier['started']} (the machine's speed may have drifted since)"
         console.print(ratio_table(rows, title) if rows else "the earlier run has none of these workloads")

@@ -1,4 +1,4 @@
-"""What the commands that measure have in common on the command line and on the terminal."""
+"""Argument types, tables and progress bars shared by the benchmark commands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shortfin_apps.llm.errors import InvalidRequestError
 
-TABLE_WIDTH = 180  # columns, where no terminal says otherwise
+TABLE_WIDTH = 180  # columns, if stdout is not a terminal
 
 
 def progress_bar(unit: str) -> Progress:
-    """A bar on stderr that counts `unit`s, if that is a terminal."""
-    # Two frames a second: drawing takes time from what is measured on the same machine.
+    """A bar on stderr that counts `unit`s, if stderr is a terminal."""
+    # Only two frames per second, as drawing takes CPU time from the measured server.
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -33,12 +33,12 @@ def progress_bar(unit: str) -> Progress:
 
 
 def table_console() -> Console:
-    """Stdout, wide enough for the tables' columns where it is not a terminal."""
+    """A console on stdout, TABLE_WIDTH wide if that is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
 
 
 def write_json(doc: dict[str, Any], destination: str) -> None:
-    """To a file, or to stdout for `-`. Raises InvalidRequestError when the file cannot be written."""
+    """Writes to a file, or to stdout for `-`. Raises InvalidRequestError when the file cannot be written."""
     text = json.dumps(doc, indent=2)
     if destination == "-":
         print(text)
@@ -50,12 +50,12 @@ def write_json(doc: dict[str, Any], destination: str) -> None:
 
 
 def positive(text: str) -> int:
-    """An argparse type."""
+    """An argparse type: a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
 
 
 def positives(text: str) -> list[int]:
-    """An argparse type: positive numbers with commas between, without repetitions."""
+    """An argparse type: comma-separated positive integers, without duplicates."""
     return list(dict.fromkeys(positive(part.strip()) for part in text.split(",")))

@@ -1,7 +1,7 @@
-"""The load generator: streams completions and notes when each piece came.
+"""Load generator: streams completions and records the arrival time of each chunk.
 
-It shares the machine with the server it measures, so the way of a chunk is short: raw bytes, split
-into lines, one orjson call, one clock reading for each piece the network hands over.
+It shares the machine with the server under test, so the path of a chunk is short: raw bytes split into
+lines, one orjson call per event, one clock reading per read from the network.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _END = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request of fixed length: a prompt, and how many tokens to answer with."""
+class BenchRequest:
+    """One request of fixed length: a prompt and the number of output tokens."""
 
     prompt: str | list[int]
     output_tokens: int
@@ -33,7 +33,7 @@ class Ask:
 
 @dataclass(slots=True)
 class _Arrivals:
-    """What came of one stream so far."""
+    """What has arrived of one stream so far."""
 
     chunks_s: list[float] = field(default_factory=list)
     usage: Usage | None = None
@@ -43,17 +43,17 @@ class _Arrivals:
 async def run_pass(
     http: httpx.AsyncClient,
     model: str | None,
-    asks: Sequence[Ask],
+    requests: Sequence[BenchRequest],
     concurrency: int,
     on_end: Callable[[RequestRecord], None] | None = None,
 ) -> list[RequestRecord]:
-    """Sends every request, at most `concurrency` at once, and never raises for one that fails."""
+    """Sends every request, at most `concurrency` at once. Does not raise for failed requests."""
     records: list[RequestRecord] = []
-    waiting = iter(asks)
+    waiting = iter(requests)
 
     async def client() -> None:
-        for ask in waiting:
-            records.append(await measure(http, model, ask))
+        for request in waiting:
+            records.append(await measure(http, model, request))
             if on_end is not None:
                 on_end(records[-1])
 
@@ -61,9 +61,9 @@ async def run_pass(
     return records
 
 
-async def measure(http: httpx.AsyncClient, model: str | None, ask: Ask) -> RequestRecord:
+async def measure(http: httpx.AsyncClient, model: str | None, request: BenchRequest) -> RequestRecord:
     """Sends one streaming `/v1/completions` request; a failure becomes the record's `error`."""
-    content = orjson.dumps(_body(model, ask))
+    content = orjson.dumps(_body(model, request))
     arrivals, error = _Arrivals(), None
     sent_s = time.perf_counter()
     try:
@@ -75,7 +75,7 @@ async def measure(http: httpx.AsyncClient, model: str | None, ask: Ask) -> Reque
     except (ValueError, LookupError, TypeError, AttributeError) as failure:
         error = f"the server's stream is unreadable ({type(failure).__name__})"
     ended_s = arrivals.last_s or time.perf_counter()
-    # A server without `usage` in its stream most likely sends one token a chunk.
+    # A server without `usage` in its stream most likely sends one token per chunk.
     usage = arrivals.usage or Usage(0, len(arrivals.chunks_s))
     return RequestRecord(
         sent_s=sent_s,
@@ -84,15 +84,15 @@ async def measure(http: httpx.AsyncClient, model: str | None, ask: Ask) -> Reque
         prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
-        asked_output_tokens=ask.output_tokens,
+        asked_output_tokens=request.output_tokens,
         error=error,
     )
 
 
-def _body(model: str | None, ask: Ask) -> dict[str, object]:
+def _body(model: str | None, request: BenchRequest) -> dict[str, object]:
     body: dict[str, object] = {
-        "prompt": ask.prompt,
-        "max_tokens": ask.output_tokens,
+        "prompt": request.prompt,
+        "max_tokens": request.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -109,11 +109,11 @@ async def _stream(http: httpx.AsyncClient, content: bytes, arrivals: _Arrivals) 
         async for now_s, data in _events(response):
             _take(orjson.loads(data), now_s, arrivals)
     if arrivals.last_s is None:
-        raise ServerError("the server's stream held no completion")
+        raise ServerError("the server's stream contained no completion")
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]]:
-    """Arrival (`perf_counter`) and payload of each `data:` line but the closing one."""
+    """Arrival time (`perf_counter`) and payload of each `data:` line except `[DONE]`."""
     rest = b""
     async for piece in response.aiter_raw():
         now_s = time.perf_counter()
@@ -125,12 +125,12 @@ async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]
 
 def _take(event: object, now_s: float, arrivals: _Arrivals) -> None:
     if not isinstance(event, dict):
-        raise ServerError("the server's stream holds something other than completions")
+        raise ServerError("the server's stream contains something other than completions")
     if event.get("error"):
         raise streamed_error(event["error"])
     arrivals.usage = parse_usage(event.get("usage")) or arrivals.usage
     for choice in event.get("choices") or ():
         arrivals.last_s = now_s
-        # A last chunk that only says why it ended carries no token.
+        # A last chunk with only a finish reason carries no token.
         if choice.get("text") or choice.get("finish_reason") is None:
             arrivals.chunks_s.append(now_s)

@@ -1,4 +1,4 @@
-"""English-like text that no server has seen before, cut to a number of tokens."""
+"""Generates English-like prompts of a given number of tokens that no server has cached."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sentence(rng: random.Random) -> str:
 
 
 def text(seed: str, words: int) -> str:
-    """At least `words` words. Texts of different seeds part within their first few words.
+    """Text of at least `words` words. Texts of different seeds differ within their first few words.
 
     The same seed gives the same text, and a longer text begins with the shorter one.
     """
@@ -63,9 +63,9 @@ def text(seed: str, words: int) -> str:
 
 
 async def token_prompt(seed: str, tokens: int, tokenize: Tokenize) -> list[int]:
-    """Exactly `tokens` token ids of a text. Raises InvalidRequestError when the tokenizer yields none."""
+    """Exactly `tokens` token ids of a text. Raises InvalidRequestError if the tokenizer yields none."""
     words = tokens
-    # Words of this list are rarely less than a token each, so the first try is nearly always enough.
+    # A word is almost always at least one token, so the first attempt is nearly always enough.
     for _ in range(8):
         ids = await tokenize(text(seed, words))
         if len(ids) >= tokens:
@@ -75,5 +75,5 @@ async def token_prompt(seed: str, tokens: int, tokenize: Tokenize) -> list[int]:
 
 
 def word_prompt(seed: str, tokens: int) -> str:
-    """About `tokens` tokens of text, by the rule of thumb of 1.3 tokens to a word."""
+    """Text of about `tokens` tokens, assuming 1.3 tokens per word."""
     return " ".join(islice(text(seed, tokens).split(), max(1, round(tokens / 1.3))))

@@ -1,4 +1,4 @@
-"""What a run has found, as JSON for machines and tables for people."""
+"""The results of a run, as a JSON document and as tables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def document(
     seed: str,
     started: datetime,
 ) -> dict[str, Any]:
-    """Everything about a run: each pass, the medians over repeats, the ratios to the first server."""
+    """The JSON document of a run: each pass, the medians over repeats, the ratios to the first server."""
     runs = [
         {"target": r.target, "workload": r.workload, "repeat": r.repeat, **r.summary.to_dict()}
         for r in results
@@ -94,7 +94,7 @@ def _ratios(runs: Sequence[Figures], labels: Sequence[str]) -> list[dict[str, An
 
 
 def _grouped(runs: Iterable[Figures]) -> dict[Key, list[Figures]]:
-    """Runs by server and workload, each group in the order of its repeats."""
+    """Groups passes by server and workload, each group in the order of its repeats."""
     groups: dict[Key, list[Figures]] = {}
     for run in sorted(runs, key=lambda run: run["repeat"]):
         groups.setdefault((run["target"], run["workload"]), []).append(run)
@@ -102,7 +102,7 @@ def _grouped(runs: Iterable[Figures]) -> dict[Key, list[Figures]]:
 
 
 def read_document(file: Path) -> dict[str, Any]:
-    """An earlier run's JSON. Raises InvalidRequestError when the file is not one."""
+    """Reads the JSON of an earlier run. Raises InvalidRequestError when the file is something else."""
     try:
         earlier = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -113,9 +113,9 @@ def read_document(file: Path) -> dict[str, Any]:
 
 
 def compare(now: Figures, earlier: Figures) -> list[dict[str, Any]]:
-    """Ratios of medians, now over earlier, of each server and workload that both runs have.
+    """Ratios of medians, now over earlier, for each server and workload in both runs.
 
-    Servers are matched by label; an earlier run of a single server is held against every server.
+    Servers are matched by label; an earlier run of a single server is compared with every server.
     """
     before = {(m["target"], m["workload"]): m for m in earlier["medians"]}
     labels = [target["label"] for target in earlier["targets"]]
@@ -129,13 +129,13 @@ def compare(now: Figures, earlier: Figures) -> list[dict[str, Any]]:
 
 
 def print_report(console: Console, doc: Figures) -> None:
-    """The table of medians, the ratios between servers, and what went wrong."""
+    """Prints the table of medians, the ratios between servers, and warnings."""
     console.print(_table(doc))
     if doc["ratios"]:
         console.print(
             ratio_table(
                 doc["ratios"],
-                f"ratios to {doc['ratios'][0]['baseline']}, pass by pass: median (least to greatest)",
+                f"ratios to {doc['ratios'][0]['baseline']}, pass by pass: median (min to max)",
             )
         )
     for line in _remarks(doc["runs"]):
@@ -157,7 +157,7 @@ def _table(doc: Figures) -> Table:
 
 
 def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
-    """Two columns are there to judge the others by: prompt tokens found in a cache, and our own CPU time."""
+    """A table row. Cached prompt tokens and the client's CPU time help to judge the other columns."""
     times = [
         f"{_number(median[f'{figure}_ms_p50'])} / {_number(median[f'{figure}_ms_p99'])}"
         for figure in ("ttft", "itl", "tpot", "latency")
@@ -176,14 +176,14 @@ def _cells(median: Figures, runs: Sequence[Figures]) -> list[str]:
 
 
 def _order(doc: Figures, row: Figures) -> tuple[int, int]:
-    """Servers of one workload stand next to each other."""
+    """The groups ordered by workload, so that servers can be compared line by line."""
     workloads = list(dict.fromkeys(run["workload"] for run in doc["runs"]))
     labels = [target["label"] for target in doc["targets"]]
     return workloads.index(row["workload"]), labels.index(row["target"])
 
 
 def ratio_table(rows: Sequence[Figures], title: str) -> Table:
-    """Ratios as `paired_ratios` gives them; above 1 is more: good for tokens/s, bad for times."""
+    """Table of ratios from `paired_ratios`. Above 1 is better for tokens/s and worse for times."""
     table = Table(title=title)
     table.add_column("workload")
     table.add_column("server")
@@ -195,7 +195,7 @@ def ratio_table(rows: Sequence[Figures], title: str) -> Table:
 
 
 def _remarks(runs: Sequence[Figures]) -> list[str]:
-    """A sentence for everything that makes figures doubtful."""
+    """Warnings about anything that makes the figures unreliable."""
     remarks = []
     for (target, workload), group in _grouped(runs).items():
         where = f"{workload} on {target}"
@@ -204,18 +204,20 @@ def _remarks(runs: Sequence[Figures]) -> list[str]:
             messages.update(run["error_messages"])
         remarks += [f"{where}: {n} requests failed: {message}" for message, n in messages.most_common()]
         if short := sum(run["short_answers"] for run in group):
-            remarks.append(f"{where}: {short} answers were shorter than asked; does it know ignore_eos?")
+            remarks.append(
+                f"{where}: {short} answers were shorter than requested; does it support ignore_eos?"
+            )
     return remarks
 
 
 def _number(value: float | None, digits: int = 1) -> str:
     if value is None:
         return "-"
-    return f"{value:,.{digits if value < 100 else 0}f}"  # no more digits than noise leaves sense in
+    return f"{value:,.{digits if value < 100 else 0}f}"  # no more digits than the noise allows
 
 
 def _ratio(ratio: tuple[float, float, float] | None) -> str:
     if ratio is None:
         return "-"
-    middle, least, greatest = ratio
-    return f"{middle:.2f}" if least == greatest else f"{middle:.2f} ({least:.2f} to {greatest:.2f})"
+    middle, minimum, maximum = ratio
+    return f"{middle:.2f}" if minimum == maximum else f"{middle:.2f} ({minimum:.2f} to {maximum:.2f})"

@@ -1,4 +1,4 @@
-"""Figures from measured requests. Pure functions."""
+"""Statistics over measured requests. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any
 class RequestRecord:
     """One request as the client saw it. Times are `perf_counter` seconds.
 
-    `chunks_s` are the arrivals of the events that carried text; a chunk may carry several tokens, so
-    tokens are counted by the server's own `usage`. A request with an `error` counts in no figure but
-    the number of errors.
+    `chunks_s` are the arrival times of the events that carried text; a chunk may carry several tokens, so
+    tokens are counted by the server's `usage`. A request with an `error` only counts in the number of errors.
     """
 
     sent_s: float
@@ -52,12 +51,12 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of one pass. Milliseconds; None where a figure does not exist (no second token)."""
+    """The figures of one pass, times in ms. None where a figure does not exist (no second token)."""
 
     requests: int
     errors: int
     error_messages: Mapping[str, int]
-    short_answers: int  # answers with fewer tokens than asked
+    short_answers: int  # answers with fewer tokens than requested
     duration_s: float
     prompt_tokens: int
     cached_tokens: int
@@ -73,7 +72,7 @@ class Summary:
     tpot_ms_p99: float | None
     latency_ms_p50: float | None
     latency_ms_p99: float | None
-    client_cpu_share: float  # of one core, spent by the load generator itself
+    client_cpu_share: float  # of one core, used by the load generator
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +86,7 @@ FIGURES = HIGHER_IS_BETTER + LOWER_IS_BETTER
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile by linear interpolation between order statistics (numpy's default); None of nothing."""
+    """The percentile by linear interpolation (numpy's default); None for no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -98,7 +97,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def summarise(records: Sequence[RequestRecord], client_cpu_s: float = 0.0) -> Summary:
-    """The figures of one pass, from its first request sent to its last one ended."""
+    """The figures of one pass, from sending its first request to the end of its last."""
     served = [record for record in records if record.error is None]
     errors = Counter(record.error for record in records if record.error is not None)
     duration_s = _span_s(records)
@@ -125,16 +124,16 @@ def summarise(records: Sequence[RequestRecord], client_cpu_s: float = 0.0) -> Su
 
 
 def median_figures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The median over repeats of each figure, of the repeats that have it."""
+    """The median of each figure over the repeats that have it."""
     return {name: _median(s[name] for s in summaries) for name in FIGURES}
 
 
 def paired_ratios(
     figures: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> dict[str, tuple[float, float, float] | None]:
-    """`figures / baseline` repeat by repeat: its median, least and greatest, by figure.
+    """Ratios `figures / baseline` per repeat: their median, minimum and maximum, by figure.
 
-    The n-th of each ran next to each other, so the machine's drift is in neither of these ratios.
+    The n-th repeats of both ran one after the other, so machine drift largely cancels.
     """
     ratios: dict[str, tuple[float, float, float] | None] = {}
     for name in FIGURES:

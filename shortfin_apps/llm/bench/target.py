@@ -1,4 +1,4 @@
-"""A server to be measured, and the prompts it is given."""
+"""Target: a server to be measured, and the source of its prompts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 
 class PromptSource(Protocol):
     async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str | list[int]:
-        """A prompt of `prefix_tokens + tokens` tokens whose beginning `prefix_seed` alone decides."""
+        """A prompt of `prefix_tokens + tokens` tokens; its prefix depends only on `prefix_seed`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompts:
-    """Prompts as token ids: their lengths are exact."""
+    """Prompts as token ids, of exact length."""
 
     tokenize: Tokenize
 
@@ -36,7 +36,7 @@ class TokenPrompts:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompts:
-    """Prompts as text, for servers that take no token ids: their lengths are approximate."""
+    """Prompts as text of approximate length, for servers that take no token ids."""
 
     async def prompt(self, seed: str, tokens: int, prefix_seed: str, prefix_tokens: int) -> str:
         prefix = f"{word_prompt(prefix_seed, prefix_tokens)} " if prefix_tokens else ""
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """How to talk to servers. `model` None asks the server; `tokenizer` None uses its `/tokenize`."""
+    """Connection options. `model` None takes the server's first; `tokenizer` None uses its `/tokenize`."""
 
     model: str | None = None
     api_key: str | None = None
@@ -66,7 +66,7 @@ class TargetOptions:
 
 
 def parse_urls(urls: Sequence[str]) -> list[tuple[str, str]]:
-    """Labels and addresses from `URL` or `LABEL=URL`; an address without a label is its own.
+    """Labels and addresses from `URL` or `LABEL=URL`; the default label is the address.
 
     Raises InvalidRequestError when two have the same label.
     """
@@ -85,7 +85,7 @@ def _parse_url(url: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIterator[Target]:
-    """Connects, and finds out the model's name. Raises LlmError when the server cannot be measured."""
+    """Connects and determines the model's name. Raises LlmError when the server cannot be measured."""
     async with LlmClient(url, options.api_key, timeout_s=30.0, max_retries=1) as client:
         base_url = client.base_url
         model = options.model or await _first_model(client)
@@ -102,7 +102,7 @@ async def _first_model(client: LlmClient) -> str | None:
     try:
         return next(iter(await client.models()), None)
     except (InvalidRequestError, ServerError):
-        return None  # a server without the route may still complete without a name
+        return None  # a server without /v1/models may still accept requests without a model name
 
 
 def _prompts(http: httpx.AsyncClient, model: str | None, options: TargetOptions) -> PromptSource:
@@ -115,11 +115,11 @@ def _prompts(http: httpx.AsyncClient, model: str | None, options: TargetOptions)
 
 def file_tokenizer(file: Path) -> Tokenize:
     """Tokenises with a Hugging Face `tokenizer.json`. Raises InvalidRequestError if it cannot be read."""
-    from tokenizers import Tokenizer  # only for those who ask for it
+    from tokenizers import Tokenizer  # imported only when it is used
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises bare Exception
         raise InvalidRequestError(
             f"{file} is not a readable tokenizer.json ({error})", "tokenizer"
         ) from error
@@ -131,12 +131,12 @@ def file_tokenizer(file: Path) -> Tokenize:
 
 
 def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
-    """Tokenises by the server's `POST /tokenize`, in vLLM's shape or llama.cpp's."""
+    """Tokenises with the server's `POST /tokenize`, in vLLM's or llama.cpp's format."""
     named = {} if model is None else {"model": model}
 
     async def tokenize(text: str) -> list[int]:
         vllm = await _tokens(http, {"prompt": text, "add_special_tokens": False, **named})
-        # llama.cpp knows no `prompt` and answers with no tokens.
+        # llama.cpp ignores `prompt` and answers with no tokens.
         tokens = vllm or await _tokens(http, {"content": text, "add_special": False})
         if not tokens:
             raise _no_tokenizer(http)
@@ -149,7 +149,7 @@ async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]
     try:
         try:
             response = await http.post("/tokenize", json=body)
-        except httpx.RemoteProtocolError:  # a kept connection that the server has closed meanwhile
+        except httpx.RemoteProtocolError:  # the server has closed the keep-alive connection
             response = await http.post("/tokenize", json=body)
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error

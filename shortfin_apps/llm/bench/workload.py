@@ -1,4 +1,4 @@
-"""What is asked of a server: the presets and custom runs."""
+"""Workloads: the presets W1 to W5 and custom ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A set of requests sent by `concurrency` clients, each sending its next one when the last is answered.
+    """Requests sent by `concurrency` clients, each sending its next one when the previous is answered.
 
-    `prompt_tokens` has one length per request, without the shared prefix. With `shared_prefix_tokens`
-    every prompt begins with the same tokens, and there are two passes, named with a `c` and a `w`
-    behind the name: cold, where no request has brought the prefix yet, and warm, with the same prefix
-    and new tokens after it.
+    `prompt_tokens` has one length per request, without the shared prefix. With `shared_prefix_tokens`, all
+    prompts begin with the same tokens and there are two passes, with the suffixes `c` and `w`: cold, where
+    the prefix is in no cache yet, and warm, with the same prefix followed by new tokens.
     """
 
     name: str
@@ -27,7 +26,7 @@ class Workload:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """The names that the results go by, in the order of running."""
+        """The names of the passes, in the order of running."""
         if self.shared_prefix_tokens:
             return (f"{self.name}c", f"{self.name}w")
         return (self.name,)
@@ -77,7 +76,7 @@ PRESETS = {
 
 
 def chosen_presets(names: str) -> list[Workload]:
-    """Presets from a comma-separated list, or `all`. Raises InvalidRequestError for a strange name."""
+    """Presets from a comma-separated list, or `all`. Raises InvalidRequestError for an unknown name."""
     if names.strip().lower() == "all":
         return list(PRESETS.values())
     chosen = [name.strip().upper() for name in names.split(",")]

@@ -8,7 +8,7 @@ import pytest
 from bench.peers.cache import Cache, SetUpError
 
 
-def test_a_step_is_taken_once_until_its_inputs_change(tmp_path: Path) -> None:
+def test_a_step_runs_once_until_its_inputs_change(tmp_path: Path) -> None:
     said: list[str] = []
     taken: list[str] = []
     for what in ("one", "one", "two"):
@@ -17,7 +17,7 @@ def test_a_step_is_taken_once_until_its_inputs_change(tmp_path: Path) -> None:
     assert said == ["thing: one", "thing: two"]
 
 
-def test_a_step_that_failed_is_taken_again(tmp_path: Path) -> None:
+def test_a_failed_step_runs_again(tmp_path: Path) -> None:
     cache = Cache(tmp_path, lambda _: None)
 
     def fail() -> None:

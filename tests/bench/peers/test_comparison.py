@@ -25,12 +25,12 @@ RUNS = [
 ]
 
 
-def test_ours_is_held_against_the_better_peer_of_each_repeat() -> None:
+def test_ours_is_compared_with_the_better_peer_of_each_repeat() -> None:
     assert ratio(RUNS, "W2", TOKENS_PER_S) == pytest.approx((2.0, 1.5, 2.5))
     assert ratio(RUNS, "W2", TTFT) == pytest.approx((0.75, 0.5, 1.0))
 
 
-def test_ours_with_other_settings_is_no_peer() -> None:
+def test_ours_with_other_settings_is_not_a_peer() -> None:
     runs = [*RUNS, run("ours-extend", 0, 400, 20), run("ours-extend", 1, 100, 30)]
     assert ratio(runs, "W2", TOKENS_PER_S) == pytest.approx((2.0, 1.5, 2.5))
     assert ratio(runs, "W2", TOKENS_PER_S, "ours-extend") == pytest.approx((1.625, 1.25, 2.0))

@@ -22,7 +22,7 @@ def test_the_configuration_is_written_before_it_is_loaded(tmp_path: Path) -> Non
     ]
 
 
-def test_a_source_that_is_another_is_not_touched(tmp_path: Path) -> None:
+def test_an_unexpected_source_is_not_patched(tmp_path: Path) -> None:
     file = tmp_path / "mmq.cpp"
     file.write_text("nothing of the kind", encoding="utf-8")
     with pytest.raises(SetUpError, match="not as expected"):

@@ -15,7 +15,7 @@ def test_an_unknown_server_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "'other'; choose from ours, ours-extend, llama, vllm" in capsys.readouterr().err
 
 
-def test_weights_that_a_server_cannot_take_are_refused_before_anything_is_set_up(
+def test_unsupported_weights_are_refused_before_set_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--cache", str(tmp_path), "--servers", "vllm", "--weights", "q8_0"]) == 2
@@ -30,14 +30,14 @@ def test_weights_that_a_server_cannot_take_are_refused_before_anything_is_set_up
         (["--weights", "bf16,q8_0", "--artefact", "DIR"], "one `--weights` with `--artefact`"),
     ],
 )
-def test_kinds_of_weights_that_cannot_be_are_refused(
+def test_invalid_kinds_of_weights_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert main(["--cache", str(tmp_path), *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_what_is_missing_is_told_before_the_first_long_step(
+def test_missing_requirements_are_reported_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no compilers

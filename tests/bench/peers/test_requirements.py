@@ -36,7 +36,7 @@ def nothing_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_everything_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+def test_all_missing_requirements_are_reported_together(tmp_path: Path) -> None:
     needs = [
         Needs(("a tool; install it", "a library; install it")),
         Needs(("a tool; install it",), PLENTY_BYTES),
@@ -51,7 +51,7 @@ def test_everything_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("language", [C, CXX])
-def test_a_compiler_must_be_there_and_work(
+def test_a_compiler_must_exist_and_work(
     language: Language, nothing_there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (missing,) = requirements.compiler(language)
@@ -65,7 +65,7 @@ def test_a_compiler_must_be_there_and_work(
     assert "other -m64 says 'exit 7'" in missing
 
 
-def test_a_library_is_found_as_the_linker_knows_it(nothing_there: Path) -> None:
+def test_a_library_is_found_by_its_linker_name(nothing_there: Path) -> None:
     (missing,) = requirements.shared_library("libx.so.4", "libx4")
     assert missing == "the library libx.so.4; on Debian: apt-get install libx4"
     listed = "libx.so.4 (libc6,x86-64) => /usr/lib/libx.so.4"
@@ -74,7 +74,7 @@ def test_a_library_is_found_as_the_linker_knows_it(nothing_there: Path) -> None:
     assert requirements.shared_library("libx.so.4", "libx4") == []
 
 
-def test_an_interpreter_must_make_environments(nothing_there: Path) -> None:
+def test_an_interpreter_must_have_venv(nothing_there: Path) -> None:
     assert requirements.interpreter(sys.executable) == []
     for python in ("no-such-python", str(executable(nothing_there / "python", "exit 1"))):
         assert "python3-venv" in requirements.interpreter(python)[0]
@@ -94,7 +94,7 @@ def test_a_release_in_a_folder_of_wheels_is_found(
     assert requirements.wheel(sys.executable, "thing", "1.0") != []
 
 
-def test_what_a_server_needs_on_a_bare_machine(nothing_there: Path, tmp_path: Path) -> None:
+def test_requirements_on_a_bare_machine(nothing_there: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path, lambda _: None)
     llama = LlamaCpp(cache, 1, 1).needs(KINDS["bf16"])
     vllm = VllmCpu(cache, 1, sys.executable).needs(KINDS["bf16"])
@@ -104,9 +104,7 @@ def test_what_a_server_needs_on_a_bare_machine(nothing_there: Path, tmp_path: Pa
     assert 5e8 < llama.disk_bytes < vllm.disk_bytes
 
 
-def test_what_was_set_up_needs_no_room_and_no_compiler_of_its_own(
-    nothing_there: Path, tmp_path: Path
-) -> None:
+def test_a_finished_set_up_needs_no_space_or_compiler(nothing_there: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path, lambda _: None)
     cache.once("llama.cpp", COMPILED, lambda: None)
     cache.once("vllm", INSTALLED, lambda: None)

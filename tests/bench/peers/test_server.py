@@ -48,9 +48,7 @@ def come_to(group: str, wanted: Callable[[set[str]], bool]) -> bool:
     return any(wanted(states(group)) for _ in range(500))
 
 
-def test_a_paused_server_takes_no_processor_time_and_goes_on_when_resumed(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_paused_server_uses_no_cpu_time_until_resumed(server: Server, tmp_path: Path) -> None:
     server.wait_until_ready()
     child, greeting = (tmp_path / "logs" / "server.log").read_text(encoding="utf-8").split()
     assert greeting == "hello"

@@ -22,6 +22,6 @@ def test_the_directory_holds_the_gguf_files_model_in_bf16(tmp_path: Path) -> Non
     assert files.config["chat_template"] == expected_files.config["chat_template"]
 
 
-def test_tied_weights_have_no_head(tmp_path: Path) -> None:
+def test_tied_weights_are_written_without_a_head(tmp_path: Path) -> None:
     write_hugging_face(write_gguf(tmp_path / "tied.gguf", without="output.weight"), tmp_path / "hf")
     assert HfDirectorySource(tmp_path / "hf").spec.tie_word_embeddings

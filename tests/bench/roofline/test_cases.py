@@ -23,7 +23,7 @@ ENTRIES = buckets("decode_bs1", "decode_bs4", "prefill_bs1", "prefill_bs1_s8", "
 
 
 @pytest.mark.parametrize(("rows", "new_tokens", "context"), [(1, 1, 1), (4, 1, 9), (2, 7, 7), (3, 4, 12)])
-def test_rows_have_pages_of_their_own_in_any_order(rows: int, new_tokens: int, context: int) -> None:
+def test_rows_do_not_share_pages(rows: int, new_tokens: int, context: int) -> None:
     plan = Plan(EntryFamily.EXTEND, rows, new_tokens, context)
     batch = make_batch(plan, STRIDE)
     pages = [page for task in batch.tasks for page in task.page_ids]
@@ -40,7 +40,7 @@ def test_pages_are_not_in_order() -> None:
     assert list(task.page_ids) != sorted(task.page_ids)
 
 
-def test_plans_leave_out_what_is_longer_than_the_model_allows() -> None:
+def test_plans_skip_lengths_beyond_the_context() -> None:
     config = fake_config()
     longest = config.max_seq_len
     found = list(plans(config, [longest, longest + 1], [longest + 1, STRIDE], has_extend=True))
@@ -60,7 +60,7 @@ def test_the_entry_is_the_one_a_server_would_take() -> None:
     assert [case.entry for case in cases] == ["decode_bs4", "prefill_bs1_s8", "prefill_bs1"]
 
 
-def test_patterns_choose_entries() -> None:
+def test_patterns_select_entries() -> None:
     chosen = [
         Plan(EntryFamily.DECODE, 1, 1, 5),
         Plan(EntryFamily.PREFILL, 1, 8, 8),
@@ -68,5 +68,5 @@ def test_patterns_choose_entries() -> None:
     ]
     cases = choose(chosen, ENTRIES, STRIDE, ["decode_*", "extend"])
     assert [case.entry for case in cases] == ["decode_bs1", "extend"]
-    with pytest.raises(InvalidRequestError, match=r"no entry fits verify; there are decode_bs1, extend"):
+    with pytest.raises(InvalidRequestError, match=r"no entry matches verify; there are decode_bs1, extend"):
         choose(chosen, ENTRIES, STRIDE, ["verify"])

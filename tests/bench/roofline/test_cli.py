@@ -13,9 +13,7 @@ def roofline(artifact: Artifact, *argv: str) -> int:
     return main(["bench", "roofline", str(artifact.vmfb.parent), "--repeat", "1", *argv])
 
 
-def test_every_kind_of_entry_is_held_against_its_floor(
-    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_kind_of_entry_is_measured(tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--context", "20", "--prompt-tokens", "32", "--json", "-"]
     patterns = ["--entry", "decode_bs[14]", "--entry", "prefill_bs1", "--entry", "extend"]
     assert roofline(tiny_artifact, *options, *patterns) == 0
@@ -40,16 +38,12 @@ def test_the_table_has_a_line_for_each(tiny_artifact: Artifact, capsys: pytest.C
     assert "GB/s" in out
 
 
-def test_an_entry_that_is_not_there_is_named(
-    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_entry_is_named(tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     assert roofline(tiny_artifact, "--entry", "verify") == 2
-    assert "no entry fits verify" in capsys.readouterr().err
+    assert "no entry matches verify" in capsys.readouterr().err
 
 
-def test_a_profile_says_where_the_time_goes(
-    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_lists_dispatches(tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     status = roofline(tiny_artifact, "--context", "20", "--entry", "decode_bs1", "--profile")
     out, err = capsys.readouterr()
     if "perf events" in err:

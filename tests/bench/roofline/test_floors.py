@@ -48,7 +48,7 @@ def work(plan: Plan, spec: LlamaSpec = SPEC) -> Work:
     return CostModel(spec, CONFIG, PARAMETERS).of(make_batch(plan, CONFIG.stride))
 
 
-def test_a_decode_reads_the_weights_once_and_the_pages_of_its_past() -> None:
+def test_a_decode_reads_the_weights_and_its_pages_once() -> None:
     """Token 9 of each row has 8 before it: two pages."""
     expected = sum(PARAMETERS.values()) + 2 * (2 * 8 + 2 * 4 * TOKEN_BYTES + TOKEN_BYTES)
     assert work(Plan(EntryFamily.DECODE, 2, 1, 9)) == Work(
@@ -56,31 +56,31 @@ def test_a_decode_reads_the_weights_once_and_the_pages_of_its_past() -> None:
     )
 
 
-def test_a_part_of_a_page_counts_as_the_page() -> None:
+def test_a_partial_page_counts_as_a_page() -> None:
     bytes_of = [work(Plan(EntryFamily.DECODE, 1, 1, context)).num_bytes for context in (5, 6, 9, 10)]
     page = 4 * TOKEN_BYTES
     assert [b - bytes_of[0] for b in bytes_of] == [0, page, page, 2 * page]
 
 
-def test_a_prefill_needs_the_head_once_and_attends_causally() -> None:
+def test_a_prefill_counts_the_head_once_and_causal_attention() -> None:
     prefill = work(Plan(EntryFamily.PREFILL, 1, 6, 6))
     assert prefill.flops == 2 * 6 * MATRICES + 2 * HEAD + (1 + 2 + 3 + 4 + 5 + 6) * KV_PAIR_FLOPS
     assert prefill.num_bytes == sum(PARAMETERS.values()) + 6 * (2 * 8 + TOKEN_BYTES)
 
 
-def test_chunks_do_together_the_attention_of_the_whole() -> None:
+def test_chunks_sum_to_the_attention_of_the_prompt() -> None:
     whole = work(Plan(EntryFamily.EXTEND, 1, 12, 12))
     first, second = work(Plan(EntryFamily.EXTEND, 1, 8, 8)), work(Plan(EntryFamily.EXTEND, 1, 4, 12))
     assert first.flops + second.flops == whole.flops + 2 * HEAD
 
 
-def test_a_table_that_is_not_the_head_is_read_by_rows_alone() -> None:
+def test_an_untied_embedding_is_read_by_row() -> None:
     plan = Plan(EntryFamily.DECODE, 1, 1, 5)
     untied = work(plan, replace(SPEC, tie_word_embeddings=False))
     assert work(plan).num_bytes - untied.num_bytes == 2 * HEAD
 
 
-def test_the_floor_is_the_longer_of_moving_and_computing() -> None:
+def test_the_floor_is_the_maximum_of_memory_and_compute_time() -> None:
     some = Work(num_bytes=100, flops=1000)
     assert some.floor_s(bytes_per_s=10, flops_per_s=1000) == pytest.approx(10)
     assert some.floor_s(bytes_per_s=1000, flops_per_s=10) == pytest.approx(100)

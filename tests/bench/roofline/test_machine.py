@@ -32,7 +32,7 @@ def clock() -> Iterator[float]:
         yield now
 
 
-def test_speeds_are_those_of_the_best_run() -> None:
+def test_speeds_are_of_the_best_run() -> None:
     program, ticks = Ticking(), clock()
     machine = Machine(FakeDevice(program), program, clock=lambda: next(ticks))
     assert machine.bytes_per_s(10 * STREAM_ROW_BYTES) == 10 * STREAM_ROW_BYTES / 2
@@ -41,7 +41,7 @@ def test_speeds_are_those_of_the_best_run() -> None:
     assert program.shapes[0][1][0] == 10
 
 
-def test_the_probes_compute_what_they_say(tiny_artifact: Artifact) -> None:
+def test_the_probes_compute_the_right_result(tiny_artifact: Artifact) -> None:
     """Real ones: the stream adds up every column, and both speeds are speeds."""
     manifest = tiny_artifact.manifest
     assert manifest is not None

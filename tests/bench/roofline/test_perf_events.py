@@ -9,7 +9,7 @@ from shortfin_apps.llm.bench.roofline.perf_events import PERIOD_NS, Sampler, sam
 from shortfin_apps.llm.errors import InvalidRequestError
 
 
-def test_samples_are_as_many_as_the_processor_time_has_periods() -> None:
+def test_there_is_one_sample_per_period() -> None:
     try:
         with sampling() as addresses:
             begin = time.process_time_ns()
@@ -21,7 +21,7 @@ def test_samples_are_as_many_as_the_processor_time_has_periods() -> None:
     assert all(addresses)
 
 
-def test_an_idle_process_has_next_to_none() -> None:
+def test_an_idle_process_has_almost_no_samples() -> None:
     try:
         with sampling() as addresses:
             pass
@@ -30,7 +30,7 @@ def test_an_idle_process_has_next_to_none() -> None:
     assert len(addresses) < 50
 
 
-def test_a_thread_that_has_ended_is_told_from_a_system_that_refuses() -> None:
+def test_an_ended_thread_is_not_a_permission_error() -> None:
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()

@@ -23,7 +23,7 @@ from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import InvalidRequestError
 
 
-def test_an_address_belongs_to_the_dispatch_around_it() -> None:
+def test_an_address_maps_to_its_dispatch() -> None:
     """In each copy of the program that the process has."""
     code = CodeMap([Function("second", 200, 250), Function("first", 100, 200)], bases=[0x9000, 0x1000])
     for base in (0x1000, 0x9000):
@@ -38,7 +38,7 @@ def test_shares_are_of_all_samples_and_times_of_one_run() -> None:
 
 
 @pytest.mark.parametrize("copy", [0, 1])
-def test_a_running_model_is_seen_in_its_own_kernels(tiny_artifact: Artifact, copy: int) -> None:
+def test_a_profile_of_a_running_model_shows_its_kernels(tiny_artifact: Artifact, copy: int) -> None:
     """Whichever copy runs, where the process has loaded the program before."""
     config = tiny_artifact.config
     device = open_device()
@@ -62,5 +62,5 @@ def test_a_running_model_is_seen_in_its_own_kernels(tiny_artifact: Artifact, cop
 def test_a_program_without_machine_code_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "gpu.vmfb", "w") as archive:
         archive.writestr("module.fb", b"")
-    with pytest.raises(InvalidRequestError, match="CPUs alone"):
+    with pytest.raises(InvalidRequestError, match="programs for CPUs"):
         load_code_map(tmp_path / "gpu.vmfb")

@@ -1,1 +1,1 @@
-"""How near a compiled model's entries are to what the machine under them can do."""
+"""`shortfin-llm bench roofline`: compares the entries of a compiled model with the machine's limits."""

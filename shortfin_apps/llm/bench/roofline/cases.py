@@ -1,4 +1,4 @@
-"""The invocations that are timed: batches as a server would make them, on pages in any order."""
+"""The invocations to time: batches as a server would make them, with pages in shuffled order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan, the batch that it became, and the entry which the runner takes for it."""
+    """A plan, its batch, and the entry that the runner selects for it."""
 
     entry: str
     plan: Plan
@@ -42,9 +42,9 @@ class Case:
 def plans(
     config: ModelConfig, contexts: Sequence[int], prompt_tokens: Sequence[int], *, has_extend: bool
 ) -> Iterator[Plan]:
-    """Every decode size at every context, every prefill size with every prompt, and those in one extend.
+    """Every decode batch at every context, every prefill batch at every prompt length, and both as extends.
 
-    What does not fit the model's longest sequence is left out.
+    Lengths beyond the model's context are left out.
     """
     for context in contexts:
         for rows in config.decode_batch_sizes:
@@ -60,15 +60,15 @@ def plans(
 
 
 def choose(all_plans: Iterable[Plan], buckets: Buckets, stride: int, patterns: Sequence[str]) -> list[Case]:
-    """The cases of those plans whose entry fits one of the shell-like patterns; of all without any.
+    """Cases of the plans whose entry matches one of the shell-style patterns; of all plans without patterns.
 
-    Raises InvalidRequestError when none is left.
+    Raises InvalidRequestError when no case is left.
     """
     cases = [_make_case(plan, buckets, stride) for plan in all_plans]
     found = [case for case in cases if not patterns or any(fnmatchcase(case.entry, p) for p in patterns)]
     if not found:
         names = ", ".join(sorted({case.entry for case in cases})) or "none of such lengths"
-        raise InvalidRequestError(f"no entry fits {', '.join(patterns)}; there are {names}", "entry")
+        raise InvalidRequestError(f"no entry matches {', '.join(patterns)}; there are {names}", "entry")
     return found
 
 
@@ -78,7 +78,7 @@ def _make_case(plan: Plan, buckets: Buckets, stride: int) -> Case:
 
 
 def make_batch(plan: Plan, stride: int) -> Batch:
-    """Tasks whose pages, the first of the table but for the scratch page, are in a shuffled order."""
+    """A batch whose tasks use the lowest page ids, without the scratch page, in shuffled order."""
     pages = list(range(1, 1 + plan.pages(stride)))
     random.Random(0).shuffle(pages)
     per_row = len(pages) // plan.rows

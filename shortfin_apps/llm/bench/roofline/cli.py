@@ -9,9 +9,9 @@ from shortfin_apps.llm.bench.console import positive, positives, table_console, 
 from shortfin_apps.llm.cli import Subparsers
 
 DESCRIPTION = """\
-Holds each entry of a compiled model against what this machine can do. In turns it times the entries,
-called back to back as the server calls them, a streaming read of as many bytes as the entry cannot do
-without, and a large matmul made like the model's own. The floor is the longer of bytes / bandwidth and
+Compares the time of each entry of a compiled model with this machine's limits. Times in turns: the entries,
+called back to back as the server calls them; a streaming read of as many bytes as the entry must move; and
+a large matmul compiled like the model's own. The floor is the larger of bytes / bandwidth and
 FLOPs / matmul peak; bench/README.md says what is counted."""
 EPILOG = """\
 examples:
@@ -20,40 +20,46 @@ examples:
   shortfin-llm bench roofline smollm2 --entry decode_bs8 --profile
   shortfin-llm bench roofline smollm2 --entry extend --prompt-tokens 512 --json out.json
 
-Leave the machine alone meanwhile: a second process takes bandwidth from both sides of the ratio, but not
-always at the same time."""
+Run nothing else meanwhile: another process takes bandwidth from the entries and from the probes, but not
+evenly."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "roofline",
-        help="hold the entries of a compiled model against this machine's limits",
+        help="compare the entries of a compiled model with this machine's limits",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="what `shortfin-llm build` made")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="an artefact of `shortfin-llm build`")
     parser.add_argument(
-        "--entry", action="append", default=[], metavar="PATTERN", help="only entries like this; repeatable"
+        "--entry", action="append", default=[], metavar="PATTERN", help="only entries that match; repeatable"
     )
     parser.add_argument(
-        "--context", type=positives, default=[256], metavar="N,..", help="of decodes (default: 256)"
+        "--context", type=positives, default=[256], metavar="N,..", help="context of decodes (default: 256)"
     )
     parser.add_argument(
-        "--prompt-tokens", type=positives, default=[512], metavar="N,..", help="of prefills (default: 512)"
+        "--prompt-tokens",
+        type=positives,
+        default=[512],
+        metavar="N,..",
+        help="length of prefills (default: 512)",
     )
-    parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="in turns (default: 5)")
+    parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="samples (default: 5)")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs)")
     parser.add_argument(
-        "--profile", action="store_true", help="also sample in which dispatches the time goes (Linux, CPUs)"
+        "--profile", action="store_true", help="also sample the time spent in each dispatch (Linux, CPUs)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything as JSON; `-`: to stdout, no table")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints. Raises LlmError."""
     from shortfin_apps.llm.bench.roofline.report import profile_tables, speeds, table
-    from shortfin_apps.llm.bench.roofline.run import roofline  # loads the compiler's bindings
+    from shortfin_apps.llm.bench.roofline.run import roofline  # imports the compiler's bindings
 
     doc = roofline(
         args.directory,

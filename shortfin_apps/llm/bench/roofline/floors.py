@@ -1,11 +1,11 @@
-"""What an invocation cannot do without, from the model's shape: bytes to move and operations to do.
+"""Roofline cost model: the minimum of bytes moved and operations computed by an invocation.
 
-    bytes  weights once, but of the embedding table the rows of the tokens (all of it where it is the head
-           too); of the cache, the pages of each task's earlier tokens, and the new tokens' K and V
+    bytes  every weight once, of the embedding table only the tokens' rows (all of it if it is the head, too);
+           of the KV cache, the pages of each task's earlier tokens, and the new tokens' K and V
     FLOPs  2 x tokens x every matrix of every layer; 2 x rows x head; attention: a token at position p
            takes 4 x (p + 1) x head_dim x query heads in each layer
 
-Activations and logits count nothing: they can stay in the processor's caches. Nor does padding.
+Activations and logits are not counted, as they can stay in the CPU's caches; neither is padding.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EMBEDDING = "token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one invocation must move (bytes) and compute (FLOPs: a multiply and an add are two)."""
+    """Bytes to move and FLOPs to compute in one invocation (a multiply-add is two FLOPs)."""
 
     num_bytes: int
     flops: int
 
     def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """The least time on a machine with these speeds: moving and computing overlap at best."""
+        """The minimum time at these speeds, with memory traffic and computation overlapping."""
         return max(self.num_bytes / bytes_per_s, self.flops / flops_per_s)
 
     def is_memory_bound(self, bytes_per_s: float, flops_per_s: float) -> bool:
@@ -36,7 +36,7 @@ class Work:
 
 
 class CostModel:
-    """Counts the work of batches of one model. `parameter_bytes` are those of its archive, by name."""
+    """Computes the work of a batch for one model. `parameter_bytes` are the sizes in its archive, by name."""
 
     def __init__(self, spec: LlamaSpec, config: ModelConfig, parameter_bytes: Mapping[str, int]) -> None:
         self._spec = spec
@@ -57,7 +57,7 @@ class CostModel:
         )
 
     def _matrix_elements(self) -> int:
-        """Of all layers, without embedding and head."""
+        """Number of matrix elements of all layers, without embedding and head."""
         spec = self._spec
         heads = spec.num_attention_heads * spec.head_dim
         attention = spec.hidden_size * (spec.qkv_features + heads)
@@ -69,7 +69,7 @@ class CostModel:
         return pages_read * self._page_bytes + written
 
     def _attention_flops(self, task: LlmTaskInput) -> int:
-        """Causal: the sum of (p + 1) over the task's positions, times what one pair takes."""
+        """Causal attention: the sum of (p + 1) over the task's positions, times the FLOPs of one pair."""
         pairs = (task.seq_len * (task.seq_len + 1) - task.start_position * (task.start_position + 1)) // 2
         spec = self._spec
         return 4 * pairs * spec.head_dim * spec.num_attention_heads * spec.num_hidden_layers

@@ -1,7 +1,7 @@
-"""The machine's peaks: two probes, compiled for the artefact's target and run on its device.
+"""Machine limits: two probes, compiled for the artefact's target and run on its device.
 
 stream [rows, 16384] i32   reads every byte once, as a sum over rows
-matmul [1024, 1024] f32    the model's own way to q, k and v (norm and linear layer), 1024 wide each
+matmul [1024, 1024] f32    norm and q, k, v projection, lowered as the model's own, 1024 wide each
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 
 STREAM_COLUMNS = 16384
 STREAM_ROW_BYTES = 4 * STREAM_COLUMNS
-SIZE = 1024  # rows and in features of the matmul; it has three times as many out features
+SIZE = 1024  # rows and input features of the matmul; it has three times as many output features
 RUNS = 5
 _I32 = np.dtype(np.int32)
 
 
 class Machine:
-    """The two probes, loaded on a device. Both answer with the best of a few runs back to back."""
+    """The two probes, loaded on a device. Each returns the best of a few back-to-back runs."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Machine:
         self.program = program
         self._clock = clock
         self._streamed: DeviceBuffer | None = None
-        # Not zeros, here or in the weights: a processor multiplies those with less power, and so faster.
+        # Noise, here and in the weights: multiplying zeros takes less power, which allows higher clocks.
         self._x = device.upload(np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32))
 
     def bytes_per_s(self, num_bytes: int) -> float:
-        """Of a streaming read over about this many bytes, which decides how much caches can hold."""
+        """Bandwidth of a streaming read of about this many bytes; the smaller, the more caches hold of it."""
         rows = max(1, round(num_bytes / STREAM_ROW_BYTES))
         if self._streamed is None or self._streamed.shape[0] != rows:
-            self._streamed = None  # two need not be there at once
+            self._streamed = None  # frees the old buffer before allocating the new one
             self._streamed = self._device.allocate((rows, STREAM_COLUMNS), _I32)
         return rows * STREAM_ROW_BYTES / self._best_s("stream", self._streamed)
 
@@ -71,7 +71,7 @@ class Machine:
 
 
 def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Machine:
-    """Compiles the probes for what the artefact was compiled for. Takes seconds. Raises BuildError."""
+    """Compiles the probes for the artefact's target, which takes seconds. Raises BuildError."""
     with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
         vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
         target = resolve_target(options.device)
@@ -87,7 +87,7 @@ def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Mach
 
 
 def _probe_spec(spec: LlamaSpec) -> LlamaSpec:
-    """A layer of square matrices, so that the peak is the machine's and not this model's."""
+    """A layer of square matrices, so that the peak does not depend on the model's sizes."""
     return replace(
         spec,
         vocab_size=SIZE,

@@ -1,4 +1,4 @@
-"""Times cases and machine in turns, so that a floor is measured right beside what is held against it."""
+"""Times cases and machine limits in turns, so that a case is compared with limits measured right after it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shortfin_apps.llm.bench.roofline.floors import Work
 from shortfin_apps.llm.components.batching.batch import Batch
 
 MIN_RUNS = 3
-MIN_SAMPLE_S = 0.25  # of back to back runs, whose median is one sample
+MIN_SAMPLE_S = 0.25  # of back-to-back runs; their median is one sample
 
 
 class Runner(Protocol):
-    """As BatchRunner: runs a batch, and adds the time of its invocation to `device_s`."""
+    """The part of BatchRunner used here: runs a batch and adds the invocation's time to `device_s`."""
 
     @property
     def device_s(self) -> float: ...
@@ -25,7 +25,7 @@ class Runner(Protocol):
 
 
 class Speeds(Protocol):
-    """As Machine: what it can do at this moment."""
+    """The part of Machine used here: its current speeds."""
 
     def bytes_per_s(self, num_bytes: int) -> float: ...
 
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A case and its samples, one a repeat."""
+    """A case and its samples, one per repeat."""
 
     case: Case
     work: Work
@@ -63,7 +63,7 @@ class Result:
 
     @property
     def ratios(self) -> list[float]:
-        """Time over floor, repeat by repeat."""
+        """Time over floor of each repeat."""
         return [sample.time_s / self._floor_s(sample) for sample in self.samples]
 
     @property
@@ -83,7 +83,7 @@ def measure(
     repeats: int,
     on_sample: Callable[[Case], None],
 ) -> list[Result]:
-    """`repeats` samples of every case, in turns; `on_sample` is told before each."""
+    """`repeats` samples of every case, in turns; `on_sample` is called before each."""
     samples: dict[int, list[Sample]] = {index: [] for index in range(len(cases))}
     for _ in range(repeats):
         for index, (case, work) in enumerate(cases):
@@ -94,7 +94,7 @@ def measure(
 
 
 def sample_s(runner: Runner, batch: Batch) -> float:
-    """The median time of the batch's invocation over runs back to back, after one unmeasured."""
+    """The median time of back-to-back invocations, after one unmeasured."""
     runner.run(batch)
     times: list[float] = []
     while len(times) < MIN_RUNS or sum(times) < MIN_SAMPLE_S:

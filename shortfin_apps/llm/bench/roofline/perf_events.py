@@ -1,7 +1,7 @@
-"""Samples where this process's threads are, by Linux's perf events.
+"""Samples the instruction pointers of this process's threads with Linux perf events.
 
-The layouts are those of `linux/perf_event.h`: attributes of version 0, a software clock that ticks for each
-thread's own processor time, and one record per tick with nothing but the instruction pointer in it.
+Layouts are from `linux/perf_event.h`: attributes of version 0, the software CPU clock of each thread, and one
+record per tick that contains only the instruction pointer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _DISABLED, _EXCLUDE_KERNEL = 1 << 0, 1 << 5
 _ATTRIBUTES = struct.Struct("<IIQQQQQ")  # type, size, config, period, sample type, read format, flags
 _ATTRIBUTES_SIZE = 64
 _ENABLE, _DISABLE = 0x2400, 0x2401
-_HEAD_OFFSET = 1024  # of data_head in the first page, data_tail is next
+_HEAD_OFFSET = 1024  # of data_head in the first page; data_tail follows
 _RECORD = struct.Struct("<IHH")  # type, misc, size
 _RECORD_SAMPLE = 9
 _RING_PAGES = 256  # a power of two: seconds of ticks
 
 
 class Sampler:
-    """The events of all threads that live when it is made. Used by `sampling`."""
+    """The perf events of all threads alive at construction. Used by `sampling`."""
 
     def __init__(self) -> None:
         self._files: list[int] = []
@@ -48,7 +48,7 @@ class Sampler:
             _ioctl(file, _ENABLE if on else _DISABLE)
 
     def addresses(self) -> Iterator[int]:
-        """The instruction pointers of all ticks, in no order between threads."""
+        """The instruction pointers of all ticks, unordered between threads."""
         for ring in self._rings:
             yield from _addresses(ring)
 
@@ -61,17 +61,17 @@ class Sampler:
 
 @contextmanager
 def sampling() -> Iterator[list[int]]:
-    """Where the threads of this process were during the context: filled in as it ends.
+    """Samples this process's threads during the context; the yielded list is filled when it exits.
 
-    One address for each PERIOD_NS of processor time. Raises InvalidRequestError where the system does not
-    let a process look at itself.
+    One address per PERIOD_NS of CPU time. Raises InvalidRequestError where the system does not allow a
+    process to sample itself.
     """
     addresses: list[int] = []
     with ExitStack() as stack:
         sampler = Sampler()
         stack.callback(sampler.close)
         for task in Path("/proc/self/task").iterdir():
-            with suppress(ProcessLookupError):  # it has ended since it was listed
+            with suppress(ProcessLookupError):  # the thread has ended meanwhile
                 sampler.open(int(task.name))
         sampler.switch(on=True)
         yield addresses
@@ -80,7 +80,7 @@ def sampling() -> Iterator[list[int]]:
 
 
 def _open_event(thread: int) -> int:
-    # With the kernel's own time if that may be seen, otherwise without.
+    # With kernel time if permitted, otherwise without.
     for flags in (_DISABLED, _DISABLED | _EXCLUDE_KERNEL):
         attributes = _ATTRIBUTES.pack(
             _TYPE_SOFTWARE, _ATTRIBUTES_SIZE, _CPU_CLOCK, PERIOD_NS, _SAMPLE_IP, 0, flags
@@ -111,7 +111,7 @@ def _addresses(ring: mmap.mmap) -> Iterator[int]:
     data = ring[mmap.PAGESIZE :]
     size = len(data)
     while tail < head:
-        kind, _, length = _RECORD.unpack_from(data, tail % size)  # records are of 8 bytes' alignment
+        kind, _, length = _RECORD.unpack_from(data, tail % size)  # records are 8-byte aligned
         if kind == _RECORD_SAMPLE:
             yield struct.unpack_from("<Q", data, (tail + _RECORD.size) % size)[0]
         tail += length

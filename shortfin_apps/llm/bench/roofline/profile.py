@@ -1,7 +1,7 @@
-"""Which dispatches an entry spends its processor time in: the running model is sampled, not taken apart.
+"""Sampling profiler: the CPU time that an entry spends in each dispatch.
 
-A VMFB for CPUs carries its machine code as an ELF file with debug information. The runtime copies that file's
-segments into memory; where, is found by looking for the code itself among the process's mappings.
+A CPU's VMFB contains its machine code as an ELF file with debug information. The runtime copies the file's
+segments to memory; their address is found by searching the process's mappings for the code.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shortfin_apps.llm.bench.roofline.perf_events import PERIOD_NS, sampling
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.errors import InvalidRequestError
 
-PROFILE_S = 1.0  # of invocations back to back
-OUTSIDE = "outside of dispatches"  # scheduling them, waiting for them, and the system
+PROFILE_S = 1.0  # of back-to-back invocations
+OUTSIDE = "outside of dispatches"  # scheduling, waiting, and the operating system
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One dispatch's machine code, at `[begin, end)` in the ELF file's own addresses."""
+    """The machine code of one dispatch, at `[begin, end)` in the ELF file's addresses."""
 
     name: str
     begin: int
@@ -38,7 +38,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Processor time of one dispatch, of all threads together, in one invocation."""
+    """CPU time of one dispatch in one invocation, summed over all threads."""
 
     name: str
     cpu_s: float
@@ -46,7 +46,7 @@ class Share:
 
 
 class CodeMap:
-    """Names the dispatch that an address in this process belongs to; `bases` are of its copies."""
+    """Maps an address in this process to a dispatch; `bases` are where the program's copies are loaded."""
 
     def __init__(self, functions: Iterable[Function], bases: Iterable[int]) -> None:
         self._functions = sorted(functions, key=lambda function: function.begin)
@@ -63,28 +63,28 @@ class CodeMap:
 
 
 def load_code_map(vmfb: Path) -> CodeMap:
-    """Of a program that this process has loaded. Raises InvalidRequestError when it is not for a CPU."""
+    """The code map of a program loaded by this process. Raises InvalidRequestError unless it is for a CPU."""
     with zipfile.ZipFile(vmfb) as archive:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         if len(names) != 1:
-            raise InvalidRequestError(f"{vmfb}: --profile knows programs for CPUs alone", "profile")
+            raise InvalidRequestError(f"{vmfb}: --profile supports only programs for CPUs", "profile")
         elf = ELFFile(io.BytesIO(archive.read(names[0])))
     return CodeMap(functions_of(elf), _load_addresses(elf))
 
 
 def functions_of(elf: Any) -> Iterator[Function]:
-    """From the debug information, as the file has no symbols."""
+    """The functions in the debug information, as the file has no symbols."""
     for unit in elf.get_dwarf_info().iter_CUs():
         for entry in unit.iter_DIEs():
             if entry.tag == "DW_TAG_subprogram" and "DW_AT_low_pc" in entry.attributes:
                 begin = entry.attributes["DW_AT_low_pc"].value
                 size = entry.attributes["DW_AT_high_pc"].value  # an offset from it, since DWARF 4
-                if begin:  # what the linker dropped as a duplicate stands at 0
+                if begin:  # 0 for duplicates dropped by the linker
                     yield Function(entry.attributes["DW_AT_name"].value.decode(), begin, begin + size)
 
 
 def profile(runner: Runner, batch: Batch, code: CodeMap) -> list[Share]:
-    """Samples invocations back to back; the largest share first."""
+    """Samples back-to-back invocations; the largest share comes first."""
     runner.run(batch)
     runs, begin = 0, runner.device_s
     with sampling() as addresses:
@@ -102,7 +102,7 @@ def shares(samples: Counter[str], runs: int) -> list[Share]:
 
 
 def _load_addresses(elf: Any) -> list[int]:
-    """Several where the process has loaded the program several times: each copy is the same to the byte."""
+    """The load addresses of all copies of the program in this process, found by comparing bytes."""
     segment = next(s for s in elf.iter_segments("PT_LOAD") if s["p_flags"] & 1)  # PF_X
     code = segment.data()
     within = segment["p_vaddr"] % 4096
@@ -117,7 +117,7 @@ def _load_addresses(elf: Any) -> list[int]:
 
 
 def _anonymous_code() -> Iterator[Sequence[int]]:
-    """Executable mappings without a file behind them."""
+    """Begin and end of the anonymous executable mappings."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         place, permissions, _, _, inode, *name = line.split()
         if "x" in permissions and "r" in permissions and inode == "0" and not name:

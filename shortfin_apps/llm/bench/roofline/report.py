@@ -1,4 +1,4 @@
-"""What was found, as a table for people and JSON for machines."""
+"""The results of a roofline run, as a JSON document and as tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.bench.roofline.measure import Result
 from shortfin_apps.llm.bench.roofline.profile import Share
 
-LEAST_SHARE = 0.005  # of a line in a profile's table
+MIN_SHARE = 0.005  # smaller ones are not in a profile's table
 SCHEMA = "shortfin-llm-roofline/1"
 
 
 def document(
     manifest: Manifest, results: Sequence[Result], profiles: Sequence[Sequence[Share]] | None
 ) -> dict[str, Any]:
-    """Everything about a run; times in seconds, speeds per second. `profiles` go with the results."""
+    """The JSON document of a run; times in seconds, speeds per second. `profiles` go with `results`."""
     entries = [_entry(result) for result in results]
     for entry, shares in zip(entries, profiles or (), strict=False):
         entry["profile"] = [asdict(share) for share in shares]
@@ -62,12 +62,12 @@ def _entry(result: Result) -> dict[str, Any]:
 
 
 def speeds(doc: dict[str, Any]) -> str:
-    """The machine's speeds in this run, in a line."""
+    """A line with the machine's speeds in this run."""
     bandwidths = [value for entry in doc["entries"] for value in entry["bytes_per_s"]]
     peaks = [value for entry in doc["entries"] for value in entry["flops_per_s"]]
     return (
         f"streaming reads {_range(bandwidths, 1e9)} GB/s, {doc['weights']} matmul {_range(peaks, 1e9)} "
-        "GFLOP/s (median, least to greatest)"
+        "GFLOP/s (median, min to max)"
     )
 
 
@@ -75,7 +75,7 @@ def table(doc: dict[str, Any]) -> Table:
     made = Table(title=f"{doc['model']}, {doc['weights']}, {doc['target']['cpu']}", title_justify="left")
     for name in ("entry", "rows x tokens", "context"):
         made.add_column(name)
-    for name in ("time ms", "min ms", "floor ms", "bound by", "ratio", "least to greatest"):
+    for name in ("time ms", "min ms", "floor ms", "bound by", "ratio", "min to max"):
         made.add_column(name, justify="right")
     for entry in doc["entries"]:
         made.add_row(
@@ -93,7 +93,7 @@ def table(doc: dict[str, Any]) -> Table:
 
 
 def profile_tables(doc: dict[str, Any]) -> Iterator[Table]:
-    """Of each entry, if the run has profiles: where its processor time goes."""
+    """A table of CPU time per dispatch for each entry that has a profile."""
     for entry in doc["entries"]:
         if "profile" not in entry:
             continue
@@ -102,7 +102,7 @@ def profile_tables(doc: dict[str, Any]) -> Iterator[Table]:
         for name in ("CPU ms, all threads", "share"):
             made.add_column(name, justify="right")
         for share in entry["profile"]:
-            if share["share"] >= LEAST_SHARE:
+            if share["share"] >= MIN_SHARE:
                 made.add_row(share["name"], _ms(share["cpu_s"]), f"{share['share']:.1%}")
         yield made
 

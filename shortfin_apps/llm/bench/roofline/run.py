@@ -1,4 +1,4 @@
-"""Puts a measurement together: artefact, device, cases, machine."""
+"""Assembles a measurement from artefact, device, cases and machine limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def roofline(
     threads: int | None = None,
     with_profile: bool = False,
 ) -> dict[str, Any]:
-    """Measures the artefact in `directory`; report.py says what comes back. Raises LlmError."""
+    """Measures the artefact in `directory` and returns report.py's document. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
     device = open_device(artifact.manifest.options.device.partition(":")[0], threads=threads)
