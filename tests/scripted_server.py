@@ -1,4 +1,4 @@
-"""A real HTTP server on a loopback port that answers what a test tells it to."""
+"""A real HTTP server on a loopback port with scripted answers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-TIMEOUT_S = 10.0  # for what takes milliseconds
+TIMEOUT_S = 10.0  # generous: it takes milliseconds
 Answer = Callable[[Request, Any], Response]
-"""Makes the response to a request with this JSON body."""
+"""Returns the response to a request with this JSON body."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A request that has come."""
+    """A received request."""
 
     method: str
     path: str
@@ -32,11 +32,11 @@ class Seen:
 
 
 class ScriptedServer:
-    """Runs in a thread, for clients with an event loop of their own and without one.
+    """Runs in a thread, for synchronous and asyncio clients.
 
-    `answers` maps a path to what it answers in turn; the last answer stays. `disconnected` is set
-    when a client leaves an `endless` stream. Each test has a `url` of its own, so that requests which
-    another test has cancelled do not turn up in this one.
+    `answers` maps a path to its answers, used in order; the last one is repeated. `disconnected` is set
+    when a client leaves an `endless` stream. Each test has its own `url`, so that it does not see the
+    cancelled requests of another test.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class ScriptedServer:
         open_requests.add(request)
         self.peak = max(self.peak, len(open_requests))
         try:
-            await asyncio.sleep(0.002)  # long enough for requests that came together to overlap
+            await asyncio.sleep(0.002)  # long enough for concurrent requests to overlap
             return answer(request, body)
         finally:
             open_requests.remove(request)
@@ -108,7 +108,7 @@ class ScriptedServer:
             assert not thread.is_alive()
 
     def endless(self, first: bytes) -> Answer:
-        """A stream that says `first` and then nothing, until the client leaves."""
+        """A stream of `first` and then nothing, until the client disconnects."""
         disconnected = self.disconnected
 
         async def pieces(request: Request) -> AsyncIterator[bytes]:
@@ -129,7 +129,7 @@ def says(body: Any, status: int = 200, **headers: str) -> Answer:
 
 
 def streams(*pieces: bytes) -> Answer:
-    """A stream of these pieces, each sent on its own."""
+    """A stream of these pieces, each sent separately."""
 
     async def sent() -> AsyncIterator[bytes]:
         for piece in pieces:
@@ -164,6 +164,6 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) ->
 
 
 def completes(words: Sequence[str]) -> Answer:
-    """A whole streamed completion, a word a chunk."""
+    """A complete streamed completion, one word per chunk."""
     chunks = [completion_event(word) for word in words[:-1]] + [completion_event(words[-1], "length")]
     return streams(*chunks, usage_event(3, len(words)), DONE)

@@ -16,7 +16,7 @@ HEAVY = ("iree", "shortfin", "numpy", "fastapi", "gguf", "tokenizers", "shortfin
 
 
 class Scripted(ModuleType):
-    """A subcommand's module whose `run` does what a test says."""
+    """A subcommand's module with a `run` given by the test."""
 
     def __init__(self, outcome: BaseException | int) -> None:
         super().__init__("scripted")
@@ -94,7 +94,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("command", [[], ["chat"], ["generate"], ["bench"]])
-def test_help_and_clients_load_no_compiler_and_no_runtime(command: list[str]) -> None:
+def test_help_and_clients_import_neither_compiler_nor_runtime(command: list[str]) -> None:
     code = f"""
 import sys
 from shortfin_apps.llm.cli import main

@@ -1,4 +1,4 @@
-"""An application over a scripted engine, and clients that speak to it in process."""
+"""The HTTP application over a scripted engine, and in-process clients for it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ MAX_SEQ_LEN = 128
 MAX_REQUESTS = 8
 MODEL = "tiny"
 BASE_URL = "http://test"
+NATIVE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 class Harness:
-    """`engine` is what the routes talk to; `client` talks to the routes."""
+    """An application with its scripted `engine` and a `client` that calls its routes."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Harness:
 
 
 def events_of(response: httpx.Response) -> list[Any]:
-    """The JSON payloads of a stream; asserts that it ends as it should."""
+    """The JSON payloads of an event stream; asserts that it ends with `[DONE]`."""
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, end, rest = response.text.split("\n\n")
     assert (end, rest) == ("data: [DONE]", "")

@@ -18,7 +18,7 @@ from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import TOKENIZER, Harness
 from tests.api.scripted_engine import Script, ScriptedEngine
 
-TIMEOUT_S = 10.0  # for what takes milliseconds
+TIMEOUT_S = 10.0  # generous: it takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Loopback:
             await self.serving
 
     async def send_raw(self, path: str, body: bytes) -> asyncio.StreamWriter:
-        """Posts a request on a connection of its own and leaves the answer unread."""
+        """Posts a request on its own connection and leaves the answer unread."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -56,7 +56,7 @@ async def loopback(
     tokenizer: Tokenizer = TOKENIZER,
     **flags: object,
 ) -> AsyncIterator[Loopback]:
-    """A server whose loader, in its thread, calls `load` with what it is to return.
+    """A server whose loader thread calls `load` with the loaded model, and uses its result.
 
     `flags` are settings of the server; `tls`, if they turn TLS on, is what the client trusts.
     """
@@ -67,7 +67,7 @@ async def loopback(
     loaded = Loaded(harness.service.model, harness.engine)
     harness.service._model = None
     sock = bind("127.0.0.1", 0)
-    # Its connections inherit it: who does not read is noticed after kilobytes, not megabytes.
+    # Connections inherit this small buffer, so a client that does not read is noticed after kilobytes.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     port = sock.getsockname()[1]
     server = Server(config, harness.service, lambda: load(loaded))

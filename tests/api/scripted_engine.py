@@ -1,4 +1,4 @@
-"""An engine that says what it was told to say, and remembers what was asked of it."""
+"""An engine that answers from a script and records its calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Script = Callable[[GenerateCall], Iterator[Delta]]
 
 
 class ScriptedEngine:
-    """Implements EngineClient. `gate`, while it is closed, holds every stream before its next delta."""
+    """Implements EngineClient. While `gate` is cleared, every stream waits before its next delta."""
 
     def __init__(self, script: Script, capacity: int = 1000) -> None:
         self.script = script
@@ -29,10 +29,10 @@ class ScriptedEngine:
         self.live: set[str] = set()
         self._left = asyncio.Event()  # a request has ended
         self.aborted: list[str] = []
-        self.waiting = asyncio.Event()  # a stream stands before the gate
+        self.waiting = asyncio.Event()  # a stream waits at the gate
         self.freed = asyncio.Event()  # some request was aborted
         self.draining = False
-        self.drains = asyncio.Event()  # it was told to
+        self.drains = asyncio.Event()  # set when `drain` is called
         self.flushes = 0
         self.healthy = True
         self.drained_with: float | None = None
@@ -127,19 +127,19 @@ class ScriptedEngine:
 
 
 def saying(tokenizer: Tokenizer, text: str, *, cached: int = 0) -> Script:
-    """Says `text`, then end-of-sequence, a token a step; stops at `max_tokens`."""
+    """Generates `text`, then end-of-sequence, one token per step, up to `max_tokens`."""
     ids = [*tokenizer.encode(text), *tokenizer.eos_token_ids]
     return lambda call: _spell(call, ids, FinishReason.STOP, cached)
 
 
 def forever(tokenizer: Tokenizer, text: str) -> Script:
-    """Says `text` over and over until `max_tokens`."""
+    """Repeats `text` until `max_tokens`."""
     ids = tokenizer.encode(text)
     return lambda call: _spell(call, ids * (call.params.max_tokens // len(ids) + 2), FinishReason.LENGTH, 0)
 
 
 def aborting(error: LlmError, after: Sequence[int] = ()) -> Script:
-    """Says the tokens, and is then aborted for a reason."""
+    """Generates the tokens `after`, then is aborted with `error`."""
     return failing(error, after, FinishReason.ABORT)
 
 

@@ -10,8 +10,8 @@ from tests.api.harness import TOKENIZER, Harness
 from tests.api.scripted_engine import forever
 
 
-def under_way(keys: KeyRing | None = None) -> Harness:
-    """A server whose engine hands out a token when the test lets it."""
+def blocked_harness(keys: KeyRing | None = None) -> Harness:
+    """A server whose engine waits at its gate."""
     harness = Harness(forever(TOKENIZER, "the "), keys=keys)
     harness.engine.gate.clear()
     return harness
@@ -24,8 +24,8 @@ async def asked(harness: Harness, path: str, body: object, **headers: str) -> as
 
 
 @pytest.mark.parametrize("path", ["/abort", "/abort_request"])
-async def test_a_request_ends_with_what_it_has(path: str) -> None:
-    harness = under_way()
+async def test_an_aborted_request_returns_its_tokens_so_far(path: str) -> None:
+    harness = blocked_harness()
     answer = await asked(harness, "/generate", {"text": "a", "rid": "mine"})
     assert (await harness.post(path, {"rid": "mine"})).json() == {"aborted": 1}
     harness.engine.gate.set()
@@ -37,8 +37,8 @@ async def test_a_request_ends_with_what_it_has(path: str) -> None:
     assert not harness.engine.live
 
 
-async def test_all_choices_of_a_request_end() -> None:
-    harness = under_way()
+async def test_all_choices_of_a_request_are_aborted() -> None:
+    harness = blocked_harness()
     body = {"prompt": ["a", "b"], "n": 2}
     answer = await asked(harness, "/v1/completions", body, **{"X-Request-Id": "four"})
     assert (await harness.post("/abort", {"rid": "cmpl-four"})).json() == {"aborted": 4}
@@ -46,8 +46,8 @@ async def test_all_choices_of_a_request_end() -> None:
     assert [c["finish_reason"] for c in (await answer).json()["choices"]] == ["abort"] * 4
 
 
-async def test_a_stream_ends() -> None:
-    harness = under_way()
+async def test_a_stream_is_aborted() -> None:
+    harness = blocked_harness()
     body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
     answer = await asked(harness, "/v1/chat/completions", body, **{"X-Request-Id": "s"})
     await harness.post("/abort", {"rid": ["nobody", "chatcmpl-s"]})
@@ -57,8 +57,8 @@ async def test_a_stream_ends() -> None:
     assert text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_beam_search_has_no_answer_yet() -> None:
-    harness = under_way()
+async def test_an_aborted_beam_search_has_no_partial_answer() -> None:
+    harness = blocked_harness()
     body = {"text": "a", "rid": "b", "sampling_params": {"num_beams": 2}}
     answer = await asked(harness, "/generate", body)
     assert (await harness.post("/abort", {"rid": "b"})).json() == {"aborted": 1}
@@ -66,7 +66,7 @@ async def test_a_beam_search_has_no_answer_yet() -> None:
     assert (await answer).status_code == 499
 
 
-async def test_an_unknown_or_answered_request_is_no_error() -> None:
+async def test_aborting_an_unknown_or_finished_request_is_not_an_error() -> None:
     harness = Harness()
     assert (await harness.post("/abort", {"rid": ""})).json() == {"aborted": 0}
     await harness.post("/generate", {"text": "a", "rid": "done"})
@@ -74,14 +74,14 @@ async def test_an_unknown_or_answered_request_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"rid": 7}, {"rid": None}])
-async def test_the_id_must_be_there(body: object) -> None:
+async def test_the_id_is_required(body: object) -> None:
     response = await Harness().post("/abort", body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "rid"
 
 
-async def test_a_key_ends_its_own_requests_and_an_admins_everybodys() -> None:
-    harness = under_way(KeyRing(["first", "second"], ["root"]))
+async def test_a_key_aborts_its_own_requests_and_an_admin_key_any() -> None:
+    harness = blocked_harness(KeyRing(["first", "second"], ["root"]))
     bearer = {name: {"Authorization": f"Bearer {name}"} for name in ("first", "second", "root")}
     answer = await asked(harness, "/generate", {"text": "a", "rid": "x"}, **bearer["first"])
     counts = [

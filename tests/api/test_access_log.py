@@ -30,17 +30,17 @@ def broken(call: GenerateCall) -> Iterator[Delta]:
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[dict[str, Any]]:
-    """The fields of each request's line."""
+    """The fields of each access log line."""
     records = [r for r in caplog.records if r.name == LOGGER and r.levelno >= level]
     return [vars(record) for record in records]
 
 
 @pytest.fixture(autouse=True)
-def everything_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+def log_everything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
 
 
-async def test_a_request_leaves_one_line_with_its_figures(
+async def test_a_request_logs_one_line_with_its_measurements(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompt = "the end"
@@ -70,7 +70,7 @@ async def test_a_request_leaves_one_line_with_its_figures(
         ("/v1/completions", {"prompt": [5]}, 1, 1),
     ],
 )
-async def test_a_prompt_counts_once_and_every_answer_counts(
+async def test_prompts_are_counted_once_and_every_answer_is_counted(
     path: str, body: dict[str, Any], sequences: int, prompts: int, stream: bool,
     harness: Harness, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -90,7 +90,7 @@ async def test_a_prompt_counts_once_and_every_answer_counts(
         ({"text": "a"}, None),
     ],
 )
-async def test_the_id_that_a_client_chose_is_told(
+async def test_the_clients_request_id_is_logged(
     body: dict[str, Any], rid: str | None, harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (await harness.post("/generate", body)).status_code == 200
@@ -98,7 +98,9 @@ async def test_the_id_that_a_client_chose_is_told(
     assert line["rid"] == rid
 
 
-async def test_beams_count_their_steps(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_beam_search_counts_its_steps_as_tokens(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
     body = {"input_ids": [5, 6], "sampling_params": {"num_beams": 2, "max_new_tokens": 2}}
     assert (await harness.post("/generate", body)).status_code == 200
     [line] = lines(caplog)
@@ -120,7 +122,7 @@ REFUSED: list[tuple[str, str, Any, int, str | None]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status", "error"), REFUSED)
-async def test_a_refused_request_leaves_one_line(
+async def test_a_refused_request_logs_one_line(
     method: str, path: str, body: Any, status: int, error: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(limits=Limits(body_bytes=4096))
@@ -133,7 +135,9 @@ async def test_a_refused_request_leaves_one_line(
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-async def test_a_stranger_leaves_one_line(key: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_without_a_valid_key_logs_one_line(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
     harness = Harness(keys=KeyRing(["known"]))
     for path in ("/generate", "/metrics"):
         response = await harness.client.post(path, headers={"Authorization": f"Bearer {key}"})
@@ -144,7 +148,9 @@ async def test_a_stranger_leaves_one_line(key: str, caplog: pytest.LogCaptureFix
     ]
 
 
-async def test_no_room_leaves_one_line(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_is_not_admitted_logs_one_line(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
     harness.engine.capacity = 1
     await harness.post("/v1/completions", {"prompt": [5], "n": 2})
     harness.engine.draining = True
@@ -168,7 +174,7 @@ FAILED: list[tuple[Script, bool, int, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("script", "stream", "status", "reason", "error"), FAILED)
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
-async def test_a_failed_request_leaves_one_line(
+async def test_a_failed_request_logs_one_line(
     script: Script, stream: bool, status: int, reason: str, error: str | None, path: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -181,7 +187,7 @@ async def test_a_failed_request_leaves_one_line(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_aborted_request_and_its_abort_leave_a_line_each(
+async def test_an_aborted_request_and_its_abort_log_a_line_each(
     stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(forever(TOKENIZER, "the "))
@@ -199,7 +205,7 @@ async def test_an_aborted_request_and_its_abort_leave_a_line_each(
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)])
-async def test_a_client_that_leaves_leaves_one_line(
+async def test_a_client_that_disconnects_logs_one_line(
     stream: bool, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with loopback(forever(TOKENIZER, "the ")) as server:
@@ -214,7 +220,7 @@ async def test_a_client_that_leaves_leaves_one_line(
     assert (line["status"], line["finish_reason"]) == (status, "abort")
 
 
-async def test_probes_are_told_at_debug_only(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_probes_are_logged_at_debug_only(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     for path in ("/health", "/ready", "/metrics"):
         await harness.client.get(path)
     harness.engine.healthy = False
@@ -224,7 +230,7 @@ async def test_probes_are_told_at_debug_only(harness: Harness, caplog: pytest.Lo
     assert told == [("/health", 200), ("/ready", 200), ("/metrics", 200), ("/health", 503)]
 
 
-async def test_a_route_is_told_without_what_a_client_puts_in_it(
+async def test_routes_are_logged_without_their_parameters(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     await harness.client.get("/v1/models/my/own?prompt=words")
@@ -233,7 +239,7 @@ async def test_a_route_is_told_without_what_a_client_puts_in_it(
     assert "words" not in str(line)
 
 
-async def test_a_tenant_is_told_by_a_hash(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tenants_are_logged_as_hashes(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     for user in ("alice@example.org", "bob", "alice@example.org"):
         await harness.post("/v1/completions", {"prompt": "a", "user": user})
     await harness.client.post("/generate", json={"text": "a"}, headers={"X-Tenant": "bob"})
@@ -242,7 +248,7 @@ async def test_a_tenant_is_told_by_a_hash(harness: Harness, caplog: pytest.LogCa
     assert "alice" not in str(lines(caplog))
 
 
-async def test_a_keys_tenant_is_the_one_that_shares(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_logged_tenant_of_a_key_is_the_schedulers(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness(keys=KeyRing(["first", "second"]))
     for key in ("first", "second", "first"):
         headers = {"Authorization": f"Bearer {key}"}
@@ -258,7 +264,7 @@ HOSTILE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=60)
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rid=HOSTILE, tenant=HOSTILE, path=HOSTILE)
-async def test_no_id_forges_a_line(
+async def test_ids_cannot_forge_log_lines(
     rid: str, tenant: str, path: str, harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.clear()

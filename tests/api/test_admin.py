@@ -33,7 +33,7 @@ def root_logger() -> Iterator[logging.Logger]:
         (KeyRing([], ["root"]), USER),
     ],
 )
-async def test_who_is_no_admin_is_told_so(
+async def test_admin_routes_need_an_admin_key(
     path: str, body: object, keys: KeyRing, headers: dict[str, str]
 ) -> None:
     harness = Harness(keys=keys)
@@ -49,7 +49,7 @@ async def test_flush_cache() -> None:
     assert harness.engine.flushes == 1
 
 
-async def test_abort_all_ends_what_runs_and_nothing_else() -> None:
+async def test_abort_all_ends_running_requests_only() -> None:
     harness = Harness(forever(TOKENIZER, "the "), keys=KeyRing([], ["root"]))
     harness.engine.gate.clear()
     body = {"text": ["a", "b"], "sampling_params": {"max_tokens": 99}}

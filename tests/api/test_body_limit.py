@@ -23,7 +23,7 @@ async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/tokenize"])
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_byte_too_many_is_413(path: str, chunked: bool) -> None:
+async def test_one_byte_above_the_limit_is_413(path: str, chunked: bool) -> None:
     harness = Harness(limits=Limits(body_bytes=LIMIT))
     body = body_of(LIMIT + 1)
     response = await harness.client.post(path, content=in_pieces(body) if chunked else body, headers=JSON)
@@ -35,7 +35,7 @@ async def test_a_byte_too_many_is_413(path: str, chunked: bool) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_the_last_byte_is_welcome(chunked: bool) -> None:
+async def test_a_body_at_the_limit_is_accepted(chunked: bool) -> None:
     body = body_of(LIMIT)
     assert len(body) == LIMIT
     harness = Harness(limits=Limits(body_bytes=LIMIT))
@@ -44,7 +44,7 @@ async def test_the_last_byte_is_welcome(chunked: bool) -> None:
     assert response.status_code == 200, response.text
 
 
-async def test_an_announced_length_is_believed_before_anything_is_read() -> None:
+async def test_a_content_length_above_the_limit_is_refused_before_reading() -> None:
     async def unread() -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")
         yield b""

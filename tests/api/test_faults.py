@@ -1,4 +1,4 @@
-"""What a client sees when the device fails under its request: the real engine over a device that can."""
+"""Device failures as clients see them, with the real engine over a fake device that can fail."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def mend(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("fault", [spoil_logits, break_device])
-async def test_a_failed_invocation_is_a_500_that_says_so_and_the_next_request_works(
+async def test_a_failed_invocation_is_500_and_the_next_request_works(
     fault: Callable[[Rig], None], faulty: Faulty
 ) -> None:
     fault(faulty.rig)

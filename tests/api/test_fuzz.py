@@ -1,4 +1,4 @@
-"""Bodies that nobody would write: whatever comes, an answer in the documented shape, never a 5xx."""
+"""Random bodies get an answer in the documented format, never a 5xx."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ values = st.recursive(
 
 
 def fields_of(*bodies: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of the fields that these bodies know, with anything in them."""
+    """Some fields of these bodies, with random values."""
     names = [name for body in bodies for name in (*body.model_fields, *body.REFUSED)]
     return st.dictionaries(st.sampled_from(names), values, max_size=4)
 
@@ -56,7 +56,7 @@ BODIES = {
 
 
 def post(path: str, **content: Any) -> httpx.Response:
-    """What an application of its own answers; nothing of the request is left behind in it."""
+    """The answer of a new application; asserts that no request is left in its engine."""
 
     async def ask() -> httpx.Response:
         harness = Harness()
@@ -79,7 +79,7 @@ def check(path: str, response: httpx.Response) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_json_is_answered(path: str, data: st.DataObject) -> None:
+def test_any_json_gets_a_documented_answer(path: str, data: st.DataObject) -> None:
     required, more = data.draw(BODIES[path])
     check(path, post(path, json=more | required))
 
@@ -87,12 +87,12 @@ def test_any_json_is_answered(path: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @settings(max_examples=50, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(content=st.binary(max_size=200) | values.map(lambda value: repr(value).encode("utf-8", "replace")))
-def test_any_bytes_are_answered(path: str, content: bytes) -> None:
+def test_any_bytes_get_a_documented_answer(path: str, content: bytes) -> None:
     check(path, post(path, content=content))
 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e308 * 10])
-def test_numbers_that_json_does_not_have(path: str, number: float) -> None:
+def test_nan_and_infinity_are_refused(path: str, number: float) -> None:
     content = f'{{"prompt": "a", "text": "a", "messages": [], "temperature": {number}}}'
     assert post(path, content=content.encode()).status_code == 400

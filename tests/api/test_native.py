@@ -17,7 +17,7 @@ from tests.api.scripted_engine import failing, forever, saying
 from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
 
 PROMPT = "hello"
-UPSTREAM_BODY = {  # what upstream's own client sends
+UPSTREAM_BODY = {  # as sent by upstream's own client
     "text": PROMPT,
     "sampling_params": {"max_completion_tokens": 50, "temperature": 0.7},
     "rid": "0a1b",
@@ -37,7 +37,7 @@ async def answers(harness: Harness, body: object) -> list[dict[str, Any]]:
     return responses
 
 
-async def test_upstreams_request_gets_upstreams_answer(harness: Harness) -> None:
+async def test_upstreams_request_gets_an_answer_in_upstreams_format(harness: Harness) -> None:
     [answer] = await answers(harness, UPSTREAM_BODY)
     assert answer["prompt"] == PROMPT
     assert [r["text"] for r in answer["responses"]] == ["the end"]
@@ -49,7 +49,7 @@ async def test_put_works_like_post(harness: Harness) -> None:
     assert response.json()["responses"][0]["responses"][0]["text"] == "the end"
 
 
-async def test_meta_info_is_sglangs(harness: Harness) -> None:
+async def test_meta_info_has_sglangs_format(harness: Harness) -> None:
     [answer] = await answers(harness, UPSTREAM_BODY)
     ids = [*TOKENIZER.encode("the end"), *TOKENIZER.eos_token_ids]
     assert answer["responses"][0]["output_ids"] == ids
@@ -87,7 +87,7 @@ async def test_token_ids_alone_and_in_a_batch(harness: Harness) -> None:
     assert [call.prompt_ids for call in harness.engine.calls[1:]] == [(1, 2), (3,)]
 
 
-async def test_n_gives_several_answers_with_seeds_of_their_own(harness: Harness) -> None:
+async def test_n_answers_have_different_seeds(harness: Harness) -> None:
     [answer] = await answers(harness, {"text": PROMPT, "sampling_params": {"n": 3, "seed": 5}})
     assert len(answer["responses"]) == 3
     assert [call.params.seed for call in harness.engine.calls] == [5, 6, 7]
@@ -129,14 +129,14 @@ async def test_stop_strings_end_the_request(no_stop_trim: bool, text: str) -> No
     assert len(harness.engine.aborted) == 1
 
 
-async def test_special_tokens_show_when_asked_for() -> None:
+async def test_special_tokens_are_kept_on_request() -> None:
     harness = Harness(forever(TOKENIZER, f"a{EOS}"))
     sampling = {"skip_special_tokens": False, "max_tokens": 2}
     [answer] = await answers(harness, {"text": PROMPT, "sampling_params": sampling})
     assert answer["responses"][0]["text"] == f"a{EOS}"
 
 
-async def test_logprobs_in_sglangs_shape(harness: Harness) -> None:
+async def test_logprobs_have_sglangs_format(harness: Harness) -> None:
     body = {"text": PROMPT, "return_logprob": True, "top_logprobs_num": 2}
     [answer] = await answers(harness, body | {"sampling_params": {"max_tokens": 1}})
     meta = answer["responses"][0]["meta_info"]
@@ -155,7 +155,7 @@ async def test_a_sentencepiece_token_keeps_its_space(tmp_path: Path) -> None:
     assert [text for _, _, text in triples] == ["<s>", " world"]
 
 
-async def test_a_stream_carries_everything_so_far(harness: Harness) -> None:
+async def test_a_stream_is_cumulative(harness: Harness) -> None:
     response = await harness.post("/generate", {"text": PROMPT, "stream": True, "rid": "r"})
     events = events_of(response)
     whole = (await answers(harness, {"text": PROMPT, "rid": "r"}))[0]["responses"][0]
@@ -167,7 +167,7 @@ async def test_a_stream_carries_everything_so_far(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_without_texts(harness: Harness, stream: bool) -> None:
+async def test_logprobs_without_token_texts(harness: Harness, stream: bool) -> None:
     body = {"text": PROMPT, "return_logprob": True, "return_text_in_logprobs": False, "stream": stream}
     response = await harness.post("/generate", body)
     item = events_of(response)[0] if stream else response.json()["responses"][0]["responses"][0]
@@ -176,7 +176,7 @@ async def test_logprobs_without_texts(harness: Harness, stream: bool) -> None:
     assert first[2] is None
 
 
-async def test_a_stream_carries_each_tokens_logprobs_once(harness: Harness) -> None:
+async def test_a_stream_has_each_tokens_logprobs_once(harness: Harness) -> None:
     body = {"text": PROMPT, "return_logprob": True, "top_logprobs_num": 2, "rid": "r"}
     [whole] = (await answers(harness, body))[0]["responses"]
     events = events_of(await harness.post("/generate", {**body, "stream": True}))
@@ -188,7 +188,7 @@ async def test_a_stream_carries_each_tokens_logprobs_once(harness: Harness) -> N
     assert events[-1] == {**whole, "index": 0}
 
 
-async def test_a_streamed_batch_says_whose_chunk_it_is(harness: Harness) -> None:
+async def test_events_of_a_streamed_batch_have_an_index(harness: Harness) -> None:
     body = {"text": ["a", "b"], "stream": True, "sampling_params": {"n": 2}}
     last = {e["index"]: e for e in events_of(await harness.post("/generate", body))}
     assert sorted(last) == [0, 1, 2, 3]
@@ -252,7 +252,7 @@ CASES = REFUSED + [({"text": "a", "sampling_params": s}, f"sampling_params.{f}")
 
 @pytest.mark.parametrize(("body", "field"), CASES, ids=[str(body)[:60] for body, _ in CASES])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_cannot_be_served_is_refused_by_name(
+async def test_invalid_fields_are_refused_by_name(
     harness: Harness, body: dict[str, Any], field: str, stream: bool
 ) -> None:
     response = await harness.post("/generate", {**body, "stream": stream})
@@ -263,13 +263,13 @@ async def test_what_cannot_be_served_is_refused_by_name(
     assert not harness.engine.calls
 
 
-async def test_beams_beyond_the_exported_top_k_say_so_as_upstream_does(harness: Harness) -> None:
+async def test_beams_beyond_the_exported_top_k_have_upstreams_error(harness: Harness) -> None:
     response = await harness.post("/generate", {"text": "a", "sampling_params": {"num_beams": 5}})
     assert response.status_code == 400
     assert (response.json()["exported_topk"], response.json()["requested_topk"]) == (4, 5)
 
 
-async def test_beams_are_the_responses_to_a_prompt_each_as_it_asked() -> None:
+async def test_each_prompt_has_its_own_number_of_beams() -> None:
     harness = Harness(forever(TOKENIZER, "a"))
     params = [{"num_beams": beams, "max_tokens": 3} for beams in (3, 1, 2)]
     batch = await answers(harness, {"text": ["a", "b", "c"], "sampling_params": params})
@@ -280,7 +280,7 @@ async def test_beams_are_the_responses_to_a_prompt_each_as_it_asked() -> None:
     await harness.client.aclose()
 
 
-async def test_the_servers_beams_hold_for_requests_that_name_none() -> None:
+async def test_the_servers_num_beams_is_the_default() -> None:
     harness = Harness(forever(TOKENIZER, "a"))
     harness.service.serve(replace(harness.service.model, default_num_beams=2))
     for sampling, count in (({}, 2), ({"num_beams": 1}, 1), ({"num_beams": 3}, 3)):
@@ -308,32 +308,32 @@ async def test_beams_cannot_be_streamed(harness: Harness) -> None:
     assert not harness.engine.calls
 
 
-async def test_a_search_that_is_not_admitted_answers_429() -> None:
+async def test_a_beam_search_that_is_not_admitted_is_429() -> None:
     harness = Harness()
     harness.engine.capacity = 0
     response = await harness.post("/generate", {"text": "a", "sampling_params": {"num_beams": 2}})
     assert response.status_code == 429
 
 
-async def test_too_many_stop_tokens_for_the_beams_are_named_as_the_caller_did(harness: Harness) -> None:
+async def test_too_many_stop_tokens_for_the_beams_are_refused_by_name(harness: Harness) -> None:
     sampling = {"num_beams": 4, "stop_token_ids": list(range(20))}
     response = await harness.post("/generate", {"text": "a", "sampling_params": sampling})
     assert response.status_code == 400
     assert "`sampling_params.stop_token_ids`" in response.json()["error"]
 
 
-async def test_more_sequences_than_places_can_never_fit(harness: Harness) -> None:
+async def test_more_sequences_than_the_queue_holds_are_refused(harness: Harness) -> None:
     response = await harness.post("/generate", {"text": ["a"] * (MAX_REQUESTS + 1)})
     assert response.status_code == 400
 
 
-async def test_harmless_and_unknown_fields_are_ignored(harness: Harness) -> None:
+async def test_inert_and_unknown_fields_are_ignored(harness: Harness) -> None:
     body = {"text": "a", "modalities": ["x"], "is_single": True, "image_data": None, "new_field": 1}
     await answers(harness, body | {"sampling_params": {"frequency_penalty": 0.0, "num_beams": 1}})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_queue_answers_429_before_any_header_and_keeps_nothing(stream: bool) -> None:
+async def test_a_full_queue_is_429_and_admits_nothing(stream: bool) -> None:
     harness = Harness()
     harness.engine.capacity = 1
     response = await harness.post("/generate", {"text": ["a", "b"], "stream": stream})
@@ -343,13 +343,13 @@ async def test_a_full_queue_answers_429_before_any_header_and_keeps_nothing(stre
     assert not harness.engine.live
 
 
-async def test_a_draining_server_answers_503(harness: Harness) -> None:
+async def test_a_draining_server_is_503(harness: Harness) -> None:
     await harness.engine.drain(0)
     response = await harness.post("/generate", {"text": "a"})
     assert (response.status_code, response.json()["code"]) == (503, "UNAVAILABLE")
 
 
-async def test_a_failed_invocation_is_told_whole_and_streamed() -> None:
+async def test_a_failed_invocation_is_an_error_whole_and_streamed() -> None:
     harness = Harness(failing(InvocationError("the device failed"), after=TOKENIZER.encode("x")))
     response = await harness.post("/generate", {"text": "a"})
     assert response.status_code == 500
@@ -378,7 +378,7 @@ generate_bodies = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=generate_bodies | json_values)
-async def test_no_body_breaks_the_server(body: object) -> None:
+async def test_any_body_is_answered_or_refused(body: object) -> None:
     harness = Harness(saying(TOKENIZER, "x"))
     content = json.dumps(body).encode("utf-8", "surrogatepass")
     headers = {"content-type": "application/json"}

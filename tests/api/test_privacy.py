@@ -1,4 +1,4 @@
-"""Whatever becomes of a request, its words stay out of the log."""
+"""Prompts and answers are never logged, whatever happens to the request."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ SCRIPTS: dict[str, Script] = {
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:
-    """Everything that a log at `info` would hold, tracebacks and extra fields included."""
+    """All that is logged at `info`, with tracebacks and extra fields."""
     records = [record for record in caplog.records if record.levelno >= logging.INFO]
     text, as_json = formatter("text"), formatter("json")
     return "\n".join([*map(text.format, records), *map(as_json.format, records)])
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
-async def test_no_route_tells_the_log(script: Script, caplog: pytest.LogCaptureFixture) -> None:
+async def test_routes_do_not_log_prompts(script: Script, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     harness = Harness(script)
     for path, body in REQUESTS:
@@ -62,7 +62,7 @@ async def test_no_route_tells_the_log(script: Script, caplog: pytest.LogCaptureF
     assert SECRET not in told(caplog)
 
 
-async def test_the_server_does_not_tell_either(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_server_does_not_log_prompts_or_keys(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with loopback(saying(TOKENIZER, SECRET), api_key="my-secret-key") as server:
         for key in ("my-secret-key", "my-secret-guess"):

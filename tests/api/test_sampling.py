@@ -18,20 +18,20 @@ from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
         ({}, 0.0, 0.0),
     ],
 )
-def test_where_the_default_temperature_comes_from(
+def test_the_default_temperature(
     generation: dict[str, Any], override: float | None, temperature: float
 ) -> None:
     defaults = SamplingDefaults.of_model(generation, otherwise=0.25, override=override)
     assert defaults.temperature == temperature
 
 
-def test_the_models_other_defaults_hold_too() -> None:
+def test_the_models_other_defaults_are_used() -> None:
     defaults = SamplingDefaults.of_model({"top_k": 20, "top_p": 0.8}, otherwise=1.0, override=None)
     assert (defaults.top_k, defaults.top_p, defaults.min_p) == (20, 0.8, 0.0)
 
 
 @pytest.mark.parametrize("generation", [{"top_p": 7}, {"temperature": "hot"}, {"top_k": [1]}])
-def test_nonsense_in_the_file_is_told(generation: dict[str, Any]) -> None:
+def test_invalid_generation_configs_are_reported(generation: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match="generation_config"):
         SamplingDefaults.of_model(generation, otherwise=1.0, override=None)
 

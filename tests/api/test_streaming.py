@@ -36,7 +36,7 @@ async def all_freed(server: Loopback) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [b"false", b"true"])
-async def test_a_client_that_leaves_while_it_waits_frees_everything(path: str, stream: bytes) -> None:
+async def test_a_disconnect_while_waiting_aborts_all_sequences(path: str, stream: bytes) -> None:
     async with loopback(forever(TOKENIZER, "the ")) as server:
         await server.until_ready()
         server.engine.gate.clear()
@@ -48,7 +48,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_everything(path: str, s
         assert len(server.engine.aborted) == 2
 
 
-async def test_a_client_that_leaves_in_mid_stream_frees_everything() -> None:
+async def test_a_disconnect_during_a_stream_aborts_all_sequences() -> None:
     async with loopback(forever(TOKENIZER, "the ")) as server:
         await server.until_ready()
         body = {"prompt": "a", "max_tokens": 100, "stream": True}
@@ -59,7 +59,7 @@ async def test_a_client_that_leaves_in_mid_stream_frees_everything() -> None:
         await all_freed(server)
 
 
-async def test_chunks_arrive_as_they_are_made() -> None:
+async def test_chunks_are_sent_as_they_are_generated() -> None:
     async with loopback(forever(TOKENIZER, "the ")) as server:
         await server.until_ready()
         server.engine.gate.clear()
@@ -76,7 +76,7 @@ LONG_CONTEXT = 1500
 
 
 def served_by(rig: Rig) -> Callable[[Loaded], Loaded]:
-    """Puts the real engine over a fake device in the place of the scripted one."""
+    """A loader that replaces the scripted engine by the real one over a fake device."""
 
     def load(loaded: Loaded) -> Loaded:
         engine = AsyncEngine(rig.engine, max_requests=8)
@@ -89,12 +89,12 @@ def served_by(rig: Rig) -> Callable[[Loaded], Loaded]:
 
 
 async def ask_and_leave_unread(server: Loopback) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Asks for a stream of megabytes; the client reads until its own small buffer is full."""
+    """Requests a stream of megabytes, of which the client reads only what fits its small buffers."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
     await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.port))
-    reader, writer = await asyncio.open_connection(sock=client, limit=1)  # of asyncio's own buffer
+    reader, writer = await asyncio.open_connection(sock=client, limit=1)  # size of asyncio's buffer
     params = {"max_tokens": LONG_CONTEXT - 10, "ignore_eos": True}
     body = json.dumps({"input_ids": [1], "sampling_params": params, "stream": True}).encode()
     head = b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
@@ -103,7 +103,7 @@ async def ask_and_leave_unread(server: Loopback) -> tuple[asyncio.StreamReader, 
     return reader, writer
 
 
-async def test_a_client_that_stops_reading_frees_its_pages_while_it_is_still_there(
+async def test_a_client_that_stops_reading_loses_its_pages(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
@@ -119,7 +119,7 @@ async def test_a_client_that_stops_reading_frees_its_pages_while_it_is_still_the
         writer.transport.abort()
 
 
-async def test_a_client_that_stops_reading_is_cut_off() -> None:
+async def test_a_client_that_stops_reading_is_disconnected() -> None:
     rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
     async with loopback(load=served_by(rig), send_timeout=0.05) as server:
         await server.until_ready()
@@ -136,6 +136,6 @@ async def test_a_client_that_stops_reading_is_cut_off() -> None:
 
 
 def busy(server: Loopback) -> list[BoundedProtocol]:
-    """Connections whose answer is not complete."""
+    """Connections with an incomplete answer."""
     protocols = [c for c in server.server.server_state.connections if isinstance(c, BoundedProtocol)]
     return [c for c in protocols if c.cycle is not None and not c.cycle.response_complete]

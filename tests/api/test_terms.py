@@ -24,7 +24,7 @@ async def test_terms_reach_the_engine(harness: Harness, path: str) -> None:
     assert harness.engine.calls[-1].terms == Terms()
 
 
-async def test_the_header_goes_before_the_field_and_the_key_before_both() -> None:
+async def test_the_tenant_is_the_keys_then_the_headers_then_the_fields() -> None:
     harness = Harness(keys=KeyRing(["first", "second"]))
     plain = Harness()
     body = {**BODIES["/generate"], "user": "u"}
@@ -43,19 +43,21 @@ async def test_the_header_goes_before_the_field_and_the_key_before_both() -> Non
     ("field", "value"),
     [("priority", MAX_PRIORITY + 1), ("priority", 1.5), ("timeout_s", -1), ("timeout_s", "1"), ("user", 3)],
 )
-async def test_bad_terms_are_named(harness: Harness, path: str, field: str, value: object) -> None:
+async def test_invalid_terms_are_refused_by_name(
+    harness: Harness, path: str, field: str, value: object
+) -> None:
     response = await harness.post(path, {**BODIES[path], field: value})
     assert response.status_code == 400
     assert f"`{field}`" in response.text
 
 
-async def test_the_name_of_a_tenant_has_a_length(harness: Harness) -> None:
+async def test_a_tenants_name_has_a_maximum_length(harness: Harness) -> None:
     response = await harness.post("/v1/completions", {"prompt": "a", "user": "u" * 257})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "user")
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_what_is_late_without_a_token_is_an_error(path: str) -> None:
+async def test_a_timeout_before_the_first_token_is_an_error(path: str) -> None:
     harness = Harness(aborting(DeadlineExceededError("the request's time of 1 s is over")))
     response = await harness.post(path, BODIES[path])
     assert response.status_code == 408
@@ -64,7 +66,7 @@ async def test_what_is_late_without_a_token_is_an_error(path: str) -> None:
     assert "DEADLINE_EXCEEDED" in str(streamed[-1]["error" if "v1" in path else "code"])
 
 
-async def test_what_is_late_with_tokens_is_an_answer() -> None:
+async def test_a_timeout_after_some_tokens_is_a_partial_answer() -> None:
     late = aborting(DeadlineExceededError("the request's time of 1 s is over"), TOKENIZER.encode("ab"))
     openai = (await Harness(late).post("/v1/completions", BODIES["/v1/completions"])).json()
     assert (openai["choices"][0]["text"], openai["choices"][0]["finish_reason"]) == ("ab", "abort")
@@ -73,7 +75,7 @@ async def test_what_is_late_with_tokens_is_an_answer() -> None:
     assert reason == {"type": "abort", "message": "the request's time of 1 s is over"}
 
 
-async def test_a_slow_reader_is_told_why() -> None:
+async def test_a_slow_readers_abort_has_a_message() -> None:
     slow = aborting(RequestAbortedError("the client reads too slowly"), TOKENIZER.encode("ab"))
     events = events_of(await Harness(slow).post("/generate", {"text": "a", "stream": True}))
     assert events[-1]["meta_info"]["finish_reason"]["message"] == "the client reads too slowly"

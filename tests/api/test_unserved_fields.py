@@ -1,4 +1,4 @@
-"""The tables of fields that are not served, held against what other servers' releases know."""
+"""The tables of unsupported fields, compared with the fields of other servers' releases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from openai.types.chat import completion_create_params as chat_params
 
 from shortfin_apps.llm.api.body_fields import HEADER
 from shortfin_apps.llm.api.schema import (
-    BODIES,
     AbortBody,
     Body,
     ChatBody,
@@ -22,15 +21,13 @@ from shortfin_apps.llm.api.schema import (
     TokenizeBody,
 )
 from tests.api import field_lists as lists
-from tests.api.harness import Harness
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "hi"}]
-ASKED = "something"  # no table's value that asks for nothing
+ASKED = "something"  # no table lists it as a value without effect
 
 
 def openai_fields(module: Any) -> list[str]:
-    """Fields of a request, from the typed dictionaries of the installed package."""
+    """Fields of a request in the typed dictionaries of the installed `openai` package."""
     names = ("CompletionCreateParamsBase", "CompletionCreateParamsNonStreaming")
     streaming = "CompletionCreateParamsStreaming"
     return sorted({key for name in (*names, streaming) for key in getattr(module, name).__annotations__})
@@ -63,19 +60,12 @@ KNOWN: list[tuple[str, type[Body], list[str]]] = [
 
 
 @pytest.mark.parametrize(("server", "body", "names"), KNOWN, ids=[f"{s}-{b.__name__}" for s, b, _ in KNOWN])
-def test_every_field_of_the_servers_is_known(server: str, body: type[Body], names: list[str]) -> None:
+def test_every_field_of_other_servers_is_listed(server: str, body: type[Body], names: list[str]) -> None:
     unknown = set(names) - body.model_fields.keys() - body.REFUSED.keys() - body.INERT
     assert not unknown, f"say in unserved_fields.py what becomes of {server}'s"
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_a_field_is_in_one_table(body: type[Body]) -> None:
-    assert not body.model_fields.keys() & body.REFUSED.keys()
-    assert not body.model_fields.keys() & body.INERT
-    assert not body.REFUSED.keys() & body.INERT
-
-
-# A request that is answered, and where in it the fields of a body go.
+# For each body: a route, a valid request, and the prefix of the body's fields in it.
 PLACES: dict[type[Body], tuple[str, dict[str, Any], str]] = {
     CompletionBody: (COMPLETIONS, {"prompt": "a"}, ""),
     ChatBody: (CHAT, {"messages": MESSAGES}, ""),
@@ -94,7 +84,7 @@ def request_with(body: type[Body], fields: dict[str, Any]) -> tuple[str, dict[st
 
 
 @pytest.mark.parametrize("body", PLACES)
-async def test_what_asks_for_something_is_refused_by_name(harness: Harness, body: type[Body]) -> None:
+async def test_refused_fields_are_named(harness: Harness, body: type[Body]) -> None:
     for name in body.REFUSED:
         response = await harness.post(*request_with(body, {name: ASKED}))
         assert response.status_code == 400, name
@@ -103,8 +93,8 @@ async def test_what_asks_for_something_is_refused_by_name(harness: Harness, body
 
 
 @pytest.mark.parametrize("body", PLACES)
-async def test_what_asks_for_nothing_is_accepted(harness: Harness, body: type[Body]) -> None:
-    """Nobody needs to be told of it, either."""
+async def test_values_without_effect_are_accepted(harness: Harness, body: type[Body]) -> None:
+    """They are not reported as ignored, either."""
     most = max(len(values) for values in body.REFUSED.values())
     for i in range(most):
         fields = {name: values[i] for name, values in body.REFUSED.items() if i < len(values)}
@@ -118,7 +108,7 @@ async def test_what_asks_for_nothing_is_accepted(harness: Harness, body: type[Bo
 
 
 @pytest.mark.parametrize("body", [body for body in PLACES if body.INERT])
-async def test_what_changes_no_answer_is_accepted_and_named(harness: Harness, body: type[Body]) -> None:
+async def test_inert_fields_are_accepted_and_reported(harness: Harness, body: type[Body]) -> None:
     for name in body.INERT:
         response = await harness.post(*request_with(body, {name: ASKED}))
         assert response.status_code == 200, name
@@ -126,12 +116,12 @@ async def test_what_changes_no_answer_is_accepted_and_named(harness: Harness, bo
 
 
 @pytest.mark.parametrize("name", SamplingBody.model_fields)
-async def test_sampling_beside_the_sampling_params_is_refused(harness: Harness, name: str) -> None:
+async def test_sampling_fields_outside_sampling_params_are_refused(harness: Harness, name: str) -> None:
     response = await harness.post("/generate", {"text": "a", name: 1})
     assert response.status_code == 400
     assert f"`{name}` is not supported by this server; put it into `sampling_params`" in response.text
 
 
-async def test_another_name_is_told_where_there_is_one(harness: Harness) -> None:
+async def test_the_error_names_the_field_to_use_instead(harness: Harness) -> None:
     response = await harness.post(COMPLETIONS, {"prompt": "a", "max_completion_tokens": 5})
     assert "use `max_tokens`" in response.json()["error"]["message"]

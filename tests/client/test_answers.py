@@ -9,13 +9,13 @@ from shortfin_apps.llm.client.answers import parse_chunk, parse_generation
 from tests.scripted_server import usage
 
 
-def test_a_completion_is_read() -> None:
+def test_a_completion_is_parsed() -> None:
     choice = {"text": " Paris", "finish_reason": "stop", "token_ids": [5, 6]}
     body = {"choices": [choice], "usage": usage(4, 2, 3)}
     assert parse_generation(body) == Generation(" Paris", "stop", Usage(4, 2, 3), (5, 6))
 
 
-def test_a_chat_answer_is_read() -> None:
+def test_a_chat_answer_is_parsed() -> None:
     body = {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
     assert parse_generation(body) == Generation("", "length", None)
 
@@ -31,12 +31,12 @@ def test_a_chat_answer_is_read() -> None:
         ({"choices": [], "usage": {"prompt_tokens": 4}}, Chunk("", usage=Usage(4, 0))),
     ],
 )
-def test_chunks_of_either_route_are_read(event: Any, chunk: Chunk) -> None:
+def test_chunks_of_either_route_are_parsed(event: Any, chunk: Chunk) -> None:
     assert parse_chunk(event) == chunk
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"choices": [{}]}, {"choices": [None]}, {"choices": "x"}, 3])
-def test_anything_else_is_the_servers_fault(body: Any) -> None:
+def test_anything_else_is_a_server_error(body: Any) -> None:
     with pytest.raises(ServerError):
         parse_generation(body)
     with pytest.raises(ServerError):

@@ -38,7 +38,7 @@ QUESTION = [{"role": "user", "content": "Hello"}]
 
 
 class Sleeper:
-    """Remembers what it was asked to sleep, and does not."""
+    """Records the requested sleeps and returns at once."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -100,7 +100,7 @@ async def test_chat_sends_the_messages(client: LlmClient, server: ScriptedServer
     assert server.bodies(CHAT) == [{"messages": QUESTION, "seed": 7}]
 
 
-async def test_key_and_model_go_with_every_request(server: ScriptedServer) -> None:
+async def test_every_request_has_the_key_and_the_model(server: ScriptedServer) -> None:
     server.on(COMPLETIONS, says(PARIS))
     async with LlmClient(server.url + "/v1/", "secret", model="tiny") as client:
         await client.generate("x")
@@ -122,7 +122,7 @@ async def test_an_event_cut_anywhere_is_one_event(client: LlmClient, server: Scr
     assert [chunk async for chunk in client.stream("x")] == [Chunk("über", "stop")]
 
 
-async def test_a_chat_stream_skips_what_says_nothing(client: LlmClient, server: ScriptedServer) -> None:
+async def test_a_chat_stream_skips_empty_chunks(client: LlmClient, server: ScriptedServer) -> None:
     deltas = [{"role": "assistant", "content": ""}, {"content": "Hi"}, {}]
     events = [event({"choices": [{"delta": d, "finish_reason": None if d else "stop"}]}) for d in deltas]
     server.on(CHAT, streams(*events, DONE))
@@ -169,7 +169,7 @@ async def test_cancelling_a_reader_disconnects(client: LlmClient, server: Script
         ([b"data: 3\n\n"], ServerError, "no completion chunk"),
     ],
 )
-async def test_a_stream_that_goes_wrong_raises_and_is_not_retried(
+async def test_a_failing_stream_raises_and_is_not_retried(
     client: LlmClient, server: ScriptedServer, pieces: list[bytes], kind: type[LlmError], words: str
 ) -> None:
     server.on(COMPLETIONS, streams(*pieces))
@@ -178,13 +178,13 @@ async def test_a_stream_that_goes_wrong_raises_and_is_not_retried(
     assert len(server.seen) == 1
 
 
-async def test_an_answer_without_a_stream_is_told(client: LlmClient, server: ScriptedServer) -> None:
+async def test_an_answer_that_is_not_a_stream_is_an_error(client: LlmClient, server: ScriptedServer) -> None:
     server.on(COMPLETIONS, says(PARIS))
     with pytest.raises(ServerError, match="without a stream"):
         _ = [chunk async for chunk in client.stream("x")]
 
 
-async def test_a_full_server_is_asked_again_when_it_says(
+async def test_a_full_server_is_retried_after_its_retry_after(
     client: LlmClient, server: ScriptedServer, sleeper: Sleeper
 ) -> None:
     server.on(
@@ -195,10 +195,10 @@ async def test_a_full_server_is_asked_again_when_it_says(
         says(PARIS),
     )
     assert (await client.generate("x")).text == " Paris"
-    assert sleeper.slept == [7.0, 4.0, 0.5]  # the last one is the third step of the backoff
+    assert sleeper.slept == [7.0, 4.0, 0.5]  # the last one is the backoff of the third retry
 
 
-async def test_a_stream_is_retried_before_it_has_begun(
+async def test_a_stream_is_retried_before_it_begins(
     client: LlmClient, server: ScriptedServer, sleeper: Sleeper
 ) -> None:
     server.on(COMPLETIONS, says(FULL, 429), completes(["a", "b"]))
@@ -218,7 +218,7 @@ async def test_retries_end(client: LlmClient, server: ScriptedServer) -> None:
     ("status", "kind"),
     [(400, InvalidRequestError), (401, AuthenticationError), (404, InvalidRequestError), (500, ServerError)],
 )
-async def test_other_refusals_are_final(
+async def test_other_errors_are_not_retried(
     client: LlmClient, server: ScriptedServer, status: int, kind: type[LlmError]
 ) -> None:
     server.on(COMPLETIONS, says({"error": {"message": "no", "param": "stop"}}, status))
@@ -228,7 +228,7 @@ async def test_other_refusals_are_final(
 
 
 @pytest.mark.parametrize("content", [{"choices": []}, [], "text"])
-async def test_an_answer_that_is_none_is_the_servers_fault(
+async def test_an_invalid_answer_is_a_server_error(
     client: LlmClient, server: ScriptedServer, content: Any
 ) -> None:
     server.on(COMPLETIONS, says(content))
@@ -236,7 +236,7 @@ async def test_an_answer_that_is_none_is_the_servers_fault(
         await client.generate("x")
 
 
-async def test_where_nobody_answers_the_error_says_what_to_do(nobodys_url: str) -> None:
+async def test_without_a_server_the_error_says_what_to_do(nobodys_url: str) -> None:
     sleeper = Sleeper()
     async with LlmClient(nobodys_url, max_retries=2, sleep=sleeper) as client:
         with pytest.raises(ConnectionFailedError, match="shortfin-llm serve DIR"):
@@ -246,7 +246,7 @@ async def test_where_nobody_answers_the_error_says_what_to_do(nobodys_url: str) 
         assert not await client.ready()
 
 
-async def test_a_silent_server_is_told(server: ScriptedServer, sleeper: Sleeper) -> None:
+async def test_a_silent_server_is_an_error(server: ScriptedServer, sleeper: Sleeper) -> None:
     server.on(COMPLETIONS, server.endless(b""))
     async with LlmClient(server.url, timeout_s=0.02, sleep=sleeper) as client:
         with pytest.raises(ConnectionFailedError, match="sent nothing"):
@@ -260,7 +260,7 @@ def test_an_address_without_a_scheme_is_refused() -> None:
     assert caught.value.param == "base_url"
 
 
-async def test_a_batch_keeps_its_order_and_its_bound(client: LlmClient, server: ScriptedServer) -> None:
+async def test_a_batch_keeps_its_order_and_concurrency(client: LlmClient, server: ScriptedServer) -> None:
     server.on(COMPLETIONS, lambda _, body: says({"choices": [{"text": body["prompt"]}]})(_, body))
     prompts = [str(number) for number in range(20)]
     answers = await client.generate_batch(prompts, max_concurrency=3, max_tokens=1)
@@ -268,7 +268,7 @@ async def test_a_batch_keeps_its_order_and_its_bound(client: LlmClient, server: 
     assert server.peak <= 3
 
 
-async def test_a_batch_fails_as_its_first_failure(client: LlmClient, server: ScriptedServer) -> None:
+async def test_a_batch_raises_its_first_error(client: LlmClient, server: ScriptedServer) -> None:
     server.on(COMPLETIONS, says(PARIS), says({"error": {"message": "too long"}}, 400))
     with pytest.raises(InvalidRequestError, match="too long"):
         await client.generate_batch(["a"] * 50, max_concurrency=2)
@@ -279,7 +279,7 @@ async def test_an_empty_batch_is_answered(client: LlmClient) -> None:
     assert await client.generate_batch([]) == []
 
 
-async def test_a_client_has_a_bound_of_its_own(server: ScriptedServer) -> None:
+async def test_a_client_has_a_maximum_concurrency(server: ScriptedServer) -> None:
     server.on(COMPLETIONS, says(PARIS))
     async with LlmClient(server.url, max_concurrency=1) as client:
         await asyncio.gather(*(client.generate("x") for _ in range(5)))
@@ -307,7 +307,7 @@ async def test_a_server_without_a_ready_route_is_ready_when_healthy(
     assert await client.ready()
 
 
-async def test_waiting_for_a_server_that_loads(
+async def test_wait_ready_waits_for_a_loading_server(
     client: LlmClient, server: ScriptedServer, sleeper: Sleeper
 ) -> None:
     server.on("/ready", says({}, 503), says({}, 503), says({}))
@@ -315,7 +315,7 @@ async def test_waiting_for_a_server_that_loads(
     assert sleeper.slept == [0.5, 0.5]
 
 
-async def test_waiting_ends(client: LlmClient, server: ScriptedServer) -> None:
+async def test_wait_ready_times_out(client: LlmClient, server: ScriptedServer) -> None:
     server.on("/ready", says({}, 503))
     with pytest.raises(UnavailableError, match=r"not ready within 0\.01 s"):
         await client.wait_ready(0.01)

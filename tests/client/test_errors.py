@@ -44,7 +44,7 @@ def test_an_invalid_request_names_its_parameter() -> None:
     assert error.param == "temperature"
 
 
-def test_an_overloaded_server_says_when_to_return() -> None:
+def test_an_overload_has_its_retry_after() -> None:
     error = error_from_response(429, BODY, 2.5)
     assert isinstance(error, OverloadedError)
     assert error.retry_after_s == 2.5
@@ -64,11 +64,11 @@ def test_an_overloaded_server_says_when_to_return() -> None:
         (b"\xff\xfe", "\ufffd\ufffd"),
     ],
 )
-def test_every_kind_of_body_gives_a_message(body: bytes, message: str) -> None:
+def test_every_kind_of_body_has_a_message(body: bytes, message: str) -> None:
     assert str(error_from_response(400, body, None)) == message
 
 
-def test_a_status_without_a_name_still_gives_a_message() -> None:
+def test_an_unknown_status_has_a_message() -> None:
     assert "599" in str(error_from_response(599, b"", None))
 
 
@@ -82,5 +82,5 @@ def test_a_status_without_a_name_still_gives_a_message() -> None:
         ("just text", ServerError),
     ],
 )
-def test_errors_inside_a_stream_are_told_apart(error: object, kind: type[LlmError]) -> None:
+def test_errors_in_a_stream_have_their_classes(error: object, kind: type[LlmError]) -> None:
     assert type(streamed_error(error)) is kind

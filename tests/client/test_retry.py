@@ -16,9 +16,9 @@ NOON = 784_123_200.0  # Sun, 06 Nov 1994 12:00:00 GMT
         ("7", 7.0),
         (" 0 ", 0.0),
         ("Sun, 06 Nov 1994 12:00:30 GMT", 30.0),
-        ("Sun, 06 Nov 1994 11:59:00 GMT", 0.0),  # passed
+        ("Sun, 06 Nov 1994 11:59:00 GMT", 0.0),  # in the past
         ("Sun, 06 Nov 1994 14:00:05 +0200", 5.0),
-        ("Sun, 06 Nov 1994 12:00:05", 5.0),  # GMT is meant
+        ("Sun, 06 Nov 1994 12:00:05", 5.0),  # without a zone: GMT
         ("soon", None),
         ("-3", None),
         ("1.5", None),
@@ -33,7 +33,7 @@ def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | No
     random=st.floats(0, 1, exclude_max=True),
     retry_after_s=st.none() | st.floats(0, 60),
 )
-def test_a_wait_is_bounded_and_never_shorter_than_asked(
+def test_a_delay_is_bounded_and_at_least_retry_after(
     attempt: int, random: float, retry_after_s: float | None
 ) -> None:
     policy = RetryPolicy(max_retries=201, random=lambda: random)
@@ -42,10 +42,10 @@ def test_a_wait_is_bounded_and_never_shorter_than_asked(
     assert (retry_after_s or 0) <= delay_s <= (retry_after_s or 0) + policy.cap_s
 
 
-def test_waits_grow_and_end() -> None:
+def test_delays_grow_and_retries_end() -> None:
     policy = RetryPolicy(max_retries=3, random=lambda: 0.0)
     assert [policy.delay_s(n) for n in range(4)] == [0.125, 0.25, 0.5, None]
 
 
-def test_a_server_that_asks_for_too_long_is_not_waited_for() -> None:
+def test_a_too_long_retry_after_is_not_retried() -> None:
     assert RetryPolicy(max_retries=3, random=lambda: 0.0).delay_s(0, 61.0) is None

@@ -1,7 +1,8 @@
-"""A token whose embedding is not a number, in a real model: it ends the requests that meet it alone."""
+"""A token with a NaN embedding, in a real model: it only ends the requests that contain it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,26 +17,25 @@ from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.write import write_weights
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import InvocationError
 from tests.conftest import TINY_OPTIONS
-from tests.runtimes import RUNTIMES
+from tests.runtimes import needs_shortfin
 
 PADDING, BAD, INFINITE = 0, 251, 252
 LENGTHS = (1, 17, 40, 70, 130)
 MAX_TOKENS = 12
-PAGES = 64  # few enough that whoever comes gets the pages of who went
+PAGES = 64  # few enough that new requests get the pages of ended ones
 MOST_STEPS = 2_000
 
 Tokens = tuple[int, ...]
 
 
 class SpoiledSource(RandomTinySource):
-    """`random:tiny`, but for the embeddings of some tokens."""
+    """`random:tiny` with other values in the embeddings of some tokens."""
 
     def __init__(self, rows: Mapping[int, float]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def spoil(artifact: Artifact, folder: Path, rows: Mapping[int, float]) -> Artifa
 
 
 def serve(engine: Engine, requests: Sequence[tuple[int, Tokens]]) -> list[Answer]:
-    """Greedy; request i, of `requests`, joins before the step that stands beside its prompt."""
+    """Answers `requests` greedily; each is a prompt and the step before which it is submitted."""
     deltas: dict[str, list[Delta]] = {str(index): [] for index in range(len(requests))}
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, logprobs=1, ignore_eos=True)
     for step in range(MOST_STEPS):
@@ -100,7 +100,7 @@ def open_and_serve(
         )
         answers = [serve(engine, requests) for requests in rounds]
         assert engine.stats().pages.leased == 0
-        assert engine.stats().preemptions == 0, "what is computed again may differ in its last bits"
+        assert engine.stats().preemptions == 0, "recomputed tokens may differ in their last bits"
         return answers
     finally:
         device.close()
@@ -114,30 +114,37 @@ def prompts() -> list[Tokens]:
 
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Tokens]) -> list[Answer]:
+    """The answer to each prompt without any other request."""
     options = EngineOptions(runtime="iree", prefix_cache="none")
     rounds = [[(0, prompt)] for prompt in prompts]
     return [answer for [answer] in open_and_serve(tiny_artifact, options, *rounds)]
 
 
-modes = pytest.mark.parametrize("mode", ["default", "extend-attention"])
-caches = pytest.mark.parametrize("prefix_cache", ["none", "trie"])
-runtimes = pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.fixture(
+    params=[
+        pytest.param(case, id="-".join(case), marks=[needs_shortfin] if case[0] == "shortfin" else [])
+        for case in itertools.product(["iree", "shortfin"], ["none", "trie"], ["default", "extend-attention"])
+    ]
+)
+def options(request: pytest.FixtureRequest) -> EngineOptions:
+    runtime, prefix_cache, mode = request.param
+    return EngineOptions(
+        runtime=runtime, mode=BATCH_MODES[mode](chunk_tokens=64), prefix_cache=prefix_cache, pages=PAGES
+    )
 
 
-@modes
-@caches
-@runtimes
-def test_a_prompt_with_nan_fails_only_its_request(
+def test_a_prompt_with_nan_fails_alone(
     tiny_artifact: Artifact,
     prompts: Sequence[Tokens],
     alone: Sequence[Answer],
     tmp_path: Path,
-    mode: str,
-    prefix_cache: PrefixCache,
-    runtime: Runtime,
+    options: EngineOptions,
 ) -> None:
-    """At its first token, in the middle and at its last; in its first chunk and later ones. And twice: nobody
-    finds it in the cache, and whoever has its pages next gives the same answers. Padding is NaN, too."""
+    """With the bad token first, in the middle and last, in the first chunk and later ones.
+
+    Served twice: its pages are not in the cache, and the next requests on them get the same answers.
+    Padding is NaN, too.
+    """
     spoiled = spoil(tiny_artifact, tmp_path, {PADDING: np.nan, BAD: np.nan, INFINITE: np.inf})
     longest = prompts[-1]
     bad = [
@@ -149,26 +156,19 @@ def test_a_prompt_with_nan_fails_only_its_request(
     ]
     good = [(2 * index, prompt) for index, prompt in enumerate(prompts)]
     requests = [*good, *((3 * index, prompt) for index, prompt in enumerate(bad))]
-    mode_options = BATCH_MODES[mode](chunk_tokens=64)
-    options = EngineOptions(runtime=runtime, mode=mode_options, prefix_cache=prefix_cache, pages=PAGES)
     for answers in open_and_serve(spoiled, options, requests, requests):
         assert answers[: len(good)] == alone
         assert answers[len(good) :] == [Answer((), (), error=True)] * len(bad)
 
 
-@modes
-@caches
-@runtimes
 def test_nan_in_a_decode_ends_that_request(
     tiny_artifact: Artifact,
     prompts: Sequence[Tokens],
     alone: Sequence[Answer],
     tmp_path: Path,
-    mode: str,
-    prefix_cache: PrefixCache,
-    runtime: Runtime,
+    options: EngineOptions,
 ) -> None:
-    """The spoiled token is one that a request itself generates, and no other."""
+    """The bad token is one that only a single request generates."""
     victim, place = next(
         (index, place)
         for index, answer in enumerate(alone)
@@ -177,8 +177,6 @@ def test_nan_in_a_decode_ends_that_request(
     )
     spoiled = spoil(tiny_artifact, tmp_path, {alone[victim].tokens[place]: np.nan})
     requests = [(0, prompt) for prompt in prompts]
-    mode_options = BATCH_MODES[mode](chunk_tokens=64)
-    options = EngineOptions(runtime=runtime, mode=mode_options, prefix_cache=prefix_cache, pages=PAGES)
     for answers in open_and_serve(spoiled, options, requests, requests):
         for index, (answer, undisturbed) in enumerate(zip(answers, alone, strict=True)):
             if index == victim:

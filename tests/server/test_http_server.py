@@ -301,7 +301,7 @@ async def test_a_tls_handshake_times_out(certificate: tuple[Path, ssl.SSLContext
         writer.write(sent)
         async with asyncio.timeout(TIMEOUT_S):
             with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""  # returns only if the server hangs up
+                assert await reader.read() == b""  # returns only if the server disconnects
         writer.close()
         assert (await server.client.get("/health")).status_code == 200
 

@@ -23,9 +23,9 @@ from shortfin_apps.llm.api.access_log import current_request_id
 from shortfin_apps.llm.server.logs import MAX_LINES, formatter, set_up
 from tests.api.loopback import loopback
 
-PIPE_BYTES = 4096  # the smallest that Linux makes
-PATIENCE_S = 60.0  # for what takes milliseconds on a quiet machine
-LINE_BYTES = 200  # of a line in the log, at least
+PIPE_BYTES = 4096  # the minimum on Linux
+PATIENCE_S = 60.0  # generous: it takes milliseconds
+LINE_BYTES = 200  # minimum length of a log line
 
 FORMS: tuple[Literal["text"], Literal["json"]] = ("text", "json")
 
@@ -40,7 +40,7 @@ StreamT = TypeVar("StreamT", bound=TextIO)
 
 @contextlib.contextmanager
 def log_set_up(stream: StreamT) -> Iterator[StreamT]:
-    """A log in JSON, set up as in a process that has none; whole when this is left."""
+    """A JSON log, set up as in a new process; all lines are written when the context ends."""
     root = logging.getLogger()
     handlers, level_before = root.handlers[:], root.level
     root.handlers[:] = []
@@ -54,19 +54,19 @@ def log_set_up(stream: StreamT) -> Iterator[StreamT]:
         root.setLevel(level_before)
 
 
-def test_text_carries_the_extra_fields() -> None:
+def test_text_has_the_extra_fields() -> None:
     line = formatter("text").format(record("request", status=200, total_s=0.25, route="a b", tenant=None))
     assert line.endswith(' INFO here: request status=200 total_s=0.25 route="a b" tenant=-')
 
 
-def test_json_carries_the_extra_fields() -> None:
+def test_json_has_the_extra_fields() -> None:
     line = json.loads(formatter("json").format(record("%s!", "hi", status=200, tenant=None)))
     assert line.pop("time").endswith("+00:00")
     assert line == {"level": "INFO", "logger": "here", "message": "hi!", "status": 200, "tenant": None}
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_uvicorns_own_colours_are_left_out(form: Literal["text", "json"]) -> None:
+def test_uvicorns_colour_message_is_left_out(form: Literal["text", "json"]) -> None:
     assert "31m" not in formatter(form).format(record("started", color_message="\x1b[31mstarted"))
 
 
@@ -80,7 +80,7 @@ def test_a_record_is_one_printable_line(message: str, value: str) -> None:
     assert json.loads(line)["message"] == message
 
 
-def test_a_traceback_starts_no_line_of_its_own() -> None:
+def test_traceback_lines_are_indented_and_escaped() -> None:
     try:
         raise ValueError("a\n2026-01-01 00:00:00,000 INFO forged: line\x1b[2J")
     except ValueError:
@@ -93,7 +93,7 @@ def test_a_traceback_starts_no_line_of_its_own() -> None:
     assert "forged" in json.loads(formatter("json").format(made))["exc_info"]
 
 
-def test_what_is_logged_during_a_request_has_its_id() -> None:
+def test_lines_logged_during_a_request_have_its_id() -> None:
     with log_set_up(io.StringIO()) as stream:
         contextvars.copy_context().run(log_as, "r1")
         logging.getLogger("x").warning("outside")
@@ -108,7 +108,7 @@ def log_as(request_id: str) -> None:
     logging.getLogger("x").warning("inside")
 
 
-async def test_a_served_request_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_request_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     with log_set_up(io.StringIO()) as stream:
         async with loopback(log_format="json") as server:
             await server.until_ready()
@@ -118,22 +118,22 @@ async def test_a_served_request_is_a_line_of_json(capsys: pytest.CaptureFixture[
     [line] = [line for line in told if line["message"] == "request"]
     assert (line["request_id"], line["route"], line["status"]) == ("r2", "/v1/completions", 200)
     assert any(line["message"].startswith("serving ") for line in told)
-    assert "Serving" not in capsys.readouterr().out, "in JSON the log says it"
+    assert "Serving" not in capsys.readouterr().out, "with JSON logs, the banner is a log line"
 
 
 @pytest.fixture
 def unread() -> Iterator[tuple[TextIO, TextIO]]:
-    """A small pipe that nobody reads, as of a parent that does not care: its two ends."""
+    """Both ends of a small pipe without a reader, as that of a parent which ignores its output."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     reader, writer = os.fdopen(reading), os.fdopen(writing, "w")
     yield reader, writer
-    reader.close()  # first, so that a thread that still writes gets an error instead of waiting
+    reader.close()  # first, so that a thread still writing gets an error instead of blocking
     with contextlib.suppress(OSError):
         writer.close()
 
 
-async def test_a_log_that_nobody_reads_holds_up_nobody(unread: tuple[TextIO, TextIO]) -> None:
+async def test_a_blocked_log_does_not_block_requests(unread: tuple[TextIO, TextIO]) -> None:
     reader, writer = unread
     with log_set_up(writer):
         async with loopback() as server, asyncio.timeout(PATIENCE_S):
@@ -143,7 +143,7 @@ async def test_a_log_that_nobody_reads_holds_up_nobody(unread: tuple[TextIO, Tex
         assert json.loads(reader.readline())["level"] == "INFO"
 
 
-def test_lines_that_do_not_fit_are_counted(unread: tuple[TextIO, TextIO]) -> None:
+def test_dropped_lines_are_counted(unread: tuple[TextIO, TextIO]) -> None:
     reader, writer = unread
     told: list[str] = []
     found = threading.Event()
@@ -165,7 +165,7 @@ def test_lines_that_do_not_fit_are_counted(unread: tuple[TextIO, TextIO]) -> Non
     assert missing == f"the log was not read fast enough: {total - len(numbers)} lines were dropped"
 
 
-def test_a_closed_stream_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_stream_is_not_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     stream = os.fdopen(writing, "w")
@@ -176,7 +176,7 @@ def test_a_closed_stream_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
-def test_a_process_speaks_json(tmp_path: Path) -> None:
+def test_a_process_logs_json(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shortfin_apps.llm.server", "no-such-directory", "--log-format", "json"]
     done = subprocess.run(
         [*command, "--program_isolation", "per_call"],

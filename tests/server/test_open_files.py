@@ -15,12 +15,12 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.server import open_files
 from tests.integration.server_process import PATIENCE_S, start, stop
 
-SPARE = 100  # files that may still be opened; other tests of this process may hold any number
+SPARE = 100  # files that may still be opened; other tests of this process may have any number open
 
 
 @contextlib.contextmanager
 def few_files() -> Iterator[int]:
-    """This process, and those it starts, may open few files more; yields how many in all."""
+    """Lowers the limit on open files of this process and its children; yields the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = max(int(file.name) for file in Path("/proc/self/fd").iterdir()) + SPARE
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
@@ -30,7 +30,7 @@ def few_files() -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_limit_is_raised_to_what_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_soft_limit_is_raised_as_needed(caplog: pytest.LogCaptureFixture) -> None:
     with few_files() as few:
         open_files.allow(few)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few + open_files.NUM_OTHER_FILES
@@ -39,7 +39,7 @@ def test_the_limit_is_raised_to_what_is_needed(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-def test_a_limit_that_cannot_be_raised_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_too_low_hard_limit_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY:
         pytest.skip("there is no limit on this machine")
@@ -48,7 +48,7 @@ def test_a_limit_that_cannot_be_raised_is_warned_about(caplog: pytest.LogCapture
     assert "ulimit -n" in caplog.text
 
 
-def test_a_server_takes_more_connections_than_its_shell_lets_files_be_open(tiny_artifact: Artifact) -> None:
+def test_a_server_accepts_more_connections_than_the_soft_limit(tiny_artifact: Artifact) -> None:
     with few_files() as few:
         service = start(tiny_artifact)
     url = urlsplit(service.url)

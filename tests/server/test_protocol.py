@@ -16,11 +16,11 @@ pytestmark = pytest.mark.timeout(60)
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-HASTE_S = 0.05
+READ_TIMEOUT_S = 0.05
 GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 HEALTHY = b'{"status":"healthy"}'
 SLOW = {
-    "silence": b"",
+    "nothing": b"",
     "half a line": b"POST /gene",
     "half a header": b"POST /generate HTTP/1.1\r\nHost: a\r\nX-A: ",
     "half a body": b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{",
@@ -30,7 +30,7 @@ SLOW = {
 
 
 async def exchange(server: Loopback, pieces: Iterator[bytes]) -> bytes:
-    """All that the server says to these bytes until it closes the connection."""
+    """Sends `pieces`; returns the server's output until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
 
     async def send() -> None:
@@ -39,38 +39,38 @@ async def exchange(server: Loopback, pieces: Iterator[bytes]) -> bytes:
             await writer.drain()
 
     sending = asyncio.create_task(send())
-    said = b""
+    output = b""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while data := await reader.read(65536):
-                said += data
+                output += data
     except ConnectionError:
-        pass  # it was closed while we were still talking
+        pass  # it was closed while we were still sending
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     writer.close()
     await asyncio.gather(writer.wait_closed(), return_exceptions=True)
-    return said
+    return output
 
 
 @pytest.mark.parametrize("request_", SLOW.values(), ids=SLOW.keys())
-async def test_a_request_that_does_not_end_in_time_is_closed(request_: bytes) -> None:
-    async with loopback(read_timeout=HASTE_S) as server:
+async def test_a_slow_request_is_disconnected(request_: bytes) -> None:
+    async with loopback(read_timeout=READ_TIMEOUT_S) as server:
         await server.until_ready()
-        await exchange(server, iter([request_]))  # returns only if the server hangs up
+        await exchange(server, iter([request_]))  # returns only if the server disconnects
         assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
 
 
 KEPT_OPEN = {
     "an empty line": [b"\r\n"],
-    "empty lines, now and then": [b"\r\n"] * 3,
+    "several empty lines": [b"\r\n"] * 3,
     "half an empty line": [b"\r"],
 }
 
 
 @asynccontextmanager
 async def connection(server: Loopback) -> AsyncIterator[Connection]:
-    """A connection of its own, for at most TIMEOUT_S."""
+    """A new connection, for at most TIMEOUT_S."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -81,8 +81,8 @@ async def connection(server: Loopback) -> AsyncIterator[Connection]:
 
 
 @pytest.mark.parametrize("pieces", KEPT_OPEN.values(), ids=KEPT_OPEN.keys())
-async def test_bytes_between_requests_keep_no_connection_open(pieces: list[bytes]) -> None:
-    async with loopback(read_timeout=HASTE_S) as server:
+async def test_empty_lines_do_not_keep_a_connection_open(pieces: list[bytes]) -> None:
+    async with loopback(read_timeout=READ_TIMEOUT_S) as server:
         await server.until_ready()
         async with connection(server) as (reader, writer):
             writer.write(GET_HEALTH)
@@ -91,11 +91,11 @@ async def test_bytes_between_requests_keep_no_connection_open(pieces: list[bytes
                 writer.write(piece)
                 await writer.drain()
             with suppress(ConnectionResetError):
-                assert await reader.read() == b""  # returns only if the server hangs up
+                assert await reader.read() == b""  # returns only if the server disconnects
 
 
-async def test_an_empty_line_between_requests_is_no_fault() -> None:
-    """Some clients end a body with one; RFC 9112 (2.2) lets it pass."""
+async def test_an_empty_line_between_requests_is_accepted() -> None:
+    """Some clients send one after a body; RFC 9112 (2.2) allows it."""
     async with loopback() as server:
         await server.until_ready()
         async with connection(server) as (reader, writer):
@@ -123,29 +123,29 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("first", "again"), ENDLESS.values(), ids=ENDLESS.keys())
-async def test_a_request_without_end_is_cut_off(first: bytes, again: bytes) -> None:
+async def test_an_endless_request_is_disconnected(first: bytes, again: bytes) -> None:
     async with loopback(max_body_bytes=1000) as server:
         await server.until_ready()
-        said = await exchange(server, endless(first, again))
-        assert said == b"" or said.split()[1] in (b"431", b"400")
+        output = await exchange(server, endless(first, again))
+        assert output == b"" or output.split()[1] in (b"431", b"400")
         assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
 
 
-async def test_a_long_header_is_fine() -> None:
+async def test_a_long_header_is_accepted() -> None:
     async with loopback() as server:
         await server.until_ready()
         headers = {"x-a": "a" * (MAX_HEADER_BYTES // 2)}
-        for _ in range(3):  # on one connection: the count begins anew
+        for _ in range(3):  # on one connection: the size is per request
             assert (await server.client.get("/health", headers=headers)).status_code == 200
 
 
-async def test_a_slow_answer_is_not_a_slow_request() -> None:
-    async with loopback(read_timeout=HASTE_S) as server:
+async def test_a_slow_answer_does_not_time_out() -> None:
+    async with loopback(read_timeout=READ_TIMEOUT_S) as server:
         await server.until_ready()
         server.engine.gate.clear()
         asked = asyncio.create_task(server.client.post("/generate", json={"text": "a"}))
         await server.engine.waiting.wait()
-        await exchange(server, iter([b""]))  # as long as a slow request would have had
+        await exchange(server, iter([b""]))  # takes READ_TIMEOUT_S
         server.engine.gate.set()
         assert (await asked).status_code == 200
 
@@ -155,29 +155,29 @@ def post_generate(body: bytes = b'{"text": "a"}', extra: bytes = b"") -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-AHEAD = {
+PIPELINED = {
     "a request": GET_HEALTH,
     "several": GET_HEALTH * 100,
     "half a header": GET_HEALTH[:20],
     "half a body": post_generate()[:-1],
     "a generation": post_generate(),
     "a large body": post_generate(b"a" * 500_000),
-    "no HTTP at all": b"?" * 1000,
-    "empty lines without end": b"\r\n" * 300_000,
+    "invalid HTTP": b"?" * 1000,
+    "many empty lines": b"\r\n" * 300_000,
 }
 
 
-@pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD.keys())
+@pytest.mark.parametrize("pipelined", PIPELINED.values(), ids=PIPELINED.keys())
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-async def test_a_client_that_sends_ahead_and_leaves_is_noticed(ahead: bytes, stream: bytes) -> None:
+async def test_a_disconnect_after_pipelined_requests_is_noticed(pipelined: bytes, stream: bytes) -> None:
     async with loopback(forever(TOKENIZER, "the ")) as server:
         await server.until_ready()
         server.engine.gate.clear()
         async with connection(server) as (_, writer):
             writer.write(post_generate(b'{"text": ["a", "b"], "stream": ' + stream + b"}"))
             await server.engine.waiting.wait()
-            writer.write(ahead)
-            with suppress(ConnectionError):  # it need not take all of that
+            writer.write(pipelined)
+            with suppress(ConnectionError):  # it may stop reading
                 await writer.drain()
         async with asyncio.timeout(TIMEOUT_S):
             while server.engine.live:
@@ -186,7 +186,7 @@ async def test_a_client_that_sends_ahead_and_leaves_is_noticed(ahead: bytes, str
         assert len(server.engine.aborted) == 2
 
 
-async def test_what_is_sent_ahead_is_answered_in_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async with loopback() as server:
         await server.until_ready()
         server.engine.gate.clear()
@@ -198,26 +198,26 @@ async def test_what_is_sent_ahead_is_answered_in_order() -> None:
                 await reader.readuntil(expected)
 
 
-@pytest.mark.parametrize("ahead", [AHEAD["a large body"], AHEAD["no HTTP at all"]])
-async def test_what_cannot_be_sent_ahead_costs_no_answer_that_is_under_way(ahead: bytes) -> None:
+@pytest.mark.parametrize("pipelined", [PIPELINED["a large body"], PIPELINED["invalid HTTP"]])
+async def test_invalid_pipelined_input_does_not_affect_the_current_answer(pipelined: bytes) -> None:
     async with loopback() as server:
         await server.until_ready()
         server.engine.gate.clear()
         async with connection(server) as (reader, writer):
             writer.write(post_generate())
             await server.engine.waiting.wait()
-            writer.write(ahead)
+            writer.write(pipelined)
             await writer.drain()
             await server.client.get("/health")  # on another connection: the server has read ours
             server.engine.gate.set()
-            said = await reader.read()
-        assert said.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert b"connection: close\r\n" in said
-        assert said.count(b"HTTP/1.1") == 1
+            output = await reader.read()
+        assert output.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"connection: close\r\n" in output
+        assert output.count(b"HTTP/1.1") == 1
 
 
 VERSIONS = {
-    "HTTP/0.9, as it was written": (b"GET /health\r\n\r\n", b"400"),
+    "HTTP/0.9 without a version": (b"GET /health\r\n\r\n", b"400"),
     "HTTP/0.9": (b"GET /health HTTP/0.9\r\n\r\n", b"400"),
     "HTTP/2.0": (b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n", b"400"),
     "HTTP/1.0": (b"GET /health HTTP/1.0\r\n\r\n", b"200"),
@@ -226,20 +226,20 @@ VERSIONS = {
 
 
 @pytest.mark.parametrize(("request_", "status"), VERSIONS.values(), ids=VERSIONS.keys())
-async def test_only_http_1_is_spoken(request_: bytes, status: bytes) -> None:
+async def test_only_http_1_is_supported(request_: bytes, status: bytes) -> None:
     async with loopback() as server:
         await server.until_ready()
-        said = await exchange(server, iter([request_]))
-        assert said.startswith(b"HTTP/1.1 " + status)
-        assert said.count(b"HTTP/1.1 ") == 1
-        assert (HEALTHY in said) is (status == b"200")
+        output = await exchange(server, iter([request_]))
+        assert output.startswith(b"HTTP/1.1 " + status)
+        assert output.count(b"HTTP/1.1 ") == 1
+        assert (HEALTHY in output) is (status == b"200")
 
 
-async def test_a_request_of_another_version_behind_one_is_not_answered() -> None:
+async def test_a_pipelined_request_of_another_version_is_not_answered() -> None:
     async with loopback() as server:
         await server.until_ready()
-        said = await exchange(server, iter([GET_HEALTH + b"GET /health HTTP/0.9\r\n\r\n"]))
-        assert said.count(HEALTHY) == 1
+        output = await exchange(server, iter([GET_HEALTH + b"GET /health HTTP/0.9\r\n\r\n"]))
+        assert output.count(HEALTHY) == 1
 
 
 UPGRADES = {
@@ -249,10 +249,10 @@ UPGRADES = {
 
 
 @pytest.mark.parametrize("upgrade", UPGRADES.values(), ids=UPGRADES.keys())
-async def test_an_upgrade_that_is_asked_for_is_ignored_and_costs_no_body(
+async def test_an_upgrade_is_ignored_and_the_body_is_kept(
     upgrade: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Java's HttpClient asks for h2c with its first request, whatever that is."""
+    """Java's HttpClient requests h2c with its first request, even a POST."""
     async with loopback() as server:
         await server.until_ready()
         chunked = post_generate(b"", upgrade).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
@@ -277,17 +277,17 @@ async def test_an_upgrade_that_is_asked_for_is_ignored_and_costs_no_body(
 
 
 @pytest.mark.parametrize("target", [b"a:80", b"/health"])
-async def test_a_tunnel_is_refused(target: bytes) -> None:
+async def test_connect_is_refused(target: bytes) -> None:
     async with loopback() as server:
         await server.until_ready()
         for behind in (b"", GET_HEALTH, b"?" * 100):
             connect = b"CONNECT " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n"
-            said = await exchange(server, iter([connect + behind]))
-            assert said.split()[1] in (b"400", b"405")
-            assert said.count(b"HTTP/1.1") == 1
+            output = await exchange(server, iter([connect + behind]))
+            assert output.split()[1] in (b"400", b"405")
+            assert output.count(b"HTTP/1.1") == 1
 
 
-async def until_nobody_is_connected(server: Loopback) -> None:
+async def until_all_disconnected(server: Loopback) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while server.server.server_state.connections:
             await asyncio.sleep(0)
@@ -298,33 +298,33 @@ async def test_only_connections_beyond_the_limit_are_refused(limit: int) -> None
     async with loopback(limit_concurrency=limit) as server:
         await server.until_ready()
         await server.client.aclose()
-        await until_nobody_is_connected(server)
+        await until_all_disconnected(server)
         async with AsyncExitStack() as stack:
             within = [await stack.enter_async_context(connection(server)) for _ in range(limit)]
-            for reader, writer in within:  # by now the server has accepted them all
+            for reader, writer in within:  # so that the server has accepted them all
                 writer.write(GET_HEALTH)
                 await reader.readuntil(HEALTHY)
-            said = await exchange(server, iter([post_generate()]))
-            head, _, body = said.partition(b"\r\n\r\n")
+            output = await exchange(server, iter([post_generate()]))
+            head, _, body = output.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert {b"retry-after: 5", b"connection: close"} <= set(head.lower().split(b"\r\n"))
             assert "--limit-concurrency" in orjson.loads(body)["error"]
-            for reader, writer in within:  # who was here first is served as before
+            for reader, writer in within:  # earlier connections are still served
                 writer.write(GET_HEALTH)
                 await reader.readuntil(HEALTHY)
-        await until_nobody_is_connected(server)
+        await until_all_disconnected(server)
         async with connection(server) as (reader, writer):
             writer.write(GET_HEALTH)
             await reader.readuntil(HEALTHY)
 
 
-async def test_a_connection_goes_on_after_head() -> None:
+async def test_a_connection_is_kept_after_head() -> None:
     async with loopback() as server:
         await server.until_ready()
         async with connection(server) as (reader, writer):
             writer.write(b"HEAD /health HTTP/1.1\r\nHost: a\r\n\r\n" + GET_HEALTH)
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
-            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")  # nothing stands between
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")  # without a body between
             await reader.readuntil(HEALTHY)
 
 
@@ -332,19 +332,19 @@ EXPECT = b"Expect: 100-continue\r\n"
 
 
 @pytest.mark.parametrize("path", [b"/nowhere", b"/generate"])
-async def test_a_body_that_was_not_asked_for_is_not_read_as_the_next_request(path: bytes) -> None:
-    """Nor the next request as the body: whether a client still sends it cannot be known."""
+async def test_a_body_after_an_early_answer_is_not_read_as_a_request(path: bytes) -> None:
+    """Nor is the next request read as the body: the client may or may not still send it."""
     async with loopback(max_body_bytes=10) as server:
         await server.until_ready()
         head = post_generate(b"a" * 20, EXPECT).replace(b"/generate", path)[:-20]
         async with connection(server) as (reader, writer):
             writer.write(head)
-            said = await reader.read()
-        assert b"\r\nconnection: close\r\n" in said
-        assert said.count(b"HTTP/1.1 ") == 1
+            output = await reader.read()
+        assert b"\r\nconnection: close\r\n" in output
+        assert output.count(b"HTTP/1.1 ") == 1
 
 
-async def test_a_connection_goes_on_after_a_body_that_was_asked_for() -> None:
+async def test_a_connection_is_kept_after_100_continue() -> None:
     async with loopback() as server:
         await server.until_ready()
         request = post_generate(extra=EXPECT)

@@ -23,7 +23,7 @@ from tests.scripted_server import DONE, Answer, ScriptedServer, event, says, str
 CHAT = "/v1/chat/completions"
 Type = Callable[..., None]
 CTRL_C, CTRL_D = "\x03", "\x04"
-PATIENCE_S = 30.0  # for what takes a second
+PATIENCE_S = 30.0  # generous: it takes a second
 
 
 def delta(text: str, finish_reason: str | None = None) -> bytes:
@@ -51,7 +51,7 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Type:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
-    """Keys at a terminal: turns that end with Enter, CTRL_C by itself, and in the end Ctrl-D."""
+    """Types at a terminal: each turn with Enter, CTRL_C alone, and Ctrl-D at the end."""
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdin", terminal)
@@ -64,7 +64,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
 
 
 def pasted(text: str) -> str:
-    """As terminals send what is pasted into them."""
+    """The bytes that a terminal sends for pasted text."""
     return f"\x1b[200~{text}\x1b[201~"
 
 
@@ -77,7 +77,7 @@ def contents(server: ScriptedServer) -> list[list[str]]:
 
 
 def read_until(terminal: int, wanted: bytes) -> bytes:
-    """Reads a program's output up to and with the `wanted`; what follows is left to be read."""
+    """Reads a program's output up to and including `wanted`."""
     seen = b""
     while wanted not in seen:
         ready, _, _ = select.select([terminal], [], [], PATIENCE_S)
@@ -91,24 +91,29 @@ def read_until(terminal: int, wanted: bytes) -> bytes:
 
 @pytest.fixture
 def terminal(server: ScriptedServer) -> Iterator[int]:
-    """The hand of a person at a terminal in which `chat` runs."""
-    ours, its = pty.openpty()
+    """The user's end of a terminal in which `chat` runs."""
+    user_end, chat_end = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     command = [sys.executable, "-m", "shortfin_apps.llm", "chat", "--url", server.url]
     process = subprocess.Popen(
-        command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True
+        command,
+        stdin=chat_end,
+        stdout=chat_end,
+        stderr=chat_end,
+        env=environment,
+        start_new_session=True,
     )
-    os.close(its)
+    os.close(chat_end)
     try:
-        yield ours
+        yield user_end
     finally:
         process.kill()
         process.wait(PATIENCE_S)
-        os.close(ours)
+        os.close(user_end)
 
 
 def test_a_text_pasted_into_a_terminal_is_one_turn(server: ScriptedServer, terminal: int) -> None:
-    read_until(terminal, b"\x1b[?2004h")  # it asks for pasted text to be marked
+    read_until(terminal, b"\x1b[?2004h")  # it has enabled bracketed paste
     os.write(terminal, pasted("def f():\r  return 1\r\r/reset").encode() + b"\r")
     read_until(terminal, b"Hi!")
     read_until(terminal, b"\x1b[?2004h")
@@ -138,7 +143,7 @@ def test_a_pipe_ends_at_the_first_error(
     assert len(contents(server)) == 1
 
 
-def test_a_terminal_is_greeted_and_left_by_ctrl_d(
+def test_a_terminal_is_greeted_and_ctrl_d_quits(
     server: ScriptedServer, typed: Type, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("Hello")
@@ -150,7 +155,7 @@ def test_a_terminal_is_greeted_and_left_by_ctrl_d(
     ]
 
 
-def test_a_missing_server_is_told_before_anything_is_typed(
+def test_a_missing_server_is_reported_before_the_first_turn(
     typed: Type, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("Hello")
@@ -164,13 +169,13 @@ def test_commands_change_the_conversation(server: ScriptedServer, typed: Type) -
     assert contents(server) == [["one"], ["two"], ["Be brief.", "three"], ["four"]]
 
 
-def test_a_pasted_text_is_no_command_but_for_a_system_message(server: ScriptedServer, typed: Type) -> None:
+def test_pasted_text_is_only_a_command_for_a_system_message(server: ScriptedServer, typed: Type) -> None:
     typed(pasted("/usr/bin\n/usr/lib"), pasted("/system Be brief.\nBe kind."), "Hello")
     assert chat(server) == 0
     assert contents(server) == [["/usr/bin\n/usr/lib"], ["Be brief.\nBe kind.", "Hello"]]
 
 
-def test_what_is_typed_around_a_pasted_text_belongs_to_it(server: ScriptedServer, typed: Type) -> None:
+def test_text_typed_around_pasted_text_is_part_of_the_turn(server: ScriptedServer, typed: Type) -> None:
     typed("Explain: " + pasted("a\r\nb\n") + "please")
     assert chat(server) == 0
     assert contents(server) == [["Explain: a\nb\nplease"]]
@@ -188,7 +193,7 @@ def test_a_conversation_is_saved(
     assert "cannot write" in out
 
 
-def test_help_and_strange_commands(
+def test_help_and_unknown_commands(
     server: ScriptedServer, typed: Type, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("/help", "/dance")
@@ -199,7 +204,7 @@ def test_help_and_strange_commands(
     assert server.bodies(CHAT) == []
 
 
-def test_a_terminal_outlives_an_error(
+def test_a_terminal_continues_after_an_error(
     server: ScriptedServer, typed: Type, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.on(CHAT, says({"error": {"message": "too long"}}, 400), answers("Hi"))
@@ -211,7 +216,7 @@ def test_a_terminal_outlives_an_error(
     assert contents(server)[1] == ["Hello"]
 
 
-def test_ctrl_c_at_the_prompt_stays(
+def test_ctrl_c_at_the_prompt_does_not_quit(
     server: ScriptedServer, typed: Type, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed(CTRL_C, "Hello")
@@ -220,7 +225,7 @@ def test_ctrl_c_at_the_prompt_stays(
     assert contents(server) == [["Hello"]]
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_what_came(
+def test_ctrl_c_stops_an_answer_and_keeps_its_text(
     server: ScriptedServer, typed: Type, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.on(CHAT, server.endless(delta("Once")), answers("Hi"))

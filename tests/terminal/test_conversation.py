@@ -10,7 +10,7 @@ ANSWERED = {"role": "assistant", "content": "Hi"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-def test_a_question_is_history_only_once_answered() -> None:
+def test_a_question_is_added_to_the_history_when_answered() -> None:
     conversation = Conversation("Be brief.")
     assert conversation.asking("Hello") == [SYSTEM, ASKED]
     assert conversation.messages == [SYSTEM]
@@ -25,7 +25,7 @@ def test_a_reset_keeps_the_system_message() -> None:
     assert conversation.messages == [SYSTEM]
 
 
-def test_what_is_saved_is_the_body_of_a_chat_request(tmp_path: Path) -> None:
+def test_the_saved_file_is_the_body_of_a_chat_request(tmp_path: Path) -> None:
     conversation = Conversation()
     conversation.answered("Hello", "Hi, Jürgen")
     conversation.save(tmp_path / "chat.json")

@@ -56,7 +56,7 @@ def test_every_option_reaches_the_server(server: ScriptedServer) -> None:
     }
 
 
-def test_what_is_not_given_is_the_servers_choice(server: ScriptedServer) -> None:
+def test_options_that_are_not_given_are_not_sent(server: ScriptedServer) -> None:
     main(["generate", "x", "--url", server.url])
     assert server.bodies()[0].keys() == {"prompt", "max_tokens", "stream", "stream_options"}
 
@@ -76,7 +76,7 @@ def test_the_text_may_come_from_a_file(server: ScriptedServer, tmp_path: Path) -
     assert server.bodies()[0]["prompt"] == "Once über"
 
 
-def test_files_that_are_no_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_not_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert main(["generate", "--file", str(tmp_path / "binary")]) == 2
     assert "not UTF-8" in capsys.readouterr().err
@@ -84,7 +84,9 @@ def test_files_that_are_no_text_are_refused(tmp_path: Path, capsys: pytest.Captu
     assert "cannot read" in capsys.readouterr().err
 
 
-def test_no_text_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert main(["generate"]) == 2
     assert "there is no text to continue" in capsys.readouterr().err
@@ -97,7 +99,7 @@ def test_without_a_server_the_error_says_what_to_do(capsys: pytest.CaptureFixtur
     )
 
 
-def test_a_refusal_is_shown(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_servers_error_is_shown(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.on("/v1/completions", says({"error": {"message": "`top_p` must lie in (0, 1]"}}, 400))
     assert main(["generate", "x", "--url", server.url]) == 2
     assert capsys.readouterr().err == "error: `top_p` must lie in (0, 1]\n"
@@ -113,7 +115,7 @@ def test_text_before_a_failure_is_shown(server: ScriptedServer, capsys: pytest.C
     assert "device lost" in captured.err
 
 
-def test_a_reader_that_leaves_is_no_error(server: ScriptedServer) -> None:
+def test_a_closed_stdout_is_not_an_error(server: ScriptedServer) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "shortfin_apps.llm", "generate", "x", "--url", server.url]

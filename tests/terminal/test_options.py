@@ -10,7 +10,7 @@ from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, add_server_opti
 @pytest.mark.parametrize(
     ("value", "sent"), [("k1", "k1"), ("k1,k2", "k1"), (" k1 , k2", "k1"), ("", None), (",", None)]
 )
-def test_of_a_servers_keys_the_first_is_sent(
+def test_the_first_of_several_keys_is_sent(
     monkeypatch: pytest.MonkeyPatch, value: str, sent: str | None
 ) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, value)

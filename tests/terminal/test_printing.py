@@ -27,12 +27,12 @@ async def test_text_is_printed_and_counted(capsys: pytest.CaptureFixture[str]) -
     )
 
 
-async def test_a_line_that_has_ended_is_not_ended_again(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_final_newline_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     await StreamedAnswer().show(stream(Chunk("a\n")))
     assert capsys.readouterr().out == "a\n"
 
 
-async def test_what_came_before_a_failure_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_text_before_a_failure_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     async def failing() -> AsyncIterator[Chunk]:
         yield Chunk("The ")
         raise ServerError("device lost")

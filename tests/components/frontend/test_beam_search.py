@@ -44,7 +44,7 @@ PATIENCE_S = 60.0
 
 @asynccontextmanager
 async def serving(rig: Rig, max_requests: int = 64) -> AsyncIterator[AsyncEngine]:
-    """The engine in its thread; when it ends, no page may be missing."""
+    """The engine in its thread; asserts at the end that all pages are free."""
     engine = AsyncEngine(rig.engine, max_requests=max_requests)
     engine.start()
     try:
@@ -79,7 +79,7 @@ def assert_same(found: Sequence[Hypothesis], expected: Sequence[Ranked]) -> None
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 @pytest.mark.parametrize("chunk_tokens", [4, 8, 12, 64])
 @pytest.mark.parametrize("num_beams", [1, 2, 4])
-async def test_finds_what_a_search_of_everything_finds(
+async def test_finds_the_hypotheses_of_an_exhaustive_search(
     prefix_cache: PrefixCache, chunk_tokens: int, num_beams: int
 ) -> None:
     rig = make_rig(prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
@@ -99,7 +99,7 @@ async def test_one_beam_is_greedy_decoding() -> None:
 
 @dataclass(frozen=True)
 class Wish:
-    """One search of a crowd."""
+    """One of many concurrent searches."""
 
     prompt: list[int]
     num_beams: int
@@ -139,7 +139,7 @@ enders = st.frozensets(tokens, max_size=5)
 def wishes(draw: st.DrawFn) -> Wish:
     max_tokens = draw(st.integers(1, 8))
     return Wish(
-        prompt=draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)),  # so that prefixes coincide
+        prompt=draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)),  # so that prefixes are shared
         num_beams=draw(st.integers(1, 5)),
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
@@ -155,7 +155,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     prefix_cache=st.sampled_from(["none", "trie"]),
     pages=st.sampled_from([18, 64]),
 )
-async def test_a_crowd_of_different_searches_and_little_memory(
+async def test_many_different_searches_with_little_memory(
     crowd: list[Wish], prefix_cache: PrefixCache, pages: int
 ) -> None:
     rig = make_rig(fake_config(pages=pages), prefix_cache=prefix_cache)
@@ -175,7 +175,7 @@ async def test_a_crowd_of_different_searches_and_little_memory(
             assert hypothesis.stop_token_id == (last if last in wish.stops and not is_eos else None)
 
 
-async def test_a_step_computes_the_last_pages_alone() -> None:
+async def test_a_step_only_computes_the_last_page_of_each_beam() -> None:
     rig = make_rig()
     stride, num_beams, steps = rig.cache.stride, 4, 9
     async with serving(rig) as engine:
@@ -184,7 +184,7 @@ async def test_a_step_computes_the_last_pages_alone() -> None:
         assert engine.stats().prompt_tokens <= len(PROMPT) + (steps - 1) * num_beams * stride
 
 
-async def test_log_probabilities_are_the_models_own() -> None:
+async def test_log_probabilities_are_the_models() -> None:
     async with serving(make_rig()) as engine:
         request = call("a", PROMPT, max_tokens=4, logprobs=3)
         hypotheses = await search_to_end(BeamSearch(engine, request, 2, NO_EOS))
@@ -196,7 +196,7 @@ async def test_log_probabilities_are_the_models_own() -> None:
             assert entry.logprob == pytest.approx(expected[hypothesis.token_ids[position]])
 
 
-async def test_cached_tokens_are_the_prompts() -> None:
+async def test_cached_tokens_are_those_of_the_prompt() -> None:
     async with serving(make_rig()) as engine:
         for expected in (0, 16):
             search = BeamSearch(engine, call("a", PROMPT), 2, NO_EOS)
@@ -206,7 +206,7 @@ async def test_cached_tokens_are_the_prompts() -> None:
 
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
 @pytest.mark.parametrize("invocation", [0, 3, 20])
-async def test_cancelling_at_any_time_frees_every_page(prefix_cache: PrefixCache, invocation: int) -> None:
+async def test_cancelling_at_any_time_frees_all_pages(prefix_cache: PrefixCache, invocation: int) -> None:
     rig = make_rig(prefix_cache=prefix_cache)
     gate, invocations = Gate(rig), itertools.count()
     hold = rig.program.faults.before
@@ -220,11 +220,11 @@ async def test_cancelling_at_any_time_frees_every_page(prefix_cache: PrefixCache
             await task
         gate.open()
         await engine.drain(PATIENCE_S)
-        assert next(invocations) == invocation + 1  # nothing ran after the one under way
+        assert next(invocations) == invocation + 1  # nothing ran after the current invocation
         assert engine.stats().pages.leased == 0
 
 
-async def test_closing_between_two_steps_frees_every_page() -> None:
+async def test_closing_between_steps_frees_all_pages() -> None:
     async with serving(make_rig()) as engine:
         search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
         await search.step()
@@ -234,7 +234,7 @@ async def test_closing_between_two_steps_frees_every_page() -> None:
         assert engine.stats().pages.leased == 0
 
 
-async def test_the_failure_of_one_beam_ends_the_search() -> None:
+async def test_a_failing_beam_ends_the_search() -> None:
     rig = make_rig()
     async with serving(rig) as engine:
         search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
@@ -245,7 +245,7 @@ async def test_the_failure_of_one_beam_ends_the_search() -> None:
             await search_to_end(search)
 
 
-async def test_admission_is_for_the_whole_search() -> None:
+async def test_a_search_is_admitted_once() -> None:
     async with serving(make_rig(), max_requests=1) as engine:
         search = BeamSearch(engine, call("a", PROMPT, max_tokens=6), 4, NO_EOS)
         with pytest.raises(OverloadedError):
@@ -269,14 +269,14 @@ async def test_an_abort_ends_the_search() -> None:
     async with serving(rig) as engine:
         gate = Gate(rig)
         search = BeamSearch(engine, call("a", PROMPT), 2, NO_EOS)
-        assert engine.abort("a/0/0")  # as draining does when its time is up
+        assert engine.abort("a/0/0")  # as draining does at its timeout
         gate.open()
         with pytest.raises(RequestAbortedError):
             await search_to_end(search)
 
 
-async def test_an_abort_ends_the_search_though_the_engine_has_just_answered_its_step() -> None:
-    """Then the engine knows none of its requests: the search itself must remember."""
+async def test_an_abort_ends_a_search_whose_step_is_already_answered() -> None:
+    """The engine then has none of its requests, so the search itself must remember the abort."""
     async with serving(make_rig()) as engine:
         search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
         await search.step()
@@ -297,7 +297,7 @@ async def test_draining_waits_for_all_steps_of_a_search() -> None:
         assert_same(await searching, reference_search(logits, PROMPT, 2, 20))
 
 
-async def test_draining_aborts_a_search_when_its_time_is_up() -> None:
+async def test_draining_aborts_a_search_at_its_timeout() -> None:
     async with serving(make_rig()) as engine:
         search = BeamSearch(engine, call("a", PROMPT, max_tokens=40), 2, NO_EOS)
         searching = asyncio.create_task(search_to_end(search))
@@ -306,7 +306,7 @@ async def test_draining_aborts_a_search_when_its_time_is_up() -> None:
             await searching
 
 
-async def test_the_steps_of_a_search_share_its_time() -> None:
+async def test_the_steps_of_a_search_share_its_timeout() -> None:
     clock = SteppedClock()
     rig = make_rig(clock=clock)
     async with serving(rig) as engine:
@@ -320,7 +320,7 @@ async def test_the_steps_of_a_search_share_its_time() -> None:
             await search_to_end(search)
 
 
-async def test_more_ends_than_alternatives_are_refused() -> None:
+async def test_more_stop_tokens_than_alternatives_are_refused() -> None:
     async with serving(make_rig()) as engine:
         stops = frozenset(range(16))
         BeamSearch(engine, call("a", PROMPT, stop_token_ids=stops), 4, NO_EOS)
@@ -329,7 +329,7 @@ async def test_more_ends_than_alternatives_are_refused() -> None:
     assert caught.value.param == "stop_token_ids"
 
 
-async def test_a_model_without_logits_has_no_beams() -> None:
+async def test_beams_need_a_model_with_logits() -> None:
     async with serving(make_rig(logits_result=False)) as engine:
         with pytest.raises(InvalidRequestError, match="without logits") as caught:
             BeamSearch(engine, call("a", PROMPT), 2, NO_EOS)
@@ -337,7 +337,7 @@ async def test_a_model_without_logits_has_no_beams() -> None:
 
 
 @pytest.mark.parametrize(("num_beams", "exported"), [(1, 1), (1, None), (4, 4), (MAX_BEAMS, None)])
-def test_so_many_beams_there_may_be(num_beams: int, exported: int | None) -> None:
+def test_supported_numbers_of_beams(num_beams: int, exported: int | None) -> None:
     check_num_beams(num_beams, exported)
 
 
@@ -351,7 +351,9 @@ def test_so_many_beams_there_may_be(num_beams: int, exported: int | None) -> Non
         (MAX_BEAMS + 1, 64, {}),
     ],
 )
-def test_other_numbers_are_refused(num_beams: int, exported: int | None, extra: dict[str, object]) -> None:
+def test_unsupported_numbers_of_beams_are_refused(
+    num_beams: int, exported: int | None, extra: dict[str, object]
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         check_num_beams(num_beams, exported)
     assert (caught.value.param, caught.value.extra) == ("num_beams", extra)

@@ -16,7 +16,7 @@ PATIENCE_S = 30
 
 
 @pytest.mark.parametrize(("num_chars", "threads"), [(1, SHORT_THREADS), (LONG_CHARS, LONG_THREADS)])
-async def test_so_many_run_at_once_and_the_others_wait(num_chars: int, threads: int) -> None:
+async def test_work_beyond_the_threads_waits(num_chars: int, threads: int) -> None:
     workers, gate, started = TextWorkers(), threading.Event(), threading.Semaphore(0)
     running: list[int] = []
     most = 0
@@ -51,6 +51,6 @@ async def test_short_texts_do_not_wait_for_long_ones() -> None:
         await asyncio.gather(*long)
 
 
-async def test_an_error_reaches_who_asked() -> None:
+async def test_errors_are_raised_to_the_caller() -> None:
     with pytest.raises(ValueError, match="x"):
         await asyncio.wait_for(TextWorkers().run(1, int, "x"), PATIENCE_S)

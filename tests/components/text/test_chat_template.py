@@ -18,7 +18,7 @@ def render(source: str, messages: Sequence[dict[str, Any]] = MESSAGES, **variabl
 
 
 def shown(source: str) -> str:
-    """What a client sees of it."""
+    """The error message that a client gets."""
     try:
         return render(source)
     except InvalidRequestError:
@@ -44,7 +44,7 @@ def shown(source: str) -> str:
         "{{ undefined.attribute }}",
     ],
 )
-def test_a_template_cannot_get_out_of_its_box(source: str) -> None:
+def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
     assert shown(source) == ""
 
 
@@ -58,14 +58,14 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS.keys())
-def test_a_template_without_end_is_ended(source: str) -> None:
+def test_an_endless_template_is_stopped(source: str) -> None:
     ticks = itertools.count()
     template = ChatTemplate(source, clock=lambda: next(ticks) / 1000)
     with pytest.raises(InvalidRequestError, match="refused"):
         template.render(MESSAGES, add_generation_prompt=True, variables={})
 
 
-def test_ticking_leaves_the_text_alone() -> None:
+def test_clock_checks_do_not_change_the_text() -> None:
     source = (
         "{% macro line(m) %}\n[{{ m.role }}]{{ m.content }}\n{% endmacro %}\n"
         "{% for m in messages %}\n{{ line(m) }}{% if loop.last %}{% break %}{% endif %}\n{% endfor %}"
@@ -73,24 +73,24 @@ def test_ticking_leaves_the_text_alone() -> None:
     assert render(source, MESSAGES * 2) == "[user]hello\n[user]hello\n"
 
 
-def test_a_conversation_of_a_thousand_messages_is_no_trouble() -> None:
+def test_a_thousand_messages_are_rendered() -> None:
     source = "{% for m in messages %}{{ m.content }}{% for i in range(20) %}.{% endfor %}{% endfor %}"
     assert len(render(source, MESSAGES * 1000)) == 25_000
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "_tick", "self", "context"])
-def test_variables_cannot_replace_what_the_server_says(name: str) -> None:
+def test_variables_cannot_override_the_servers(name: str) -> None:
     template = ChatTemplate("{{ messages[0].content }}{{ add_generation_prompt }}")
     assert template.render(MESSAGES, add_generation_prompt=True, variables={name: "x"}) == "helloTrue"
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{", "{" * 3 + "(" * 5000, "{% for a in b %}" * 200])
-def test_what_does_not_compile_is_the_artefacts_fault(source: str) -> None:
+def test_a_template_that_does_not_compile_is_an_artefact_error(source: str) -> None:
     with pytest.raises(ArtifactError, match="does not compile"):
         ChatTemplate(source)
 
 
-def test_one_of_several_templates_is_picked() -> None:
+def test_the_default_of_several_templates_is_picked() -> None:
     several = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     assert pick_template(several) == "b"
     assert pick_template(several[:1]) == "a"

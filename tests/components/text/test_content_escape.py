@@ -61,7 +61,7 @@ texts = st.lists(
 @given(st.lists(texts, min_size=1, max_size=3))
 @example(["<|e", "nd|>"])
 @example([f"<|begin{EOS}|>"])
-def test_contents_come_back_as_they_were_without_a_special_token(contents: list[str]) -> None:
+def test_contents_decode_unchanged_without_special_tokens(contents: list[str]) -> None:
     ids = chat(ESCAPED, contents)
     assert specials(ESCAPED, ids) == [BOS]
     middle = "".join(f"[user]{content}\n" for content in contents)
@@ -73,7 +73,7 @@ def test_contents_come_back_as_they_were_without_a_special_token(contents: list[
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters=[*PLACEHOLDERS, "<"])), max_size=3))
-def test_contents_without_special_tokens_are_the_same_tokens(contents: list[str]) -> None:
+def test_contents_without_special_tokens_have_the_same_tokens(contents: list[str]) -> None:
     assert chat(ESCAPED, contents) == chat(PLAIN, contents)
 
 
@@ -134,14 +134,14 @@ def test_a_tokenizer_without_special_tokens_has_nothing_to_escape() -> None:
     assert escape.unescaping_backend(plain).encode("the").ids == plain.encode("the").ids
 
 
-def test_names_that_are_pieces_of_text_as_well_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_special_tokens_that_cannot_be_escaped_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     backend = byte_level_backend()
     backend.add_special_tokens([AddedToken("#"), AddedToken("the")])
     Tokenizer(backend, special_in_content=False)
     assert "['#', 'the']" in caplog.text
 
 
-def test_too_many_first_characters_say_so() -> None:
+def test_too_many_first_characters_are_an_error() -> None:
     backend = byte_level_backend()
     backend.add_special_tokens([AddedToken(chr(0x4E00 + i)) for i in range(len(PLACEHOLDERS) + 1)])
     with pytest.raises(ArtifactError, match="--no-special-in-content"):

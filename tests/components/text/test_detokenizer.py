@@ -41,7 +41,7 @@ def pieces_of(
 
 @given(st.lists(st.integers(0, NUM_IDS)), st.booleans())
 @example([BYTE_LEVEL.encode("€")[0]] * 40, True)
-def test_pieces_join_to_the_whole_for_any_tokens(ids: list[int], skip: bool) -> None:
+def test_pieces_of_any_tokens_join_to_the_decoded_text(ids: list[int], skip: bool) -> None:
     pieces = pieces_of(BYTE_LEVEL, ids, skip_special_tokens=skip)
     assert "".join(pieces) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
 
@@ -69,11 +69,11 @@ def test_the_window_stays_small() -> None:
         assert len(detokenizer._window) <= MAX_WINDOW
 
 
-def test_an_unfinished_character_ends_as_the_replacement_character() -> None:
+def test_an_incomplete_character_ends_as_the_replacement_character() -> None:
     assert pieces_of(BYTE_LEVEL, BYTE_LEVEL.encode("€")[:1]) == ["", "\ufffd"]
 
 
-def test_special_tokens_show_only_when_asked_for() -> None:
+def test_special_tokens_are_kept_on_request() -> None:
     ids = BYTE_LEVEL.encode(f"a{EOS}b")
     assert "".join(pieces_of(BYTE_LEVEL, ids)) == "ab"
     assert "".join(pieces_of(BYTE_LEVEL, ids, skip_special_tokens=False)) == f"a{EOS}b"
@@ -91,7 +91,7 @@ def test_the_first_word_after_a_prompt_keeps_its_space(tokenizer: Tokenizer) -> 
 @pytest.mark.parametrize("tokenizer", ALL.values(), ids=ALL.keys())
 @given(text=st.text(st.sampled_from("the hello worldan€😀é\u200d,.\n")), data=st.data())
 @example(text="", data=None)
-def test_prompt_and_answer_join_to_the_whole(
+def test_prompt_and_answer_join_to_the_decoded_text(
     tokenizer: Tokenizer, text: str, data: st.DataObject | None
 ) -> None:
     ids = tokenizer.encode(text)
@@ -103,7 +103,7 @@ def test_prompt_and_answer_join_to_the_whole(
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, LLAMA_2], ids=["byte-level", "llama 2"])
-def test_a_character_that_the_prompt_began_is_the_answers(tokenizer: Tokenizer) -> None:
+def test_a_character_begun_in_the_prompt_is_in_the_answer(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a😀😀b")
     cut = len(tokenizer.encode("a😀")) + 2
     assert "".join(pieces_of(tokenizer, ids[cut:], prompt_ids=ids[:cut])) == "😀b"
@@ -119,7 +119,7 @@ def test_replacement_characters_of_the_prompt_are_not_repeated(tokenizer: Tokeni
         assert "".join(answer) == "b"
 
 
-def test_the_end_of_a_prompt_is_found_past_tokens_without_text() -> None:
+def test_tokens_without_text_at_the_prompts_end_are_skipped() -> None:
     [_, *hello] = LLAMA_2.encode("hello")
     [world] = LLAMA_2.encode("world")[1:]
     silent = [2] * 100
@@ -129,14 +129,14 @@ def test_the_end_of_a_prompt_is_found_past_tokens_without_text() -> None:
 
 
 @given(st.lists(st.integers(0, NUM_IDS)), st.lists(st.integers(0, NUM_IDS), max_size=40))
-def test_no_prompt_breaks_what_follows(prompt_ids: list[int], ids: list[int]) -> None:
+def test_any_prompt_keeps_the_text_after_it(prompt_ids: list[int], ids: list[int]) -> None:
     space = BYTE_LEVEL.encode(" x")  # ends whatever character the prompt began
     answer = "".join(pieces_of(BYTE_LEVEL, [*space, *ids], prompt_ids=prompt_ids))
     assert answer == BYTE_LEVEL.decode([*space, *ids])
 
 
 def first_match(text: str, stops: list[str]) -> tuple[int, int] | None:
-    """Brute force: read on until some stop string is complete; the longest of those."""
+    """Brute force: the longest of the stop strings that end first."""
     for end in range(1, len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -162,7 +162,7 @@ def test_stop_strings_do_not_depend_on_the_pieces(pieces: list[str], stops: list
     assert matcher.matched == (None if match is None else text[match[0] : match[1]])
 
 
-def test_text_is_held_only_while_undecided() -> None:
+def test_only_possible_stop_strings_are_held_back() -> None:
     matcher = StopMatcher(["END"])
     assert [matcher.push(piece) for piece in ("aE", "N", "x", "EN", "D!")] == ["a", "", "ENx", "", ""]
     assert matcher.matched == "END"

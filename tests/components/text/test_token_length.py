@@ -38,7 +38,7 @@ def stripping() -> tokenizers.Tokenizer:
 
 
 def without(*names: str) -> tokenizers.Tokenizer:
-    """The byte-level model, whose vocabulary lacks these bytes: it drops them from texts."""
+    """A byte-level model without these bytes in its vocabulary, which drops them from texts."""
     backend = byte_level_backend()
     state = json.loads(backend.to_str())
     for name in names:
@@ -83,7 +83,7 @@ def test_the_longest_token_bounds_a_text(backend: tokenizers.Tokenizer, most: in
 
 
 @pytest.mark.parametrize("backend", UNBOUNDED.values(), ids=UNBOUNDED.keys())
-def test_texts_that_may_vanish_have_no_bound(backend: tokenizers.Tokenizer) -> None:
+def test_there_is_no_bound_if_text_may_be_dropped(backend: tokenizers.Tokenizer) -> None:
     assert TokenLength(backend).max_chars is None
     assert TokenLength(backend).fewest_tokens("x" * 1_000_000) == 0
 
@@ -100,7 +100,7 @@ def test_no_text_has_fewer_tokens(backend: tokenizers.Tokenizer, pieces: list[st
     assert TokenLength(backend).fewest_tokens(text) <= num_tokens
 
 
-def test_the_alphabet_is_the_librarys() -> None:
+def test_the_alphabet_equals_the_librarys() -> None:
     assert sorted(ALPHABET) == sorted(pre_tokenizers.ByteLevel.alphabet())
     for byte in range(128):
         [(name, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(chr(byte))

@@ -34,7 +34,7 @@ def test_text_survives_the_round_trip(text: str) -> None:
 
 
 @pytest.mark.parametrize("work", ["encode", "decode"])
-def test_long_texts_leave_the_interpreter_to_other_threads(work: str) -> None:
+def test_long_texts_release_the_gil(work: str) -> None:
     text = "0123456789" * 20_000
     ids = TOKENIZER.encode(text)
     began, done = threading.Event(), threading.Event()
@@ -66,20 +66,20 @@ def test_special_tokens_are_skipped_on_request() -> None:
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == f"a{EOS}b"
 
 
-def test_ids_that_name_no_token_decode_to_nothing() -> None:
+def test_unknown_ids_decode_to_nothing() -> None:
     assert TOKENIZER.decode([TOKENIZER.vocab_size + 5]) == ""
     assert TOKENIZER.id_to_token(-1) is None
 
 
 @pytest.mark.parametrize("form", get_args(SentencePieceForm))
-def test_a_token_reads_as_within_a_text(tmp_path: Path, form: SentencePieceForm) -> None:
+def test_a_tokens_text_is_as_inside_a_text(tmp_path: Path, form: SentencePieceForm) -> None:
     tokenizer = sentencepiece_tokenizer(tmp_path, form)
     ids = tokenizer.encode("hello world 12!")
     assert "".join(map(tokenizer.token_text, ids)) == "<s> hello world 12!"
     assert [tokenizer.token_text(i) for i in tokenizer.encode("the")] == ["<s>", " the"]
 
 
-def test_the_text_of_a_token_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokens_text_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = byte_level_tokenizer()
     [token_id] = tokenizer.encode("the")
     assert tokenizer.token_text(token_id) == "the"
@@ -87,14 +87,14 @@ def test_the_text_of_a_token_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokenizer.token_text(token_id) == "the"
 
 
-def test_a_vocabulary_without_letters_has_token_texts() -> None:
+def test_token_texts_of_a_vocabulary_without_letters() -> None:
     backend = tokenizers.Tokenizer(models.WordLevel({"1": 0, "2": 1}, unk_token="1"))
     assert Tokenizer(backend).token_text(1) == " 2"
     empty = tokenizers.Tokenizer(models.BPE())
     assert Tokenizer(empty).token_text(1) == ""
 
 
-def test_truncation_and_padding_in_the_file_are_switched_off() -> None:
+def test_truncation_and_padding_are_disabled() -> None:
     backend = byte_level_backend()
     backend.enable_truncation(max_length=2)
     backend.enable_padding(length=64)
@@ -117,13 +117,13 @@ def test_chat_template_renders_messages() -> None:
     assert TOKENIZER.apply_chat_template(MESSAGES, add_generation_prompt=False) == f"{BOS}[user]hé\n"
 
 
-def test_a_template_that_refuses_names_the_messages() -> None:
+def test_a_failing_template_is_an_error_in_messages() -> None:
     with pytest.raises(InvalidRequestError, match="no tools here") as caught:
         TOKENIZER.apply_chat_template([{"role": "tool", "content": ""}])
     assert caught.value.param == "messages"
 
 
-def test_a_model_without_template_says_what_to_use_instead() -> None:
+def test_without_a_template_the_error_names_other_routes() -> None:
     with pytest.raises(InvalidRequestError, match="/v1/completions"):
         byte_level_tokenizer(chat_template=None).apply_chat_template(MESSAGES)
 
@@ -139,7 +139,7 @@ def test_a_model_without_template_says_what_to_use_instead() -> None:
         ([{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}], "d"),
     ],
 )
-def test_templates_find_what_they_expect(template: object, rendered: str) -> None:
+def test_templates_have_the_expected_features(template: object, rendered: str) -> None:
     assert byte_level_tokenizer(chat_template=template).apply_chat_template(MESSAGES) == rendered
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot: every byte a token, and a few merges that cut across characters."""
+"""Small tokenizers for tests: a token for every byte, and a few merges that split characters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def byte_level_backend() -> tokenizers.Tokenizer:
 
 
 def byte_fallback_backend() -> tokenizers.Tokenizer:
-    """SentencePiece's manner: words with a leading mark, and single bytes as `<0xNN>`."""
+    """Like SentencePiece: words with a leading space mark, and single bytes as `<0xNN>`."""
     words = ["<unk>", "▁", "▁the", "▁an", "a", "n", "t", "h", "e"]
     vocab = {token: i for i, token in enumerate([*words, *(f"<0x{b:02X}>" for b in range(256))])}
     backend = tokenizers.Tokenizer(
@@ -49,7 +49,7 @@ def byte_fallback_backend() -> tokenizers.Tokenizer:
 
 
 def byte_level_tokenizer(**settings: Any) -> Tokenizer:
-    """With an end-of-sequence token and a chat template, unless `settings` say otherwise."""
+    """A tokenizer with an end-of-sequence token and a chat template; `settings` override these."""
     defaults = {"bos_token": BOS, "eos_token": {"content": EOS}, "chat_template": TEMPLATE}
     return Tokenizer(byte_level_backend(), defaults | settings)
 
@@ -59,7 +59,7 @@ def byte_fallback_tokenizer() -> Tokenizer:
 
 
 def sentencepiece_tokenizer(folder: Path, form: SentencePieceForm = "prepend", **settings: Any) -> Tokenizer:
-    """Written as `tokenizer.json` and read again."""
+    """A tokenizer saved as `tokenizer.json` and loaded again."""
     path = folder / "tokenizer.json"
     sentencepiece_backend(form).save(str(path))
     (folder / "tokenizer_config.json").write_text(
@@ -69,13 +69,13 @@ def sentencepiece_tokenizer(folder: Path, form: SentencePieceForm = "prepend", *
 
 
 def sentencepiece_backend(form: SentencePieceForm = "prepend") -> tokenizers.Tokenizer:
-    """A SentencePiece model as `tokenizer.json` has it; Llama 2's ("prepend"), or a later export's.
+    """A SentencePiece model in the format of Llama 2's `tokenizer.json` ("prepend") or of later exports.
 
-    Ids: <unk>, <s>, </s>, the 256 bytes, then single characters and what merges make of them.
+    Ids: <unk>, <s>, </s>, the 256 bytes, then single characters and merged tokens.
     """
     letters = ["\u2581", *"abdehlnortw0123456789!,."]
     merges = [
-        pair for word in ("\u2581hello", "\u2581world", "\u2581the", "\u2581and") for pair in _spelled(word)
+        pair for word in ("\u2581hello", "\u2581world", "\u2581the", "\u2581and") for pair in _merges_of(word)
     ]
     merges = list(dict.fromkeys(merges))
     special = ["<unk>", "<s>", "</s>"]
@@ -105,6 +105,6 @@ def sentencepiece_backend(form: SentencePieceForm = "prepend") -> tokenizers.Tok
     return backend
 
 
-def _spelled(word: str) -> list[tuple[str, str]]:
-    """The merges that make a word of its characters, from the left."""
+def _merges_of(word: str) -> list[tuple[str, str]]:
+    """The merges that build a word from its characters, from the left."""
     return [(word[:end], word[end]) for end in range(1, len(word))]

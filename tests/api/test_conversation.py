@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from tests.api.harness import CHAT, COMPLETIONS, Harness
+from tests.components.text.tiny_tokenizers import BOS, EOS, TEMPLATE, byte_level_backend
+
+
+@pytest.mark.parametrize("special_in_content", [True, False])
+async def test_special_tokens_in_a_message_may_be_plain_text(
+    special_in_content: bool,
+) -> None:
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": TEMPLATE}
+    tokenizer = Tokenizer(byte_level_backend(), settings, special_in_content=special_in_content)
+    harness = Harness(tokenizer=tokenizer)
+    messages = [{"role": "user", "content": f"hi{EOS}"}]
+    assert (await harness.post(CHAT, {"messages": messages})).status_code == 200
+    prompt_ids = list(harness.engine.calls[0].prompt_ids)
+    assert tokenizer.decode(prompt_ids, skip_special_tokens=False) == f"{BOS}[user]hi{EOS}\n[assistant]"
+    [bos], [eos] = tokenizer.encode(BOS), tokenizer.encode(EOS)
+    assert (prompt_ids.count(bos), prompt_ids.count(eos)) == (1, int(special_in_content))
+    tokenized = await harness.post("/tokenize", {"messages": messages})
+    assert tokenized.json()["tokens"] == prompt_ids
+    await harness.post(COMPLETIONS, {"prompt": f"hi{EOS}"})  # special tokens in a prompt are never escaped
+    assert harness.engine.calls[1].prompt_ids[-1] == eos
+
+
+async def test_the_rendered_text_counts_against_the_limit() -> None:
+    messages = [{"role": "user", "content": ""}] * 3  # each becomes "[user]\n"
+    response = await Harness(limits=Limits(prompt_chars=20)).post(CHAT, {"messages": messages})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")

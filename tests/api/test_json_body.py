@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.api.auth import KeyRing
+from shortfin_apps.llm.api.body_fields import HEADER
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
+
+JSON = {"content-type": "application/json"}
+MALFORMED = {
+    "not json": b"{",
+    "empty": b"",
+    "nothing but a string": b'"x"',
+    "not a number": b'{"text": "a", "sampling_params": {"temperature": NaN}}',
+    "infinity": b'{"text": "a", "sampling_params": {"temperature": Infinity}}',
+    "huge number": b'{"text": "a", "sampling_params": {"temperature": 1e999}}',
+    "invalid utf-8": b'{"text": "\xff"}',
+    "lone surrogate": b'{"text": "\\ud800"}',
+    "bottomless": b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "trailing comma": b'{"text": "a",}',
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED.keys())
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_malformed_bodies_are_400(harness: Harness, path: str, body: bytes) -> None:
+    response = await harness.client.post(path, content=body, headers=JSON)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert isinstance(error, str if path == "/generate" else dict)
+
+
+async def test_the_content_type_may_have_a_charset(harness: Harness) -> None:
+    headers = {"content-type": "application/json; charset=utf-8"}
+    response = await harness.client.post("/generate", content=b'{"text": "a"}', headers=headers)
+    assert response.status_code == 200
+
+
+def operations_with_a_body() -> list[tuple[str, str]]:
+    """Method and path of each operation with a body in the OpenAPI document."""
+    paths = Harness(loaded=False).app.openapi()["paths"]
+    return [(m, path) for path, ways in paths.items() for m, way in ways.items() if "requestBody" in way]
+
+
+VALID: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "a"},
+    CHAT: {"messages": MESSAGES},
+    "/generate": {"text": "a"},
+    "/abort": {"rid": "r"},
+    "/abort_request": {"rid": "r"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [4]},
+    "/log_level": {"level": "warning"},
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_every_route_with_a_body_checks_its_fields(strict: bool) -> None:
+    harness = Harness(strict_fields=strict, keys=KeyRing([], ["root"]))
+    operations = operations_with_a_body()
+    assert {path for _, path in operations} >= VALID.keys()
+    for method, path in operations:
+        required, headers = VALID[path], {"Authorization": "Bearer root"}
+        response = await harness.client.request(method, path, json=required | {"mine": 1}, headers=headers)
+        assert response.status_code == (400 if strict else 200), (path, response.text)
+        if strict:
+            assert "`mine` is an unknown field" in response.text
+        else:
+            assert response.headers[HEADER] == "mine"
+        plain = await harness.client.request(method, path, json=required, headers=headers)
+        assert HEADER not in plain.headers

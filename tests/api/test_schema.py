@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.api.schema import BODIES, Body
+from tests.api.harness import CHAT, COMPLETIONS, TOKENIZER, Harness
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompt_ids"),
+    [
+        ("a", [TOKENIZER.encode("a")]),
+        (["a", "b"], [TOKENIZER.encode("a"), TOKENIZER.encode("b")]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ],
+)
+async def test_every_type_of_prompt(harness: Harness, prompt: object, prompt_ids: list[list[int]]) -> None:
+    response = await harness.post(COMPLETIONS, {"prompt": prompt, "n": 2})
+    assert [c["index"] for c in response.json()["choices"]] == list(range(2 * len(prompt_ids)))
+    assert [list(c.prompt_ids) for c in harness.engine.calls] == [p for p in prompt_ids for _ in range(2)]
+    assert response.json()["usage"]["prompt_tokens"] == sum(map(len, prompt_ids))
+
+
+async def test_text_parts_are_joined(harness: Harness) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    await harness.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
+    assert "[user]a\nb\n" in TOKENIZER.decode(harness.engine.calls[0].prompt_ids)
+
+
+async def test_non_text_parts_are_refused(harness: Harness) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    response = await harness.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("messages.content")
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_each_field_is_in_one_table(body: type[Body]) -> None:
+    assert not body.model_fields.keys() & body.REFUSED.keys()
+    assert not body.model_fields.keys() & body.INERT
+    assert not body.REFUSED.keys() & body.INERT

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.frontend.text_stream import (
+    TextDelta,
+    TextRequest,
+    gather,
+    gather_answers,
+    merge,
+)
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.errors import InvocationError
+from tests.api.scripted_engine import Script, ScriptedEngine, failing, forever, saying
+from tests.components.frontend.text_requests import MAX_SEQ_LEN, TOKENIZER, beams, make_generator, request
+from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
+
+[EOS_ID] = TOKENIZER.eos_token_ids
+
+
+async def whole(script: Script, request: TextRequest) -> TextDelta:
+    generator, engine = make_generator(script)
+    [answer] = await gather(await generator.submit([request]))
+    assert not engine.live
+    return answer
+
+
+def in_steps(ids: list[int], sizes: list[int]) -> Script:
+    """Generates `ids`, `sizes` of them per step, and ends with LENGTH."""
+
+    def script(call: GenerateCall) -> Iterator[Delta]:
+        rest = ids
+        for size in [*sizes, len(ids)]:
+            now, rest = rest[:size], rest[size:]
+            done = None if rest else FinishReason.LENGTH
+            yield Delta(request_id=call.request_id, token_ids=tuple(now), finish_reason=done)
+            if done:
+                return
+
+    return script
+
+
+def script_of(text: str, sizes: list[int]) -> Script:
+    return in_steps(TOKENIZER.encode(text), sizes)
+
+
+@given(
+    text=st.text("ab€the ", min_size=1, max_size=30),
+    stops=st.lists(st.text("ab€t", min_size=1, max_size=3), max_size=3),
+    sizes=st.lists(st.integers(1, 4), max_size=30),
+)
+async def test_text_never_goes_past_a_stop_string(text: str, stops: list[str], sizes: list[int]) -> None:
+    answer = await whole(script_of(text, sizes), request(stop=tuple(stops)))
+    ends = [text.find(s) + len(s) for s in stops if s in text]
+    if ends:
+        assert answer.finish_reason is FinishReason.STOP
+        assert isinstance(answer.stop_reason, str)
+        assert text[: min(ends)] == answer.text + answer.stop_reason
+    else:
+        assert (answer.text, answer.finish_reason) == (text, FinishReason.LENGTH)
+    assert TOKENIZER.decode(answer.token_ids).startswith(answer.text)
+
+
+async def test_tokens_after_a_stop_string_are_not_reported() -> None:
+    ids = TOKENIZER.encode("axb")
+    answer = await whole(in_steps(ids, [3]), request(stop=("x",)))
+    assert answer.token_ids == tuple(ids[:2])
+
+
+async def test_min_tokens_apply_to_stop_strings() -> None:
+    answer = await whole(script_of("xaxb", []), request(stop=("x",), min_tokens=3))
+    assert (answer.text, answer.stop_reason) == ("xa", "x")
+
+
+async def test_a_stop_tokens_text_is_included_on_request() -> None:
+    def script(call: GenerateCall) -> Iterator[Delta]:
+        ids = tuple(TOKENIZER.encode("ab"))
+        reason = FinishReason.STOP
+        yield Delta(request_id=call.request_id, token_ids=ids, finish_reason=reason, stop_token_id=ids[-1])
+
+    answer = await whole(script, request())
+    assert (answer.text, answer.stop_reason) == ("a", TOKENIZER.encode("b")[0])
+    assert len(answer.token_ids) == 2
+    assert (await whole(script, request(include_stop=True))).text == "ab"
+
+
+async def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
+    answer = await whole(saying(TOKENIZER, "a"), request())
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("a", FinishReason.STOP, None)
+    assert answer.token_ids[-1] == EOS_ID
+    assert TOKENIZER.decode(answer.token_ids, skip_special_tokens=False) == f"a{EOS}"
+
+
+async def test_text_after_a_sentencepiece_prompt_keeps_its_first_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    prompt_ids, [_, world] = tuple(tokenizer.encode("hello")), tokenizer.encode("world")
+    engine = ScriptedEngine(in_steps([world] * 3, [1, 1]))
+    generator = TextGenerator(
+        tokenizer, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=ServerMetrics("m")
+    )
+    asked = replace(request(), prompt_ids=prompt_ids)
+    [answer] = await gather(await generator.submit([asked]))
+    assert answer.text == " world world world"
+    stopped = replace(asked, stop=(" wor",))
+    [answer] = await gather(await generator.submit([stopped]))
+    assert (answer.text, answer.stop_reason, len(answer.token_ids)) == ("", " wor", 1)
+
+
+async def test_beams_after_a_sentencepiece_prompt_keep_their_first_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    prompt_ids = tuple(tokenizer.encode("hello"))
+    engine = ScriptedEngine(forever(tokenizer, "world"))
+    generator = TextGenerator(
+        tokenizer, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=ServerMetrics("m")
+    )
+    asked = replace(beams(2), prompt_ids=prompt_ids)
+    [answers] = await gather_answers(await generator.submit_whole([asked]))
+    texts = [tokenizer.decode([*prompt_ids, *answer.token_ids]) for answer in answers]
+    assert ["hello" + answer.text for answer in answers] == texts
+
+
+async def test_held_text_is_returned_at_the_end() -> None:
+    answer = await whole(script_of("aEN", []), request(stop=("END",)))
+    assert answer.text == "aEN"
+
+
+async def test_closing_an_unread_stream_aborts_it() -> None:
+    generator, engine = make_generator(forever(TOKENIZER, "a"))
+    [stream] = await generator.submit([request()])
+    await stream.aclose()
+    await stream.aclose()
+    assert len(engine.aborted) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_closing_a_merge_aborts_all_streams(count: int) -> None:
+    generator, engine = make_generator(forever(TOKENIZER, "a"))
+    deltas = merge(await generator.submit([request()] * count))
+    await anext(deltas)
+    await deltas.aclose()
+    assert not engine.live
+    assert len(engine.aborted) == count
+
+
+async def test_a_merge_keeps_the_order_within_each_stream() -> None:
+    generator, _ = make_generator(saying(TOKENIZER, "the end"))
+    texts = ["", "", ""]
+    async for index, delta in merge(await generator.submit([request()] * 3)):
+        texts[index] += delta.text
+    assert texts == ["the end"] * 3
+
+
+async def test_cancelling_a_gather_aborts_all_streams() -> None:
+    generator, engine = make_generator(forever(TOKENIZER, "a"))
+    engine.gate.clear()
+    task = asyncio.create_task(gather(await generator.submit([request()] * 2)))
+    await engine.waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not engine.live
+
+
+async def test_one_failure_ends_a_gather() -> None:
+    failed = failing(InvocationError("broken"))
+    running = forever(TOKENIZER, "a")
+    generator, engine = make_generator(lambda call: (failed if len(engine.calls) == 2 else running)(call))
+    streams = await generator.submit([request()] * 2)
+    with pytest.raises(InvocationError, match="broken"):
+        await gather(streams)
+
+
+async def test_a_stream_that_ends_without_a_reason_is_an_error() -> None:
+    with pytest.raises(InvocationError, match="without a reason"):
+        await whole(lambda call: iter(()), request())
+
+
+async def test_beams_are_answers_best_first() -> None:
+    generator, engine = make_generator(forever(TOKENIZER, "a"))
+    requests = [request(max_tokens=4), beams(3), beams(2)]
+    [plain], three, two = await gather_answers(await generator.submit_whole(requests))
+    assert plain.text == "aaaa"
+    # The script's alternatives to a token are the following ids, each 0.5 less likely than the one before.
+    assert [answer.text for answer in three] == ["aaaa", "aaab", "aaba"]
+    assert [answer.text for answer in two] == ["aaaa", "aaab"]
+    assert {answer.finish_reason for answer in three} == {FinishReason.LENGTH}
+    assert not engine.live
+
+
+@pytest.mark.parametrize(("include_stop", "text"), [(False, ""), (True, "b")])
+async def test_a_beam_ends_at_a_stop_token(include_stop: bool, text: str) -> None:
+    generator, _ = make_generator(forever(TOKENIZER, "a"))
+    [stop] = TOKENIZER.encode("b")
+    asked = beams(2, include_stop=include_stop, stop_token_ids=frozenset([stop]))
+    [answers] = await gather_answers(await generator.submit_whole([asked]))
+    [stopped] = [answer for answer in answers if answer.finish_reason is FinishReason.STOP][:1]
+    assert (stopped.text, stopped.stop_reason, stopped.token_ids) == (text, stop, (stop,))
+
+
+async def test_a_beam_search_is_one_request_in_the_metrics() -> None:
+    generator, _ = make_generator(forever(TOKENIZER, "a"))
+    await gather_answers(await generator.submit_whole([beams(3)]))
+    registry, labels = generator._metrics.registry, {"model_name": "m"}
+    finished = {**labels, "finished_reason": "length"}
+    assert registry.get_sample_value("vllm:request_success_total", finished) == 1
+    assert registry.get_sample_value("vllm:request_generation_tokens_sum", labels) == 4
+    assert registry.get_sample_value("vllm:time_to_first_token_seconds_count", labels) == 1
+
+
+async def test_cancelling_a_gather_aborts_beam_searches() -> None:
+    generator, engine = make_generator(forever(TOKENIZER, "a"))
+    engine.gate.clear()
+    task = asyncio.create_task(gather_answers(await generator.submit_whole([beams(3), request()])))
+    await engine.waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not engine.live
+    registry = generator._metrics.registry
+    aborted = {"model_name": "m", "finished_reason": "abort"}
+    assert registry.get_sample_value("vllm:request_success_total", aborted) == 2
+
+
+async def test_a_failed_beam_search_raises() -> None:
+    generator, _ = make_generator(failing(InvocationError("broken")))
+    with pytest.raises(InvocationError, match="broken"):
+        await gather_answers(await generator.submit_whole([beams(2)]))
+    errors = {"model_name": "m", "finished_reason": "error"}
+    assert generator._metrics.registry.get_sample_value("vllm:request_success_total", errors) == 1
