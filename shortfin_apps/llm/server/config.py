@@ -25,6 +25,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
@@ -38,6 +39,7 @@ GPU_NAMES = ("hip", "amdgpu")  # values of `--device` that are GPUs
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 KEYS = ("api_key", "admin_api_key")
 KEY_FILES = ("api_key_file", "admin_api_key_file")
+DEFAULT_LIMITS = Limits()
 # Settings for which an empty text is a value: no prefix, an empty list. An empty host would be every address.
 MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
 
@@ -165,28 +167,36 @@ class ServerConfig(BaseSettings):
         None, ge=2, description="pages of the KV cache (default: device_block_count in config.json)"
     )
     max_queue: int = Field(
-        256,
-        ge=1,
-        description="most requests that wait to run; further ones are answered 429",
+        256, ge=1, description="most requests that wait to run; further ones are answered 429"
     )
     max_body_bytes: int = Field(
-        4 << 20, ge=1, description="largest body of a request in bytes; larger ones are answered 413"
+        DEFAULT_LIMITS.body_bytes,
+        ge=1,
+        description="largest body of a request in bytes; larger ones are answered 413",
     )
-    max_json_depth: int = Field(32, ge=1, description="deepest nesting of arrays and objects in a body")
-    max_prompts: int = Field(256, ge=1, description="most prompts in one request")
+    max_json_depth: int = Field(
+        DEFAULT_LIMITS.json_depth, ge=1, description="deepest nesting of arrays and objects in a body"
+    )
+    max_prompts: int = Field(DEFAULT_LIMITS.prompts, ge=1, description="most prompts in one request")
     max_prompt_chars: int = Field(
-        1_000_000, ge=1, description="most characters of one prompt or conversation"
+        DEFAULT_LIMITS.prompt_chars, ge=1, description="most characters of one prompt or conversation"
     )
-    max_n: int = Field(128, ge=1, description="most choices for one prompt")
-    max_stops: int = Field(16, ge=0, description="most stop strings of one request")
-    max_stop_chars: int = Field(1024, ge=1, description="most characters of one stop string")
-    max_logprobs: int = Field(20, ge=0, le=20, description="most alternatives reported for a token")
+    max_n: int = Field(DEFAULT_LIMITS.n, ge=1, description="most choices for one prompt")
+    max_stops: int = Field(DEFAULT_LIMITS.stops, ge=0, description="most stop strings of one request")
+    max_stop_chars: int = Field(
+        DEFAULT_LIMITS.stop_chars, ge=1, description="most characters of one stop string"
+    )
+    max_logprobs: int = Field(
+        DEFAULT_LIMITS.logprobs,
+        ge=0,
+        le=DEFAULT_LIMITS.logprobs,
+        description="most alternatives reported for a token",
+    )
     strict_fields: bool = Field(
         False, description="refuse requests that have unknown fields, instead of ignoring the fields"
     )
     special_in_content: bool = Field(
-        True,
-        description="turn names of special tokens in messages into those tokens, instead of plain text",
+        True, description="turn names of special tokens in messages into those tokens, instead of plain text"
     )
     max_queue_tokens: int = Field(
         MAX_QUEUE_TOKENS,
