@@ -11,19 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    SecretStr,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.components.batching import BATCH_MODES
