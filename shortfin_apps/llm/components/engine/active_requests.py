@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class ActiveRequests:
-    """All that wait or run, with their deadlines. Everything that ends a request returns its last delta.
+    """Requests that wait or run, with their deadlines. Methods that end a request return its last delta.
 
     With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended.
     """
@@ -39,7 +39,7 @@ class ActiveRequests:
         return self._requests.get(request_id)
 
     def late(self, now_s: float) -> list[Request]:
-        """Those past their deadline."""
+        """The requests past their deadline."""
         return [self._requests[name] for name, deadline_s in self._deadlines_s.items() if deadline_s <= now_s]
 
     def finish(self, request: Request, last: Delta) -> Delta:
@@ -64,32 +64,35 @@ class ActiveRequests:
         return self.finish(request, last)
 
     def contain(self, bug: IllegalTransitionError) -> Delta | None:
-        """Ends the one request that is out of step; None if it was answered before."""
+        """Ends the request that left its lifecycle; None if it was answered before."""
         request, error = bug.request, self._discard(bug)
         if self._requests.get(request.request_id) is not request:
             return None
         self._forget(request)
-        return Delta(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
+        return _failed(request, error)
 
     def discard_all(self, error: LlmError) -> list[Delta]:
-        """Ends everything, in whatever state it is, and has its pages cleared."""
+        """Ends every request, whatever its state, and has their pages cleared."""
         requests = list(self._requests.values())
         self._requests.clear()
         self._deadlines_s.clear()
         for request in requests:
             suspect_pages(request)
             self._scheduler.discard(request)
-        reason = FinishReason.ERROR
-        return [Delta(request_id=r.request_id, finish_reason=reason, error=error) for r in requests]
+        return [_failed(request, error) for request in requests]
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._deadlines_s.pop(request.request_id, None)
 
     def _discard(self, bug: IllegalTransitionError) -> LlmError:
-        """Takes a request that is out of step back from everywhere. Raises the bug if `strict`."""
+        """Removes a request that left its lifecycle from the scheduler. Raises the bug if `strict`."""
         if self._strict:
             raise bug
         logger.error("a request left its lifecycle and is ended; please report this bug", exc_info=bug)
         self._scheduler.discard(bug.request)
         return InvocationError("the engine lost track of this request and ended it")
+
+
+def _failed(request: Request, error: LlmError) -> Delta:
+    return Delta(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)

@@ -108,21 +108,15 @@ class Engine:
         return self._take_deltas()
 
     def stats(self) -> EngineStats:
-        counters = self._counters
         return EngineStats(
+            **vars(self._counters),
             num_waiting=len(self._scheduler.waiting),
             num_running=len(self._scheduler.running),
             pages=self._cache.usage(),
-            steps=counters.steps,
             plans=self._runner.plan_counts,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            generation_tokens=counters.generation_tokens,
             preemptions=self._scheduler.num_preemptions,
             entries=self._runner.counts(),
-            step_s=counters.step_s,
             device_s=self._runner.device_s,
-            consecutive_failures=counters.consecutive_failures,
         )
 
     def _take_deltas(self) -> list[Delta]:
@@ -197,7 +191,7 @@ class Engine:
         request.num_computed = task.seq_len
 
     def _publish(self, task: LlmTaskInput) -> None:
-        """Offers for sharing the pages that the task filled, and those of earlier tasks that were not yet."""
+        """Shares the pages that the task filled, and those of earlier tasks that are not shared yet."""
         request, stride = task.request, self._cache.stride
         trust_pages(request)
         if len(task.input_tokens) > 1 or task.seq_len // stride > task.start_position // stride:

@@ -10,20 +10,20 @@ from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, Pl
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True)
 class EngineCounters:
-    """Counters since start; the fields of EngineStats of the same names. The engine's thread alone writes."""
+    """Counters since start. The engine's thread alone writes them."""
 
     steps: int = 0
     tasks: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: int = 0  # computed, without those found in the cache
+    cached_tokens: int = 0  # found in the cache, counted once at admission
     generation_tokens: int = 0
-    step_s: float = 0.0
-    consecutive_failures: int = 0
+    step_s: float = 0.0  # total wall time inside steps
+    consecutive_failures: int = 0  # invocations that failed since the last one that did not
 
     def count_task(self, task: LlmTaskInput) -> None:
-        """Counts a task that was computed, before its request notes that it was."""
+        """Counts a task that was computed; before `num_computed` and `last_turn` of its request change."""
         self.tasks += 1
         if task.request.num_generated == 0:
             self.prompt_tokens += len(task.input_tokens)
@@ -35,23 +35,17 @@ class EngineCounters:
         self.step_s += duration_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Counters since start, and gauges of this moment. Seconds are wall time of the engine's thread."""
+@dataclass(kw_only=True)
+class EngineStats(EngineCounters):
+    """A copy of the counters, and the gauges of the same moment, for other threads to read."""
 
     num_waiting: int
     num_running: int
     pages: CacheUsage
-    steps: int
-    plans: PlanCounts  # what it took to lay out block tables
-    prompt_tokens: int  # computed, without those found in the cache
-    cached_tokens: int  # found in the cache, counted once at admission
-    generation_tokens: int
+    plans: PlanCounts  # block tables laid out and uploaded
     preemptions: int
     entries: Mapping[str, EntryCounts]  # by name, those that ran
-    step_s: float  # total time inside steps
-    device_s: float  # of that, between submit and the results' arrival
-    consecutive_failures: int = 0  # invocations that failed since the last one that did not
+    device_s: float  # of `step_s`, between submit and the results' arrival
 
     @property
     def padded_tokens(self) -> int:
