@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.kernels import render
-from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
-from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.family import operations, weight_shapes
@@ -21,10 +17,8 @@ from shortfin_apps.llm.builder.model.operations import Attend, Operation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from tests.builder.compiled_model import TINY
 from tests.builder.crowd import check_in_a_crowd
-from tests.builder.decode_batch import decode_batch
 from tests.builder.kernels.test_kernels import (
     F32,
     NO_TILES,
@@ -195,28 +189,3 @@ def test_more_workers_than_processors_get_through_with_the_same_result(
     x, attended = make_inputs(rows)
     expected = [result.to_host() for result in layers.module.run_advance(x, attended)]
     check_in_a_crowd(layers.vmfb, "run_advance", [x, attended], expected, tmp_path, calls=100)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_worker_keeps_fits_its_stack(kind: WeightType) -> None:
-    """Workers of the runtime have 128 KiB of it."""
-    kernels: list[str] = []
-
-    def keep(template: str, name: str, **parameters: Any) -> str:
-        kernels.append(render(template, name, **parameters))
-        return name
-
-    large = replace(SPEC, hidden_size=4096, intermediate_size=14336)
-    for spec in (SPEC, large):
-        weights = WeightTypes(spec, BuildOptions(weights=kind), HOST)
-        fused = FusedLayers(spec, weights, keep, operations(spec))
-        x, attended = Tensor("%x", (1, spec.hidden_size), "f32"), Tensor("%a", (1, spec.hidden_size), "bf16")
-        run = layer_operations(spec, 0)
-        fused.lower(Emitter(), run[1:], Values({"x": x, "attended": attended}), ["x", "qkv"])
-        fused.attention = AmxAttention(spec, BuildOptions(), keep)
-        qkv = Tensor("%qkv", (1, spec.qkv_features), "f32")
-        batch = decode_batch(BuildOptions(), spec, rows=1)
-        fused.lower(Emitter(), run, Values({"x": x, "qkv": qkv}, batch), ["x", "qkv"])
-    kept = [int(size) for kernel in kernels for size in re.findall(r"array<(\d+) x i8>", kernel)]
-    assert len(kept) == 4
-    assert max(kept) < 96 << 10

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.amx.attention import (
+    DecodeAttentionGeometry,
+    KVPagesGeometry,
+    PagedAttentionGeometry,
+)
 from shortfin_apps.llm.builder.lowering.cpu.attention import attention_shape, token_geometry, token_grid
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 
@@ -33,7 +36,7 @@ class AmxAttention:
         if batch.chunk == 1:
             return self._decode(e, qkv, layer, batch)
         q = self._rope_store(e, qkv, layer, batch)
-        kernel = self._render("amx/paged_attention", "paged_attention", **self.parameters(batch))
+        kernel = self._render("amx/paged_attention", "paged_attention", g=self._geometry(batch))
         workload, constants = token_grid(e, layer, batch, _LANES)
         return e.dispatch(
             kernel,
@@ -43,18 +46,20 @@ class AmxAttention:
             [self._result(batch)],
         )[0]
 
-    def parameters(self, batch: Batch) -> dict[str, Any]:
-        """The attention kernels'."""
-        most_tokens = 1 if batch.chunk == 1 else _LANES
-        tile_tokens = max(1, min(most_tokens, _MOST_QUERIES // self._group))
+    def decode_geometry(self, batch: Batch) -> DecodeAttentionGeometry:
+        """Of the kernel for rows of one token each."""
         shape = attention_shape(self._spec, self._options, batch)
-        return shape | {"tile_tokens": tile_tokens, "step_slots": _STEP_SLOTS}
+        return DecodeAttentionGeometry(**shape, tile_tokens=1, step_slots=_STEP_SLOTS)
+
+    def _geometry(self, batch: Batch) -> PagedAttentionGeometry:
+        tile_tokens = max(1, min(_LANES, _MOST_QUERIES // self._group))
+        shape = attention_shape(self._spec, self._options, batch)
+        return PagedAttentionGeometry(**shape, tile_tokens=tile_tokens, step_slots=_STEP_SLOTS)
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [kv_heads, tokens, group * head_dim] bf16"""
-        kernel = self._render(
-            "amx/rope_store", "rope_store", **attention_shape(self._spec, self._options, batch)
-        )
+        geometry = KVPagesGeometry(**attention_shape(self._spec, self._options, batch))
+        kernel = self._render("amx/rope_store", "rope_store", g=geometry)
         workload, constants = token_grid(e, layer, batch, _LANES)
         q_shape = (self._spec.num_key_value_heads, batch.tokens, self._group * self._spec.head_dim)
         q, batch.cache = e.dispatch(
@@ -68,7 +73,7 @@ class AmxAttention:
 
     def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """Both, of rows of one token each."""
-        kernel = self._render("amx/decode_attention", "decode_attention", **self.parameters(batch))
+        kernel = self._render("amx/decode_attention", "decode_attention", g=self.decode_geometry(batch))
         batch.cache, out = e.dispatch(
             kernel,
             [batch.rows],

@@ -9,18 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.amx.fused_layer import (
+    FusedLayerGeometry,
+    KernelGeometry,
+    StageGeometry,
+)
+from shortfin_apps.llm.builder.kernels.amx.matmul import (
+    MatmulBf16Geometry,
+    MatmulBlockInt8Geometry,
+    MatmulGeometry,
+    MatmulInt8Geometry,
+)
+from shortfin_apps.llm.builder.kernels.amx.regions import Regions
+from shortfin_apps.llm.builder.kernels.amx.stages import (
+    QuantiseBlocksGeometry,
+    QuantiseRowsGeometry,
+    RmsNormGeometry,
+)
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.lowering.amx.stages import (
     AttendStage,
     MatmulStage,
     NormStage,
-    Operands,
     QuantiseStage,
     Stage,
     StageList,
@@ -31,20 +46,10 @@ from shortfin_apps.llm.builder.lowering.amx.stages import (
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.model.operations import Attend, Operation
 from shortfin_apps.llm.builder.model.spec import LlamaSpec
-from shortfin_apps.llm.builder.weights.layout import PANEL, TILE, num_tiles
+from shortfin_apps.llm.builder.weights.layout import Int8Panels
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 _TILE_ROWS = 16
-_ROWS_BYTES = 768 << 10  # rows of an item, which stay in the second-level cache beside its weights
-_MOST_ROWS = 512
-_ITEM_BYTES = 256 << 10  # most weights of an item: about what is lost when the last one ends late
-_FEWEST_ITEMS = 48
-_NORM_ROWS = 4
-# Tiles or blocks along K of a panel that stay in the first-level cache.
-_MAX_CHUNK: dict[Operands, int] = {"bf16": 18, "block_int8": 20, "int8": 12}
-_PARTITIONS = 4
-_MANY_ROWS = 384  # from which on workers share rows, not columns
-_LINES = 48  # of counters of one call, 16 i32 each
 
 
 @dataclass(slots=True)
@@ -104,7 +109,7 @@ class FusedLayers:
         stays = {name for stage in stages for name in _written_by(stage)} - results.keys()
         scratch = {name: size for name, size in self._row_bytes.items() if name in stays}
         weights = self._load(e, stages)
-        kernel = self._kernel(name, stages, [*reads, *weights], list(results), scratch, attend)
+        kernel = self._kernel(name, stages, [*reads, *weights], list(results), scratch)
         calls = self._calls_of(e)
         whole_tiles = e.times(e.ceil_divide(rows, _TILE_ROWS), _TILE_ROWS)
         in_place = [calls.counters, attend.batch.cache] if attend else [calls.counters]
@@ -140,65 +145,42 @@ class FusedLayers:
         reads: list[str],
         results: list[str],
         scratch: dict[str, int],
-        attend: AttendStage | None,
     ) -> str:
-        assert 1 + len(stages) * (1 + _PARTITIONS) <= _LINES
-        return self._render(
-            "amx/fused_layer",
-            name,
-            stages=[self._describe(index, stage) for index, stage in enumerate(stages)],
-            attends=attend is not None,
-            reads=reads,
-            results=results,
-            scratch=scratch,
-            eps=self._spec.rms_norm_eps,
-            partitions=_PARTITIONS,
-            many_rows=_MANY_ROWS,
-            lines=_LINES,
-            **(attend.parameters if attend else {}),
+        described = tuple(
+            StageGeometry(index, self._geometry(stage), _operands(index, stage))
+            for index, stage in enumerate(stages)
         )
+        g = FusedLayerGeometry(described, tuple(reads), tuple(results), Regions(scratch))
+        return self._render("amx/fused_layer", name, g=g)
 
     def _calls_of(self, e: Emitter) -> _Calls:
         if e not in self._calls:
             most = self._spec.num_hidden_layers + 2
-            self._calls[e] = _Calls(e.fill("0", (most, 16 * _LINES), "i32"))
+            self._calls[e] = _Calls(e.fill("0", (most, FusedLayerGeometry.call_bytes // 4), "i32"))
         return self._calls[e]
 
-    def _describe(self, index: int, stage: Stage) -> dict[str, Any]:
-        """The stage as the template takes it."""
+    def _geometry(self, stage: Stage) -> KernelGeometry:
         if isinstance(stage, AttendStage):
-            return {"index": index, "operation": "attention", "out": stage.out}
-        common = {"index": index, "x": stage.x, "x_tiled": stage.x_tiled, "out": stage.out}
+            return stage.geometry
         if isinstance(stage, MatmulStage):
-            return common | self._describe_matmul(index, stage)
-        common |= {"operands": operands_of(stage.layout), "bits": stage.layout.bits, "row_block": _NORM_ROWS}
-        if isinstance(stage, NormStage):
-            size = self._spec.hidden_size
-            return common | {"operation": "norm", "weight": _binding(index, 0), "size": size}
-        return common | {"operation": "quantise", "weight": None, "size": stage.size}
+            return self._matmul_geometry(stage)
+        size = self._spec.hidden_size if isinstance(stage, NormStage) else stage.size
+        norm = RmsNormGeometry(size, self._spec.rms_norm_eps) if isinstance(stage, NormStage) else None
+        if isinstance(stage.layout, Int8Panels):
+            return QuantiseRowsGeometry(size, stage.x_tiled, norm)
+        if stage.layout.bits:
+            return QuantiseBlocksGeometry(size, stage.layout.bits, norm)
+        assert norm  # bf16 is not quantised
+        return norm
 
-    def _describe_matmul(self, index: int, stage: MatmulStage) -> dict[str, Any]:
-        out_features, in_features = self._weights.shape(stage.weight)
+    def _matmul_geometry(self, stage: MatmulStage) -> MatmulGeometry:
+        n, k_size = self._weights.shape(stage.weight)
         layout = self._weights.layout(stage.weight)
-        operands, bits = operands_of(layout), layout.bits
-        row_bytes = TILE * num_tiles(in_features) if operands == "int8" else 2 * in_features
-        panel_bytes = PANEL * (in_features * bits // 8 if bits else row_bytes)
-        return {
-            "operation": "matmul",
-            "weight": _binding(index, 0),
-            "scales": None if operands == "bf16" else _binding(index, 1),
-            "residual": stage.residual,
-            "quantised": stage.quantised,
-            "n": out_features,
-            "k_size": in_features,
-            "operands": operands,
-            "bits": bits,
-            "panel_bytes": panel_bytes,
-            "max_chunk": _MAX_CHUNK[operands],
-            "epilogue": stage.epilogue,
-            "row_block": max(PANEL, min(_ROWS_BYTES // row_bytes // PANEL * PANEL, _MOST_ROWS)),
-            "panels_per_item": _panels_per_item(out_features, panel_bytes, stage.epilogue),
-        }
+        if isinstance(layout, Int8Panels):
+            return MatmulInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue)
+        if layout.bits:
+            return MatmulBlockInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, bits=layout.bits)
+        return MatmulBf16Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, is_tiled=stage.x_tiled)
 
 
 def _written_by(stage: Stage) -> list[str]:
@@ -215,8 +197,20 @@ def _binding(stage: int, parameter: int) -> str:
     return f"{'ws'[parameter]}{stage}"
 
 
-def _panels_per_item(out_features: int, panel_bytes: int, epilogue: str) -> int:
-    panels = out_features // PANEL
-    most = min(panels // _FEWEST_ITEMS, _ITEM_BYTES // panel_bytes)
-    # Two gated panels fill a row of a tile, which two workers had better not share.
-    return max(2, most // 2 * 2) if epilogue == "silu" else max(1, most)
+def _operands(index: int, stage: Stage) -> dict[str, str]:
+    """The buffers of stage `index` by the arguments of its function, whichever kernel that is."""
+    if isinstance(stage, AttendStage):
+        return {"all_out": stage.out}
+    if isinstance(stage, MatmulStage):
+        return {
+            "x": stage.x,
+            "x_scales": f"{stage.x}.scales",
+            "w": _binding(index, 0),
+            "w_scales": _binding(index, 1),
+            "residual": stage.residual or stage.x,
+            "out": stage.out,
+            "quantised": stage.quantised or stage.out,
+        }
+    weight = _binding(index, 0) if isinstance(stage, NormStage) else stage.x
+    made = {"y": stage.out, "tiles": stage.out, "x_scales": f"{stage.out}.scales"}
+    return {"x": stage.x, "weight": weight, "norm": weight} | made

@@ -5,18 +5,19 @@ A value goes from stage to stage in a buffer of its name, or of that and the ope
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks, Int8Tiles
+from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeometry
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
 from shortfin_apps.llm.builder.model.spec import LlamaSpec
-from shortfin_apps.llm.builder.quantise import BLOCK
-from shortfin_apps.llm.builder.weights.layout import TILE, Int8Panels, WeightLayout, num_tiles
+from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 # What matmuls multiply: bf16, blocks of 8-bit integers, or 8-bit integers with a scale for each row.
@@ -43,14 +44,14 @@ class MatmulStage:
 class AttendStage:
     """A stage, which can only be the first: a decode's attention, to `out` [rows, heads * head_dim] bf16.
 
-    `parameters` are its kernel's. It writes to the batch's cache.
+    It writes to the batch's cache.
     """
 
     out: str
     qkv: Tensor
     layer: int
     batch: Batch
-    parameters: Mapping[str, Any]
+    geometry: DecodeAttentionGeometry
 
     def constants(self) -> list[Dim]:
         return [self.batch.width, self.batch.pages, self.layer]
@@ -137,8 +138,8 @@ class StageList(list[Stage]):
     def _add_attend(self, operation: Attend) -> None:
         assert self._attention is not None
         qkv, batch = self._values[operation.x], self._values.batch
-        parameters = self._attention.parameters(batch)
-        self.append(AttendStage(operation.out, qkv, operation.layer, batch, parameters))
+        geometry = self._attention.decode_geometry(batch)
+        self.append(AttendStage(operation.out, qkv, operation.layer, batch, geometry))
         self._held[operation.out] = {"bf16": operation.out}
 
     def _add_norm(self, operation: Norm, layout: WeightLayout) -> None:
@@ -219,11 +220,11 @@ def operands_of(layout: WeightLayout) -> Operands:
 
 
 def operand_bytes(name: str, features: int) -> dict[str, int]:
-    """Of a row of the buffer `name`, and of what it is quantised to (kernels/quantise_*_function.mlir.j2)."""
+    """Bytes of a row of the buffer `name`, and of what it is quantised to."""
     return {
-        name: 2 * features,
-        f"{name}_block_int8": features // BLOCK * 40,
-        f"{name}_int8": TILE * num_tiles(features),
+        name: Bf16Tiles(features).row_bytes,
+        f"{name}_block_int8": Int8Blocks(features).row_bytes,
+        f"{name}_int8": Int8Tiles(features).row_bytes,
         f"{name}_int8.scales": 4,
     }
 

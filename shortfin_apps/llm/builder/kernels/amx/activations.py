@@ -1,0 +1,71 @@
+"""Geometry of activations as the AMX matmuls read them: sixteen rows at a time, in tiles or in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shortfin_apps.llm.builder.quantise import BLOCK
+
+TILE_ROWS = 16
+TILE_ROW_BYTES = 64
+TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16Tiles:
+    """[rows / 16 rounded up, features / 32, 16, 32] bf16; `features` is a multiple of 32."""
+
+    features: int
+
+    @property
+    def row_bytes(self) -> int:
+        return 2 * self.features
+
+    @property
+    def tile_row_bytes(self) -> int:
+        """Sixteen rows."""
+        return TILE_ROWS * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Tiles:
+    """[rows / 16 rounded up, tiles, 16, 64] i8, whose last tile may be partly filled."""
+
+    features: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.features // TILE_ROW_BYTES)
+
+    @property
+    def row_bytes(self) -> int:
+        return TILE_ROW_BYTES * self.tiles
+
+    @property
+    def tile_row_bytes(self) -> int:
+        """Sixteen rows."""
+        return TILE_BYTES * self.tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Blocks:
+    """[rows / 16 rounded up, blocks] of quants [16, 32] i8, scales [16] f32 and shifts [16] of 32 bits."""
+
+    features: int
+    scales_at: ClassVar[int] = TILE_ROWS * BLOCK
+    shifts_at: ClassVar[int] = scales_at + TILE_ROWS * 4
+    block_bytes: ClassVar[int] = shifts_at + TILE_ROWS * 4
+
+    @property
+    def blocks(self) -> int:
+        return self.features // BLOCK
+
+    @property
+    def row_bytes(self) -> int:
+        return self.tile_row_bytes // TILE_ROWS
+
+    @property
+    def tile_row_bytes(self) -> int:
+        """Sixteen rows."""
+        return self.blocks * self.block_bytes

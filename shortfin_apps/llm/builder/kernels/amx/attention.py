@@ -1,0 +1,201 @@
+"""Geometry of attention over the paged KV cache, as the AMX kernels store and read it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.amx.activations import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
+from shortfin_apps.llm.builder.kernels.amx.regions import Regions
+
+_POINTER_BYTES = 8
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVPagesGeometry:
+    """Pages of `stride` slots of all layers, each head's K before its V, in tiles (rope_function.mlir.j2).
+
+    `head_dim` is a multiple of 32, `stride` of 16.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    stride: int
+    page_elements: int  # of bf16
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a K/V head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def page_bytes(self) -> int:
+        return 2 * self.page_elements
+
+    @property
+    def head_bytes(self) -> int:
+        """K or V of one head and layer of a page."""
+        return 2 * self.stride * self.head_dim
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V of one head and layer of a page."""
+        return 2 * self.head_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.kv_heads * self.kv_bytes
+
+    @property
+    def k_tile_bytes(self) -> int:
+        """Sixteen slots of K."""
+        return TILE_ROWS * self.query_bytes
+
+    @property
+    def query_bytes(self) -> int:
+        """One head of a token, bf16."""
+        return 2 * self.head_dim
+
+    @property
+    def f32_head_bytes(self) -> int:
+        """One head of a token, f32; as much as its angles, a cosine and a sine for each pair."""
+        return 4 * self.head_dim
+
+    @property
+    def group_bytes(self) -> int:
+        """The query heads that share a K/V head, of a token, bf16."""
+        return self.group * self.query_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """All query heads of a token, bf16."""
+        return self.q_heads * self.query_bytes
+
+    @property
+    def qkv_row_bytes(self) -> int:
+        """q, k and v of a token, f32."""
+        return (self.q_heads + 2 * self.kv_heads) * self.f32_head_bytes
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of q that makes softmax weights powers of 2 of the scores."""
+        return _LOG2_E / math.sqrt(self.head_dim)
+
+    @property
+    def keys_bytes(self) -> int:
+        """Scratch of rope_function: one head's K of sixteen tokens, bf16."""
+        return TILE_ROWS * self.query_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedAttentionGeometry(KVPagesGeometry):
+    """Attention of up to `tile_tokens` tokens, `step_slots` slots a step (attention_function.mlir.j2)."""
+
+    tile_tokens: int
+    step_slots: int
+
+    @property
+    def query_tiles(self) -> int:
+        """Tiles of sixteen queries; a query is a head of a token."""
+        return -(-self.tile_tokens * self.group // TILE_ROWS)
+
+    @property
+    def step_pages(self) -> int:
+        return max(1, self.step_slots // self.stride)
+
+    @property
+    def slot_tiles(self) -> int:
+        """Tiles of scores of a page."""
+        return self.stride // 16
+
+    @property
+    def dim_tiles(self) -> int:
+        """Tiles of 32 dims, along which scores are summed."""
+        return self.head_dim // 32
+
+    @property
+    def keeps_queries(self) -> bool:
+        """Whether tiles 1 to 4 hold all of q."""
+        return self.dim_tiles <= 4
+
+    @property
+    def out_tiles(self) -> int:
+        """Tiles of 16 dims of the result."""
+        return self.head_dim // 16
+
+    @property
+    def accumulators(self) -> int:
+        """Tiles of the result that are computed together."""
+        return next(n for n in (4, 3, 2) if self.out_tiles % n == 0)
+
+    @property
+    def v_slots(self) -> int:
+        """Slots of a tile of V, in pairs."""
+        return 32 if self.stride % 32 == 0 else 16
+
+    @property
+    def v_tiles(self) -> int:
+        """Tiles of V of a page, along the slots."""
+        return self.stride // self.v_slots
+
+    @property
+    def v_tile_bytes(self) -> int:
+        return TILE_ROW_BYTES * self.v_slots // 2
+
+    @property
+    def v_dims_bytes(self) -> int:
+        """V of sixteen dims of a page."""
+        return self.v_tiles * self.v_tile_bytes
+
+    @property
+    def weight_row_bytes(self) -> int:
+        """A query's row of a tile of softmax weights, bf16."""
+        return 2 * self.v_slots
+
+    @property
+    def page_score_bytes(self) -> int:
+        """Scores of a tile of queries over a page, f32."""
+        return TILE_ROW_BYTES * self.stride
+
+    @property
+    def page_weight_bytes(self) -> int:
+        """Weights of a tile of queries over a page, bf16."""
+        return self.page_score_bytes // 2
+
+    def round_lines(self, quarters: int) -> int:
+        """Cache lines that each round of a step prefetches of `quarters` quarters of a page's K and V."""
+        return quarters * self.kv_bytes // 4 // TILE_ROW_BYTES // self.step_pages
+
+    @property
+    def local(self) -> Regions:
+        """Memory that the caller of the function allocates."""
+        pointers = -(-2 * self.step_pages * _POINTER_BYTES // TILE_ROW_BYTES) * TILE_ROW_BYTES
+        return Regions(
+            {
+                "config": 64,
+                "sums": self.query_tiles * TILE_ROWS * self.f32_head_bytes,
+                "totals": self.query_tiles * TILE_BYTES,
+                "maxima": self.query_tiles * TILE_ROW_BYTES,
+                "bounds": self.query_tiles * TILE_ROW_BYTES,
+                "factors": TILE_ROW_BYTES,
+                "gathered": TILE_BYTES,
+                "scores": self.step_pages * self.page_score_bytes,
+                "weights": self.step_pages * self.page_weight_bytes,
+                "last_values": self.head_bytes,
+                "k_pages": pointers,
+                "v_pages": pointers,
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeAttentionGeometry(PagedAttentionGeometry):
+    """Rotary embedding, cache write and attention of one token (decode_attention_function.mlir.j2)."""
+
+    @property
+    def token_local(self) -> Regions:
+        """Memory that the caller of the function allocates."""
+        q = -(-self.group_bytes // TILE_ROW_BYTES) * TILE_ROW_BYTES
+        return Regions({"q": q, "keys": self.keys_bytes, "rest": self.local.bytes})

@@ -1,0 +1,123 @@
+"""Geometry of the fused layer: its stages, the buffers between them, and the counters that order them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeometry
+from shortfin_apps.llm.builder.kernels.amx.matmul import (
+    MatmulBf16Geometry,
+    MatmulBlockInt8Geometry,
+    MatmulGeometry,
+    MatmulInt8Geometry,
+)
+from shortfin_apps.llm.builder.kernels.amx.regions import Regions
+from shortfin_apps.llm.builder.kernels.amx.stages import (
+    QuantiseBlocksGeometry,
+    QuantiseRowsGeometry,
+    RmsNormGeometry,
+)
+
+LINE_BYTES = 64
+PARTITIONS = 4
+LINES = 48  # of counters of one call
+
+KernelGeometry = (
+    DecodeAttentionGeometry | MatmulGeometry | RmsNormGeometry | QuantiseBlocksGeometry | QuantiseRowsGeometry
+)
+# Templates of the stages' functions, less `_function`.
+_TEMPLATES: dict[type[KernelGeometry], str] = {
+    DecodeAttentionGeometry: "decode_attention",
+    MatmulBf16Geometry: "matmul_bf16",
+    MatmulInt8Geometry: "matmul_int8",
+    MatmulBlockInt8Geometry: "matmul_block_int8",
+    RmsNormGeometry: "rms_norm",
+    QuantiseBlocksGeometry: "quantise_blocks",
+    QuantiseRowsGeometry: "quantise_rows",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageGeometry:
+    """One stage: `operands` maps arguments of its function to buffers of the kernel, by name."""
+
+    index: int
+    geometry: KernelGeometry
+    operands: Mapping[str, str]
+    # While a worker waits it prefetches its own weights and those that it will most likely claim next.
+    prefetched_panels: ClassVar[int] = 8
+    prefetch_lines: ClassVar[int] = 4  # each time that it looks
+
+    @property
+    def template(self) -> str:
+        return _TEMPLATES[type(self.geometry)]
+
+    @property
+    def is_matmul(self) -> bool:
+        return isinstance(self.geometry, MatmulGeometry)
+
+    @property
+    def is_attention(self) -> bool:
+        return isinstance(self.geometry, DecodeAttentionGeometry)
+
+    @property
+    def prefetch_turns(self) -> int:
+        """A matmul's."""
+        assert isinstance(self.geometry, MatmulGeometry)
+        return self.prefetched_panels * self.geometry.panel_bytes // (self.prefetch_lines * LINE_BYTES)
+
+    @property
+    def completed_at(self) -> int:
+        """Offset of the counter of work items completed, followed by those claimed of each partition."""
+        return LINE_BYTES * (1 + self.index * (1 + PARTITIONS))
+
+    @property
+    def local_bytes(self) -> int:
+        match self.geometry:
+            case DecodeAttentionGeometry():
+                return self.geometry.token_local.bytes
+            case MatmulGeometry():
+                return self.geometry.local.bytes
+            case _:
+                return 0
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayerGeometry:
+    """A dispatch of `stages` (fused_layer.mlir.j2).
+
+    `reads` and `results` name bindings, `scratch` the buffers that stay within the dispatch with the bytes of
+    a row of each.
+    """
+
+    stages: tuple[StageGeometry, ...]
+    reads: tuple[str, ...]
+    results: tuple[str, ...]
+    scratch: Regions
+    partitions: ClassVar[int] = PARTITIONS
+    many_rows: ClassVar[int] = 384  # from which on matmuls are partitioned by rows, not columns
+    min_workgroups: ClassVar[int] = 8
+    max_workgroups: ClassVar[int] = 64
+    rows_per_workgroup: ClassVar[int] = 8  # beyond the fewest
+    call_bytes: ClassVar[int] = LINES * LINE_BYTES  # counters of one call
+
+    def __post_init__(self) -> None:
+        assert LINE_BYTES * (1 + len(self.stages) * (1 + PARTITIONS)) <= self.call_bytes
+
+    @property
+    def attention(self) -> DecodeAttentionGeometry | None:
+        """Of the first stage, if it is a decode's attention."""
+        first = self.stages[0].geometry
+        return first if isinstance(first, DecodeAttentionGeometry) else None
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Bindings: what is updated in place, then results."""
+        return ("counters", *(["cache"] if self.attention else []), *self.results, "scratch")
+
+    @property
+    def local_bytes(self) -> int:
+        """Memory of a worker, which the stages use in turn."""
+        return max(LINE_BYTES, *(stage.local_bytes for stage in self.stages))

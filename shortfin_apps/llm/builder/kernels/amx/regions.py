@@ -1,0 +1,21 @@
+"""Memory that a kernel cuts into named regions, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Named sizes; each region begins where the one before ends."""
+
+    sizes: dict[str, int]
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        return dict(zip(self.sizes, accumulate(self.sizes.values(), initial=0), strict=False))
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())

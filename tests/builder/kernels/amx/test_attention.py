@@ -1,0 +1,52 @@
+"""How attention cuts heads, slots and pages into tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeometry, PagedAttentionGeometry
+
+STACK_BYTES = 96 << 10  # of 128 KiB, which a worker of the runtime has
+SMOLLM2 = {"q_heads": 9, "kv_heads": 3, "head_dim": 64, "stride": 16}
+LLAMA = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "stride": 16}
+WIDE = {"q_heads": 8, "kv_heads": 1, "head_dim": 192, "stride": 32}
+
+
+def attention(shape: dict[str, int], **sizes: int) -> PagedAttentionGeometry:
+    return PagedAttentionGeometry(**shape, page_elements=0, step_slots=64, **sizes)
+
+
+@pytest.mark.parametrize("shape", [SMOLLM2, LLAMA, WIDE])
+def test_tiles_fill_a_page(shape: Any) -> None:
+    g = attention(shape, tile_tokens=8)
+    assert g.dim_tiles * g.slot_tiles * 1024 == g.head_bytes
+    assert g.out_tiles * g.v_tiles * g.v_tile_bytes == g.head_bytes
+    assert g.out_tiles % g.accumulators == 0
+    assert g.layer_bytes == 2 * g.kv_heads * g.stride * g.head_dim * 2
+    assert all(offset % 64 == 0 for offset in g.local.offsets.values())
+
+
+@pytest.mark.parametrize("shape", [SMOLLM2, LLAMA, WIDE])
+@pytest.mark.parametrize("quarters", [1, 2])
+def test_rounds_of_a_step_prefetch_no_more_than_there_is(shape: Any, quarters: int) -> None:
+    g = attention(shape, tile_tokens=1)
+    assert g.round_lines(quarters) * 64 * g.step_pages <= quarters * g.kv_bytes // 4
+    assert g.round_lines(quarters) > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "query_tiles"), [(SMOLLM2, 1, 1), (SMOLLM2, 16, 3), (LLAMA, 16, 4), (WIDE, 8, 4)]
+)
+def test_queries_of_all_tokens_take_tiles_of_sixteen(shape: Any, tokens: int, query_tiles: int) -> None:
+    g = attention(shape, tile_tokens=tokens)
+    assert g.query_tiles == query_tiles
+    assert g.local.bytes < STACK_BYTES
+
+
+@pytest.mark.parametrize(("shape", "q_bytes"), [(SMOLLM2, 384), (LLAMA, 1024), (WIDE, 3072)])
+def test_a_decode_keeps_q_and_keys_beside_what_attention_keeps(shape: Any, q_bytes: int) -> None:
+    g = DecodeAttentionGeometry(**shape, page_elements=0, step_slots=64, tile_tokens=1)
+    assert g.token_local.offsets == {"q": 0, "keys": q_bytes, "rest": q_bytes + g.keys_bytes}
+    assert g.token_local.bytes == q_bytes + g.keys_bytes + g.local.bytes
