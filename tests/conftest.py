@@ -1,4 +1,4 @@
-"""Fixtures that more than one folder of tests uses."""
+"""Fixtures shared by several folders of tests."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # A shell that runs us in the background has SIGINT ignored, and children inherit that: tests that
-    # press Ctrl-C would wait forever.
+    # A shell starts background jobs with SIGINT ignored, and children inherit that: tests that press Ctrl-C
+    # would wait forever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Hypothesis limits each example's time by default; on a busy machine that only finds the others.
+    # Hypothesis limits the time of each example by default, which fails at random on a busy machine.
     settings.register_profile(
         "unhurried", settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
     )
@@ -39,7 +39,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-    """The last line but pytest's own: tests of kernels for a unit that is not here are skipped."""
+    """Reports which families of kernels ran, and which were only compiled as this CPU lacks their unit."""
     yield
     if line := kernel_families.summary():
         terminalreporter.write_line(line)
@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer() -> Generator[None, object, object]:
-    """Makes a test that is out of time print what its asyncio tasks wait for, before the threads' stacks."""
+    """Makes a test that times out print its asyncio tasks' stacks before those of its threads."""
     result = yield
     fail = signal.getsignal(signal.SIGALRM)
     if callable(fail):

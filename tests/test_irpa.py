@@ -25,15 +25,15 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_whole_archive_passes(archive: Path) -> None:
+def test_an_intact_archive_passes(archive: Path) -> None:
     check_archive(archive)
     assert len(open_parameters([archive])) == 2
 
 
 @pytest.mark.parametrize("offset", [*FIELDS.values(), *FIRST_ENTRY.values()])
 @pytest.mark.parametrize("value", [2**64 - 1, 2**63, 10**6])
-def test_a_number_that_leads_out_of_the_file_is_refused(archive: Path, offset: int, value: int) -> None:
-    """IREE's parser follows some of these out of the map, which kills the process."""
+def test_an_offset_outside_the_file_is_refused(archive: Path, offset: int, value: int) -> None:
+    """IREE's parser would follow some of these outside of the mapped file, which kills the process."""
     content = bytearray(archive.read_bytes())
     struct.pack_into("<Q", content, offset, value)
     archive.write_bytes(content)
@@ -42,7 +42,7 @@ def test_a_number_that_leads_out_of_the_file_is_refused(archive: Path, offset: i
 
 
 def read_archive(path: Path) -> dict[str, bytes]:
-    """Through IREE's own reader."""
+    """Reads with IREE's own reader."""
     index = iree.ParameterIndex()
     index.load(str(path))
     return {name: bytes(entry.file_view) for name, entry in index.items()}
@@ -61,8 +61,8 @@ def test_iree_reads_what_is_written(
     assert read_archive(path) == contents
 
 
-def test_one_parameter_is_held_at_a_time(tmp_path: Path) -> None:
-    """The archive takes the contents as a stream: each is written before the next is made."""
+def test_one_parameter_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    """Contents are a stream: each is written before the next is made."""
     path = tmp_path / "x.irpa"
     sizes: list[int] = []
 

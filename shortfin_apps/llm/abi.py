@@ -121,5 +121,5 @@ def argument_names(layout: Layout, *, has_prefill_position: bool = True) -> tupl
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-    """What an entry returns, by name."""
+    """The results of an entry by name; without `top_k` they are logits alone."""
     return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))

@@ -1,8 +1,7 @@
-"""The artefact's `config.json`: the contract between a VMFB and whoever invokes it.
+"""The artefact's `config.json`: the sizes that a VMFB was compiled for.
 
 The fields and their meaning are upstream shortfin's (`module_abi_version` 1), which refuses unknown
-top-level keys; so this file holds only those, and what else we know about a model stands in the
-artefact's `manifest.json`.
+top-level keys. So this file holds only those; everything else about a model is in `manifest.json`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class PagedKVCacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What the VMFB's entries were compiled for. See the module's docstring for the source."""
+    """The sizes of a compiled model. See the module's docstring for their source."""
 
     max_seq_len: int
     transformer_block_count: int
@@ -145,7 +144,7 @@ class ModelConfig:
             raise ArtifactError(f"`module_name` must be a string, not {self.module_name!r}")
         if self.module_abi_version != 1:
             raise ArtifactError(f"`module_abi_version` {self.module_abi_version} is not supported")
-        if cache.kv_cache_dtype not in tuple(KV_DTYPES):  # of a dict it must be hashable
+        if cache.kv_cache_dtype not in tuple(KV_DTYPES):  # a tuple, as the value may not be hashable
             names = ", ".join(KV_DTYPES)
             raise ArtifactError(f"`kv_cache_dtype` {cache.kv_cache_dtype!r} is none of {names}")
         if self.logits_normalization not in LOGITS_NORMALIZATIONS:

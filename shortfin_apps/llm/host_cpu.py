@@ -1,4 +1,4 @@
-"""What the CPU of this host can do, as far as a compiled model depends on it."""
+"""Features of this host's CPU, as far as compiled models depend on them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# LLVM names a compiled model can fault on, and that Linux reports too; the rest tells nothing.
+# LLVM's names of features whose absence makes a compiled model fault, and that Linux reports.
 _DECISIVE = re.compile(r"avx(?!10).*|amx.*|fma|f16c|gfni|vaes|neon|dotprod|i8mm|bf16|sve2?|fullfp16")
 _LINUX_NAMES = {"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp"}
 
 _ARCHITECTURES = {"x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "arm_64", "arm64": "arm_64"}
 
-# Linux, Documentation/arch/x86/xstate.rst: a process asks before its threads may use tile registers.
+# Linux, Documentation/arch/x86/xstate.rst: a process must request permission to use tile registers.
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
 
 
 def is_of_another_architecture(architecture: str) -> bool:
-    """Whether a program for that one (IREE's name) cannot run here; False where either is not known."""
+    """Whether a program for that architecture (IREE's name) cannot run here; False if either is unknown."""
     here = _ARCHITECTURES.get(platform.machine())
     return architecture in _ARCHITECTURES.values() and here is not None and architecture != here
 
 
 @cache
 def permit_amx() -> bool:
-    """Asks the kernel, once, to let every thread of this process use AMX's tile registers.
+    """Requests permission from the kernel, once, for all threads of this process to use AMX's tile registers.
 
-    False where the CPU or the kernel has none, or a sandbox forbids it: AMX code would then be killed.
+    False if the CPU or the kernel has no AMX, or a sandbox forbids it: AMX code would then be killed.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
@@ -42,7 +42,7 @@ def permit_amx() -> bool:
 
 
 def missing_features(needed: Iterable[str], cpuinfo: Path = CPUINFO) -> list[str]:
-    """Those of `needed` (LLVM's names) that this host lacks; none where the host does not say."""
+    """The features of `needed` (LLVM's names) that this host lacks; none if the host does not tell."""
     host = _host_features(cpuinfo)
     if not host:
         return []

@@ -1,4 +1,4 @@
-"""Programs that upstream's exporter made, behind our engine and our server, give upstream's own answers."""
+"""Programs exported by upstream give upstream's own tokens on our engine and our server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cases_for(program: str) -> list[Case]:
     return [case for case in CASES if len(case.prompt_ids) <= longest]
 
 
-def test_the_golden_is_the_one_that_upstream_tests_with() -> None:
+def test_the_golden_is_upstreams_own() -> None:
     assert CASES[0] == Case([0], UPSTREAMS_GOLDEN)
     assert sum(array.size for array in make_weights().values()) > 700_000
 
@@ -48,7 +48,7 @@ def test_the_golden_is_the_one_that_upstream_tests_with() -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
-def test_upstreams_answers_alone_and_together_and_again(
+def test_tokens_equal_upstreams_alone_batched_and_repeated(
     program: str, runtime: Runtime, prefix_cache: PrefixCache, toy_llama: ToyLlama
 ) -> None:
     cases = cases_for(program)

@@ -1,4 +1,4 @@
-"""The two JSON files of upstream's server: what its exporter writes, and what its operators write."""
+"""The JSON files of upstream's server: the model config of its exporter, and server settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SERVER: dict[str, Any] = {  # every field of upstream's ServerParams, at its def
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
-    """EXPORTED with one field, named with a dot inside the cache's, set to something else."""
+    """EXPORTED with one field changed; `paged_kv_cache.NAME` is a field of the cache."""
     raw = copy.deepcopy(EXPORTED)
     *outer, name = path.split(".")
     (raw[outer[0]] if outer else raw)[name] = value
@@ -76,7 +76,7 @@ def serve(tmp_path: Path, settings: object, *argv: str) -> ServerConfig:
     return from_arguments(parser.parse_args(["DIR", "--server_config", str(path), *argv]))
 
 
-def test_the_exported_config_is_read_and_written_again() -> None:
+def test_the_exported_config_survives_a_round_trip() -> None:
     config = ModelConfig.from_dict(EXPORTED)
     assert (config.stride, config.page_elements, config.top_k) == (16, (12288,), None)
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -84,13 +84,13 @@ def test_the_exported_config_is_read_and_written_again() -> None:
 
 
 @pytest.mark.parametrize("field", [*OPTIONAL, f"paged_kv_cache.{SLABS}"])
-def test_what_is_optional_may_be_null_or_absent(field: str) -> None:
-    """Without the slabs' sizes there is one, and a page is layers x (K, V) x heads x stride x dim."""
+def test_an_optional_field_may_be_null_or_absent(field: str) -> None:
+    """Without sizes there is one slab, and a page has layers x (K, V) x heads x stride x dim elements."""
     assert ModelConfig.from_dict(without(field)) == ModelConfig.from_dict(changed(field, None))
     assert ModelConfig.from_dict(without(field)).page_elements == (3 * 2 * 4 * 16 * 32,)
 
 
-def test_fields_of_the_cache_that_nobody_knows_are_ignored_and_others_are_not() -> None:
+def test_unknown_fields_are_ignored_in_the_cache_and_refused_elsewhere() -> None:
     assert ModelConfig.from_dict(changed("paged_kv_cache.x", 1)) == ModelConfig.from_dict(EXPORTED)
     with pytest.raises(ArtifactError, match="'x'"):
         ModelConfig.from_dict(changed("x", 1))
@@ -102,7 +102,7 @@ def test_a_slab_for_each_pipeline_stage() -> None:
 
 
 @pytest.mark.parametrize("field", [*REQUIRED, "paged_kv_cache", "paged_kv_cache.kv_cache_dtype"])
-def test_what_is_missing_is_named(field: str) -> None:
+def test_a_missing_field_is_named(field: str) -> None:
     with pytest.raises(ArtifactError, match=f"`{field}` is missing"):
         ModelConfig.from_dict(without(field))
 
@@ -152,7 +152,7 @@ def test_every_setting_of_upstreams_server_config_is_accepted(tmp_path: Path) ->
     assert (config.prefix_cache, config.chunk_block_size, config.device_ids) == ("none", None, ())
 
 
-def test_null_leaves_a_setting_alone(tmp_path: Path) -> None:
+def test_null_keeps_the_default_of_a_setting(tmp_path: Path) -> None:
     assert serve(tmp_path, dict.fromkeys(SERVER)) == serve(tmp_path, {})
 
 

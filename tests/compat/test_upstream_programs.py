@@ -1,4 +1,4 @@
-"""Programs of upstream's exporter behind our engine, on either runtime."""
+"""Programs in the form of upstream's exporter on our engine, on both runtimes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ EXPECTED = [continuation(prompt, COUNT) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_alone_and_together(runtime: Runtime, variant: Variant, compiled: Compiled) -> None:
+def test_prompts_alone_and_batched(runtime: Runtime, variant: Variant, compiled: Compiled) -> None:
     device = open_device("local-task", runtime)
     options = EngineOptions(prefix_cache="none")
     try:
@@ -148,7 +148,7 @@ def _wrong(config: ModelConfig) -> dict[str, ModelConfig]:
 def test_a_config_of_another_program_is_refused_at_start(
     runtime: Runtime, compiled: Compiled, name: str, fault: str, field: str
 ) -> None:
-    """Upstream's programs carry no types, so what names alone do not tell shows in the first run."""
+    """Upstream's programs declare no types, so some mismatches only show in the first run."""
     variant = VARIANTS[name]
     device = open_device("local-task", runtime)
     try:
@@ -163,7 +163,7 @@ def test_a_config_of_another_program_is_refused_at_start(
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
     runtime: Runtime, compiled: Compiled, name: str
 ) -> None:
-    """The width of the logits tells, in the first run if not before."""
+    """The width of the logits gives the vocabulary, in the first run if not before."""
     variant = VARIANTS[name]
     device = open_device("local-task", runtime)
     try:
@@ -174,7 +174,7 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
         device.close()
 
 
-def test_chunks_of_a_model_that_takes_whole_prompts_are_refused(compiled: Compiled) -> None:
+def test_chunks_are_refused_for_a_model_without_prefill_position(compiled: Compiled) -> None:
     """As upstream does: its `--chunk_block_size` needs `has_prefill_position`."""
     variant = VARIANTS["logits"]
     options = EngineOptions(mode=DefaultModeOptions(chunk_tokens=STRIDE))
@@ -186,7 +186,7 @@ def test_chunks_of_a_model_that_takes_whole_prompts_are_refused(compiled: Compil
         device.close()
 
 
-def test_the_oracle_depends_on_every_token_and_its_place() -> None:
+def test_the_reference_depends_on_every_token_and_its_position() -> None:
     prompt = [3, 1, 4, 1, 5]
     rows = [continuation(np.roll(prompt, shift).tolist(), 1) for shift in range(5)]
     assert len({row[0] for row in rows}) > 1

@@ -1,4 +1,4 @@
-"""Upstream's toy Llama as its exporter wrote it, from tests/golden/toy_llama: see make_toy_llama.py there."""
+"""Upstream's toy Llama as exported by upstream, from tests/golden/toy_llama (make_toy_llama.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCABULARY: int = GOLDEN["weights"]["tensors"]["token_embd.weight"][1]
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and what upstream's model says after it in torch."""
+    """A prompt and the tokens that upstream's model generates after it in torch."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -37,7 +37,7 @@ CASES = [Case(case["prompt_ids"], case["token_ids"]) for case in GOLDEN["cases"]
 
 
 def write_toy_llama(program: str, folder: Path) -> Artifact:
-    """The files that upstream's server is started with, compiled for this CPU."""
+    """The files that upstream's server is started with, with the program compiled for this CPU."""
     parameters, config, tokenizer = (folder / name for name in ("toy.irpa", "config.json", "tokenizer.json"))
     write_parameters(make_weights(), parameters)
     config.write_text(json.dumps(GOLDEN["programs"][program]["config"]))
@@ -63,7 +63,7 @@ def make_weights() -> dict[str, npt.NDArray[Any]]:
 
 
 def write_tokenizer(path: Path) -> None:
-    """As many words as the model has tokens: `w0`, `w1`, ..."""
+    """A tokenizer with one word for each of the model's tokens: `w0`, `w1`, ..."""
     words = {f"w{token}": token for token in range(VOCABULARY)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()

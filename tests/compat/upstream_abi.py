@@ -141,7 +141,7 @@ _ARGMAX = """
 
 @dataclass(frozen=True)
 class Variant:
-    """Which of upstream's export flags the program was made with."""
+    """The export flags of upstream that shape a program."""
 
     has_prefill_position: bool = False
     top_k: int | None = None
@@ -178,8 +178,8 @@ class Variant:
             }
         )
 
-    def _entry(self, phase: str, n: int) -> str:
-        decodes = phase == "decode"
+    def _entry(self, family: str, n: int) -> str:
+        decodes = family == "decode"
         s = "1" if decodes else "?"
         shape = {
             "n": n,
@@ -193,7 +193,7 @@ class Variant:
         pair = f"!torch.vtensor<[{n},{s},1],f16>, !torch.vtensor<[{n},{s},1],si64>"
         types, names = (logits, "%first") if self.top_k is None else (pair, "%first, %second")
         return _ENTRY.format(
-            name=f"{phase}_bs{n}",
+            name=f"{family}_bs{n}",
             scalars=", ".join(f"%{name}_: !torch.vtensor<[{n}],si64>" for name in self._scalars(decodes)),
             slab_arguments=f"%slab: !torch.tensor<[?,{PAGE}],f16>",
             starts=_vector("starts", n)
@@ -207,14 +207,14 @@ class Variant:
         )
 
     def _scalars(self, decodes: bool) -> list[str]:
-        """The order differs between the two kinds of entry; that is upstream's."""
+        """The arguments after the tokens; their order differs between prefill and decode."""
         if decodes:
             return ["lens", "starts"]
         return ["starts", "lens"] if self.has_prefill_position else ["lens"]
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
-    """What the program's model says after `prompt`."""
+    """The tokens that the program's model generates after `prompt`."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(sum((q + 1) * token for q, token in enumerate(tokens)) % VOCABULARY)

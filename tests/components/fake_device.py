@@ -1,10 +1,10 @@
-"""A device whose model is a hash of what it reads, for tests of everything above the runtime border.
+"""A fake device whose model hashes what it reads, for tests of everything above the runtime interface.
 
-The page table stores one number a token. A row's logits are a function of the numbers read back through
-its block table, so a page that was lost, shared too early, overwritten or belongs to somebody else
+The page table stores one number per token. A row's logits are a function of the numbers read back through
+its block table, so a page that was lost, shared too early, overwritten or taken from another request
 changes the tokens. `Faults` raises where a test asks for it. NaN spreads as in a real model: into the
-pages of the row it befell, and from there to whoever reads them: with `reads_masked` also to those whose
-block tables name them without a token there, as a mask that multiplies by 0 does not stop it.
+pages of the affected row, and from there to every row that reads them; with `reads_masked` also to rows that
+list them in their block tables without a token there, as a mask that multiplies by 0 does not stop NaN.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class FakePending:
 
 @dataclass
 class Faults:
-    """What may go wrong.
+    """Hooks that make the device fail.
 
-    `call(name)` runs first in every call of upload, submit, wait, download and clear, and `before(entry)` in
-    every invocation; both may raise. `spoil(row)` makes a row's arithmetic NaN.
+    `call(name)` runs first in every upload, submit, wait, download and clear, and `before(entry)` in every
+    invocation; both may raise. `spoil(row)` makes a row's results NaN.
     """
 
     call: Callable[[str], None] = lambda name: None
@@ -184,7 +184,7 @@ class FakeProgram:
     def _store(
         self, tokens: Array, start: int, seq_len: int, blocks: Array, cache: Array, *, is_spoiled: bool
     ) -> None:
-        """Positions past the block table are the scratch page's, those past `seq_len` anybody's."""
+        """Stores tokens in their pages; positions past the block table go to the scratch page."""
         assert (seq_len - 1) // self.config.stride < len(blocks), "the block table is too narrow"
         positions = np.arange(start, start + len(tokens))
         index, offset = np.divmod(positions, self.config.stride)
@@ -193,7 +193,7 @@ class FakeProgram:
         cache[pages, offset] = np.nan if is_spoiled else values
 
     def _row(self, seq_len: int, blocks: Array, cache: Array) -> Array:
-        """`[VOCAB]` logits after what is read back, NaN if some of that is."""
+        """Logits `[VOCAB]` after the tokens read back, NaN if any of those is."""
         num_pages = -(-int(seq_len) // self.config.stride)
         context = cache[blocks[:num_pages]].reshape(-1)[:seq_len]
         if np.isnan(cache[blocks] if self.reads_masked else context).any():

@@ -51,21 +51,21 @@ class Tables:
         return self.tables.counts
 
 
-def test_a_batch_that_stays_the_same_is_laid_out_once() -> None:
+def test_an_unchanged_batch_is_filled_once() -> None:
     tables, tasks = Tables(), tasks_of([1, 2], [3])
     for _ in range(3):
         counts = tables.step(tasks, 4, 2)
     assert counts == PlanCounts(plans=1, uploads=1)
 
 
-def test_only_the_row_that_got_a_page_is_written() -> None:
+def test_only_a_row_with_a_new_page_is_filled() -> None:
     tables, pages = Tables(), ([1, 2], [3, 4])
     tables.step(tasks_of(*pages), 2, 2)
     pages[1].append(5)
     assert tables.step(tasks_of(*pages), 2, 3) == PlanCounts(plans=1, rows_grew=1, uploads=2)
 
 
-def test_who_joins_gets_a_row_and_who_leaves_gives_it_back() -> None:
+def test_a_row_is_added_for_a_new_task_and_dropped_with_a_finished_one() -> None:
     tables, (a, b, c) = Tables(), ([1], [2], [3])
     tables.step(tasks_of(a, b), 2, 2)
     assert tables.step(tasks_of(a, b, c), 4, 2) == PlanCounts(plans=1, rows_joined=1, uploads=2)
@@ -73,7 +73,7 @@ def test_who_joins_gets_a_row_and_who_leaves_gives_it_back() -> None:
     assert tables.step(tasks_of(b, c), 2, 2) == PlanCounts(plans=1, rows_joined=1, uploads=3)
 
 
-def test_batches_that_take_turns_keep_their_tables() -> None:
+def test_alternating_batches_keep_their_tables() -> None:
     tables = Tables()
     turns = [tasks_of([4 * turn + 1], [4 * turn + 2]) for turn in range(MAX_TABLES)]
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_batches_that_take_turns_keep_their_tables() -> None:
     assert counts == PlanCounts(plans=MAX_TABLES, uploads=MAX_TABLES)
 
 
-def test_tables_are_not_kept_without_end() -> None:
+def test_the_number_of_kept_tables_is_bounded() -> None:
     tables = Tables()
     turns = [tasks_of([4 * turn + 1], [4 * turn + 2]) for turn in range(MAX_TABLES + 1)]
     for tasks in (*turns, turns[0]):
@@ -90,13 +90,13 @@ def test_tables_are_not_kept_without_end() -> None:
     assert counts.plans == MAX_TABLES + 2
 
 
-def test_a_task_alone_is_a_row_and_not_a_plan() -> None:
+def test_a_single_task_counts_as_a_row_and_not_as_a_plan() -> None:
     tables = Tables()
     tables.step(tasks_of([1, 2]), 1, 2)
     assert tables.step(tasks_of([3, 4]), 1, 2) == PlanCounts(rows_joined=2, uploads=2)
 
 
-def test_an_upload_that_failed_is_made_up_for() -> None:
+def test_a_failed_upload_is_repeated() -> None:
     def fail(array: np.ndarray) -> DeviceBuffer:
         raise RuntimeError("boom")
 
@@ -109,7 +109,7 @@ def test_an_upload_that_failed_is_made_up_for() -> None:
 
 
 class BlockTablesMachine(RuleBasedStateMachine):
-    """Leases that come, grow and go, in batches of any members, order, rows and width."""
+    """Leases that are acquired, grow and are released, in batches of any order, rows and width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ TestBlockTables.settings = settings(max_examples=200, stateful_step_count=40, de
     pages=st.integers(17, 60),
     max_running=st.integers(1, 12),
 )
-def test_every_invocation_gets_the_table_that_it_would_get_made_anew(
+def test_every_invocation_gets_the_same_table_as_one_built_from_scratch(
     lengths: list[tuple[int, int]],
     waves: list[int],
     leaves: set[int],
@@ -168,7 +168,7 @@ def test_every_invocation_gets_the_table_that_it_would_get_made_anew(
     pages: int,
     max_running: int,
 ) -> None:
-    """Arrivals at random steps, some of which leave again, on pools that preempt; decodes take turns too."""
+    """Requests arrive at random steps and some are aborted; pools preempt, and decodes take turns."""
     config = fake_config(pages=pages, decode=(1, 2, 4))
     rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, max_running=max_running)  # type: ignore[arg-type]
     batches: list[Batch] = []

@@ -28,7 +28,7 @@ def prefill(*tasks: LlmTaskInput) -> Batch:
     return Batch(EntryFamily.PREFILL, tasks)
 
 
-def test_the_nearest_bucket_above() -> None:
+def test_a_batch_is_padded_to_the_nearest_bucket() -> None:
     made = buckets("decode_bs2", "decode_bs8", "prefill_bs1", "prefill_bs4", "other")
     one = task(1, 4)
     assert made.nearest(Batch(EntryFamily.DECODE, (one,))) == Shape("decode_bs2", Layout.DECODE, 2, 2, 2)
@@ -36,13 +36,13 @@ def test_the_nearest_bucket_above() -> None:
     assert made.nearest(prefill(one, one)) == Shape("prefill_bs4", Layout.PREFILL, 4, 16, 2)
 
 
-def test_an_exact_static_chunk_wins_over_the_dynamic_entry() -> None:
+def test_a_static_entry_of_the_exact_length_is_preferred() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "prefill_bs1_s8")
     assert made.nearest(prefill(task(7, 0))).entry == "prefill_bs1_s8"
     assert made.nearest(prefill(task(3, 0))).entry == "prefill_bs1"
 
 
-def test_a_vmfb_with_static_chunks_alone_pads_to_the_nearest() -> None:
+def test_without_a_dynamic_entry_a_chunk_is_padded_to_the_nearest_static_one() -> None:
     made = buckets("decode_bs1", "prefill_bs1_s8", "prefill_bs1_s16")
     assert made.nearest(prefill(task(9, 0))).entry == "prefill_bs1_s16"
     assert made.nearest(prefill(task(5, 0))).entry == "prefill_bs1_s8"
@@ -53,7 +53,7 @@ def test_a_short_chunk_behind_a_long_history_widens_the_block_table() -> None:
     assert made.nearest(prefill(task(16, 0), task(2, 40))).blocks == 10 + 4
 
 
-def test_packed_tokens_go_to_the_nearest_bucket_and_past_them_to_the_dynamic_entry() -> None:
+def test_packed_tokens_take_the_nearest_bucket_or_the_dynamic_entry() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "extend_t8", "extend_t16", "extend")
     assert made.has_extend
     mixed = (task(1, 5), task(6, 0))
@@ -62,13 +62,13 @@ def test_packed_tokens_go_to_the_nearest_bucket_and_past_them_to_the_dynamic_ent
     assert made.nearest(Batch(EntryFamily.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
 
 
-def test_an_extend_entry_of_rank_two_has_the_padded_layout() -> None:
+def test_an_extend_entry_with_tokens_of_rank_two_is_padded() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "extend", extend_rank=2)
     shape = made.nearest(Batch(EntryFamily.EXTEND, (task(1, 5), task(6, 0))))
     assert shape == Shape("extend", Layout.PREFILL, 2, 16, 3)
 
 
-def test_buckets_without_a_dynamic_entry_do_not_hold_every_batch() -> None:
+def test_static_extend_entries_alone_do_not_fit_every_batch() -> None:
     assert not buckets("decode_bs1", "prefill_bs1", "extend_t8").has_extend
 
 
@@ -78,7 +78,7 @@ def test_a_vmfb_without_the_entries_is_refused(names: tuple[str, ...]) -> None:
         buckets(*names)
 
 
-def test_static_chunks_alone_take_no_other_length() -> None:
+def test_static_prefills_alone_do_not_take_any_length() -> None:
     assert buckets("decode_bs1", "prefill_bs1", "prefill_bs4", "prefill_bs4_s8").takes_any_chunk
     assert not buckets("decode_bs1", "prefill_bs1_s8").takes_any_chunk
     assert not buckets("decode_bs1", "prefill_bs1", "prefill_bs4_s8").takes_any_chunk

@@ -9,7 +9,7 @@ from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, Distrib
 
 
 @given(st.lists(st.integers(0, 2**14)))
-def test_a_bin_holds_what_is_up_to_its_bound(sizes: list[int]) -> None:
+def test_a_bin_counts_sizes_up_to_its_bound(sizes: list[int]) -> None:
     distribution = Distribution()
     for size in sizes:
         distribution.add(size)
@@ -18,14 +18,14 @@ def test_a_bin_holds_what_is_up_to_its_bound(sizes: list[int]) -> None:
     assert distribution.total == sum(sizes)
 
 
-def test_one_invocation_of_a_mix() -> None:
+def test_an_invocation_of_prefills_and_decodes() -> None:
     counts = EntryCounts()
     counts.add([1, 1, 1, 128, 64], rows=208)
     assert (counts.invocations, counts.tasks.total, counts.padded_tokens) == (1, 5, 13)
     assert (counts.prefill_tokens.total, counts.decode_tokens.total) == (192, 3)
 
 
-def test_a_copy_stays_as_it_was() -> None:
+def test_a_copy_does_not_change() -> None:
     counts = EntryCounts()
     counts.add([1], rows=1)
     copy = counts.copy()

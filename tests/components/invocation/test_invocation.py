@@ -17,7 +17,7 @@ from tests.components.simulation import AMX, Simulation
 
 
 class Recorder(FakeProgram):
-    """Keeps the arguments of the last submission, and does not run it."""
+    """Records the arguments of the last submission instead of running it."""
 
     arguments: list[np.ndarray]
 
@@ -60,7 +60,7 @@ def test_prefill_arguments_are_tokens_starts_lens_blocks() -> None:
     assert blocks == [[7, 8, 0, 0], [3, 4, 5, 0], [0] * 4, [0] * 4]
 
 
-def test_without_start_positions_s_and_b_are_one() -> None:
+def test_without_start_positions_s_is_b_times_the_stride() -> None:
     tokens, lens, blocks = run(Batch(EntryFamily.PREFILL, (task([1, 2, 3], 0, [9]),)), has_position=False)
     assert tokens == [[1, 2, 3, 0, 0, 0, 0, 0]]
     assert lens == [3]
@@ -87,8 +87,8 @@ def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
-def test_values_of_which_one_is_no_number_are_none(place: int) -> None:
-    """A program of another compiler need not put it first."""
+def test_values_are_nan_when_one_of_them_is(place: int) -> None:
+    """NaN need not come first in the values of another compiler's program."""
     values = np.arange(8, 0, -1, dtype=np.float16).reshape(2, 1, 4)
     values[1, 0, place] = np.nan
     tasks = (task([1], 0, [3]), task([2], 0, [4]))
@@ -98,8 +98,8 @@ def test_values_of_which_one_is_no_number_are_none(place: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
-def test_in_a_steady_decode_few_steps_change_a_block_table(mode: str) -> None:
-    """Pages hold 16 tokens, and everybody's table row grows at the same step."""
+def test_few_steps_of_a_steady_decode_upload_a_block_table(mode: str) -> None:
+    """Pages hold 16 tokens, and all rows grow at the same step."""
     simulation = Simulation(AMX, BATCH_MODES[mode]())
     for client in range(8):
         simulation.add(str(client), 128 + client, 256)
@@ -119,8 +119,10 @@ def test_in_a_steady_decode_few_steps_change_a_block_table(mode: str) -> None:
     [([128] * 8, 128, 0.07), (list(range(16, 513, 16)), 64, 0.15)],
     ids=["W2", "W3"],
 )
-def test_few_steps_plan(mode: str, prompts: list[int], output_tokens: int, most: float) -> None:
-    """Prefills beside decodes, requests that come and leave, and pages that fill up are no reason for one."""
+def test_few_steps_fill_a_whole_block_table(
+    mode: str, prompts: list[int], output_tokens: int, most: float
+) -> None:
+    """Prefills beside decodes, arrivals, departures and new pages update rows only."""
     simulation = Simulation(AMX, BATCH_MODES[mode]())
     simulation.serve(prompts, output_tokens, clients=len(prompts))
     stats = simulation.engine.stats()

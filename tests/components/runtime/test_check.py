@@ -36,7 +36,7 @@ VALUES, INDICES = TensorType((None, 1, 8), F16), TensorType((None, 1, 8), I64)
 
 
 class Listed:
-    """A program of which only the entries are looked at."""
+    """A program with entries that cannot be invoked."""
 
     def __init__(self, *entries: EntrySignature) -> None:
         self._entries = {entry.name: entry for entry in entries}
@@ -58,21 +58,21 @@ PREFILL_ENTRY = EntrySignature("prefill_bs1", (*PREFILL, CACHE), (VALUES, INDICE
 WHOLE = (PREFILL_ENTRY, decode(2), decode(4))
 
 
-def test_a_program_that_fits() -> None:
+def test_a_matching_program_is_accepted() -> None:
     check_program(Listed(*WHOLE, EntrySignature("prefill_bs1_s128", None, None)), CONFIG)
 
 
-def test_results_may_include_the_logits_as_a_third() -> None:
+def test_logits_may_be_a_third_result() -> None:
     three = dataclasses.replace(PREFILL_ENTRY, results=(VALUES, INDICES, LOGITS))
     check_program(Listed(three, *WHOLE[1:]), CONFIG)
 
 
-def test_entries_without_reflection_are_taken_as_they_are() -> None:
+def test_entries_without_reflection_data_are_accepted() -> None:
     names = ("prefill_bs1", "decode_bs2", "decode_bs4")
     check_program(Listed(*(EntrySignature(name, None, None) for name in names)), CONFIG)
 
 
-def test_a_static_dimension_where_the_config_leaves_it_open_fits() -> None:
+def test_a_static_dimension_fits_a_dynamic_one() -> None:
     arguments = (TensorType((1, 32), I64), *PREFILL[1:], TensorType((8, 256), F16))
     check_program(Listed(dataclasses.replace(PREFILL_ENTRY, arguments=arguments), *WHOLE[1:]), CONFIG)
 
@@ -112,16 +112,14 @@ def test_a_static_dimension_where_the_config_leaves_it_open_fits() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named(
-    entries: tuple[EntrySignature, ...], changes: dict[str, Any], says: str
-) -> None:
+def test_a_mismatch_is_named(entries: tuple[EntrySignature, ...], changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ArtifactError, match=says):
         check_program(Listed(*entries), dataclasses.replace(CONFIG, **changes))
 
 
 @given(stride=st.sampled_from([1, 8, 15, 17, 32, 64]))
-def test_a_stride_that_the_pages_do_not_have_is_named(stride: int) -> None:
-    """The slabs' size is given, and is the signatures'; only the stride is another."""
+def test_a_stride_that_does_not_match_the_page_size_is_named(stride: int) -> None:
+    """The page size is given and matches the entries; only the stride differs."""
     cache = dataclasses.replace(
         CONFIG.paged_kv_cache, block_seq_stride=stride, paged_kv_block_size_elements_per_device=(256,)
     )
@@ -131,7 +129,7 @@ def test_a_stride_that_the_pages_do_not_have_is_named(stride: int) -> None:
         check_program(Listed(*WHOLE), dataclasses.replace(CONFIG, paged_kv_cache=cache))
 
 
-def test_the_width_of_the_logits_is_the_vocabulary() -> None:
+def test_the_vocabulary_size_is_the_width_of_the_logits() -> None:
     three = dataclasses.replace(PREFILL_ENTRY, results=(VALUES, INDICES, LOGITS))
     alone = dataclasses.replace(PREFILL_ENTRY, results=(LOGITS,))
     assert logits_width(three, CONFIG) == 64
@@ -140,7 +138,7 @@ def test_the_width_of_the_logits_is_the_vocabulary() -> None:
     assert logits_width(EntrySignature("prefill_bs1", None, None), CONFIG) is None
 
 
-def test_a_tokenizer_may_be_smaller_than_the_embedding_but_not_larger() -> None:
+def test_a_tokenizer_may_be_smaller_than_the_vocabulary_but_not_larger() -> None:
     check_vocabulary(64, 63)
     check_vocabulary(64, 64)
     check_vocabulary(None, 65)
@@ -154,7 +152,7 @@ EXTEND = EntrySignature("extend", (*PACKED, CACHE), (VALUES, INDICES))
 BUCKET = EntrySignature("extend_t64", (TensorType((64,), I64), *PACKED[1:], CACHE), (VALUES, INDICES))
 
 
-def test_extend_entries_that_fit() -> None:
+def test_matching_extend_entries_are_accepted() -> None:
     check_program(Listed(*WHOLE, EXTEND, BUCKET), CONFIG)
     check_program(Listed(*WHOLE, EntrySignature("extend", None, None)), CONFIG)
     padded = tuple(TensorType(shape, I64) for shape in ((None, None), (None,), (None,), (None, None)))
@@ -180,12 +178,12 @@ def test_extend_entries_that_fit() -> None:
         (dataclasses.replace(EXTEND, results=(LOGITS,)), "`extend` returns 1 results .*at least 2"),
     ],
 )
-def test_extend_entries_that_do_not_fit(entry: EntrySignature, says: str) -> None:
+def test_a_mismatch_of_an_extend_entry_is_named(entry: EntrySignature, says: str) -> None:
     with pytest.raises(ArtifactError, match=says):
         check_program(Listed(*WHOLE, entry), CONFIG)
 
 
-def test_one_slab_per_pipeline_stage() -> None:
+def test_there_is_one_slab_per_pipeline_stage() -> None:
     cache = dataclasses.replace(CONFIG.paged_kv_cache, paged_kv_block_size_elements_per_device=(192, 64))
     config = dataclasses.replace(CONFIG, paged_kv_cache=cache)
     slabs = (TensorType((None, 192), F16), TensorType((None, 64), F16))

@@ -20,7 +20,7 @@ TYPES = st.builds(TensorType, DIMS, st.sampled_from(list(MLIR_DTYPES.values())))
 @given(
     st.lists(TYPES, max_size=5), st.lists(TYPES, max_size=3), st.from_regex(r"[a-z_]\w{0,20}", fullmatch=True)
 )
-def test_what_is_written_is_read_back(
+def test_a_declaration_survives_a_round_trip(
     arguments: list[TensorType], results: list[TensorType], name: str
 ) -> None:
     text = format_declaration(name, arguments, results)
@@ -28,11 +28,11 @@ def test_what_is_written_is_read_back(
 
 
 @given(st.text())
-def test_any_other_text_is_no_declaration(text: str) -> None:
+def test_arbitrary_text_is_not_a_declaration(text: str) -> None:
     assert parse_declaration(text) is None
 
 
-def test_iree_own_form_with_names_and_attributes() -> None:
+def test_names_and_attributes_as_iree_writes_them() -> None:
     text = (
         "sync func @main(%tokens: tensor<8x?xi64> {iree.abi.encoding = tensor<8x?xi32>, a = (i32) -> i64}, "
         "%x.1: tensor<bf16>) -> (%output0: tensor<?xf8E4M3FNUZ>)"
@@ -55,9 +55,9 @@ def test_iree_own_form_with_names_and_attributes() -> None:
         "sync func @f(%x: tensor<f32>,) -> ()",
     ],
 )
-def test_what_is_not_about_tensors_is_left_alone(text: str) -> None:
+def test_types_other_than_tensors_are_not_parsed(text: str) -> None:
     assert parse_declaration(text) is None
 
 
-def test_no_arguments_and_no_results() -> None:
+def test_a_function_without_arguments_and_results() -> None:
     assert parse_declaration("async func @f() -> ()") == ((), ())

@@ -1,4 +1,4 @@
-"""The same promises, kept by both runtimes."""
+"""The contract of `Device`, for both runtimes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_entries_are_listed_without_suffix_and_with_their_types(program: Program
     assert not any(name.startswith("__") or name.endswith("$async") for name in program.entries)
 
 
-def test_an_unknown_entry_is_a_key_error(program: Program) -> None:
+def test_an_unknown_entry_raises_key_error(program: Program) -> None:
     with pytest.raises(KeyError):
         program.submit("no_such_entry", [])
 
 
 @pytest.mark.parametrize("name", ["i64", "i32", "f32", "f16", "bf16"])
-def test_every_dtype_goes_there_and_back(device: Device, program: Program, name: str) -> None:
+def test_every_dtype_survives_a_round_trip(device: Device, program: Program, name: str) -> None:
     dtype = MLIR_DTYPES[name]
     array: Array = np.arange(6).reshape(3, 2).astype(dtype)
     (result,) = program.submit(f"double_{name}", [device.upload(array)]).wait()
@@ -58,7 +58,7 @@ def test_every_dtype_goes_there_and_back(device: Device, program: Program, name:
     np.testing.assert_array_equal(doubled, array + array)
 
 
-def test_upload_copies(device: Device, program: Program) -> None:
+def test_upload_copies_its_argument(device: Device, program: Program) -> None:
     array = np.ones((1, 2), np.int64)
     buffer = device.upload(array)
     array[:] = 7
@@ -73,7 +73,7 @@ def test_upload_takes_any_memory_layout(device: Device) -> None:
 
 
 @pytest.mark.parametrize("only_dispatches", [False, True])
-def test_rows_are_cleared_and_no_others(device: Device, program: Program, only_dispatches: bool) -> None:
+def test_clear_zeroes_only_the_given_rows(device: Device, program: Program, only_dispatches: bool) -> None:
     slab = device.allocate((8,), F32, only_dispatches=only_dispatches)
     program.submit("accumulate", [device.upload(vector(3)), slab]).wait()
     device.clear(slab, [1, 6])
@@ -118,8 +118,8 @@ def test_results_can_be_arguments(device: Device, program: Program) -> None:
     np.testing.assert_array_equal(device.download(result), [[4, 4]])
 
 
-def test_arguments_outlive_their_owner(device: Device, program: Program) -> None:
-    """Nobody holds the uploads or the pending; memory that looks free is written over meanwhile."""
+def test_arguments_live_until_the_invocation_ends(device: Device, program: Program) -> None:
+    """No reference to the uploads or the pending is kept; free memory is overwritten meanwhile."""
     slow = device.upload(np.zeros((1024, 1024), np.float32))
     cache = device.allocate((8,), F32)
     program.submit("slow", [slow])
@@ -133,7 +133,7 @@ def test_arguments_outlive_their_owner(device: Device, program: Program) -> None
 
 
 def test_many_submissions_with_fresh_uploads_never_deadlock(device: Device, program: Program) -> None:
-    """Upstream's server hangs here: it allocates, holding the interpreter lock, behind unflushed work."""
+    """Upstream's server hangs here: it allocates behind unflushed work, holding the GIL."""
     image = device.upload(np.zeros((1024, 1024), np.float32))
     pending = []
     for i in range(6):
@@ -145,7 +145,7 @@ def test_many_submissions_with_fresh_uploads_never_deadlock(device: Device, prog
 
 @pytest.fixture
 def no_forced_switches() -> Iterator[None]:
-    """A thread gets the interpreter lock only when another gives it up of its own accord."""
+    """Sets the switch interval so long that a thread gets the GIL only when another releases it."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)
     yield
@@ -153,7 +153,7 @@ def no_forced_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_forced_switches")
-def test_waiting_releases_the_interpreter_lock(device: Device, program: Program) -> None:
+def test_waiting_releases_the_gil(device: Device, program: Program) -> None:
     image = device.upload(np.ones((1024, 1024), np.float32))
     rounds, stop = [0], threading.Event()
 
@@ -193,7 +193,7 @@ def test_other_threads_may_use_the_device(device: Device, program: Program) -> N
     assert sorted(seen) == [2] * 5 + [4] * 5 + [6] * 5
 
 
-def test_a_failed_invocation_fails_alone(device: Device, program: Program) -> None:
+def test_later_invocations_run_after_a_failed_one(device: Device, program: Program) -> None:
     cache = device.allocate((8,), F32)
 
     def accumulate() -> Any:
@@ -219,7 +219,7 @@ def test_an_assertion_inside_an_entry_fails_that_invocation(device: Device, prog
     assert device.download(result)[0] == 1
 
 
-def test_failures_may_repeat(device: Device, program: Program) -> None:
+def test_repeated_failures_do_no_harm(device: Device, program: Program) -> None:
     cache = device.allocate((8,), F32)
     for _ in range(40 if device.name == "local-task" else 6):  # shortfin: see its module
         with pytest.raises(InvocationError):
@@ -228,15 +228,15 @@ def test_failures_may_repeat(device: Device, program: Program) -> None:
     np.testing.assert_array_equal(device.download(cache), vector(1))
 
 
-def test_an_entry_without_fences_runs_too(device: Device, artefacts: Path) -> None:
+def test_an_entry_without_fences_runs(device: Device, artefacts: Path) -> None:
     program = device.load_program(artefacts / "unfenced.vmfb", [], "plain")
     pending = [program.submit("negate", [device.upload(np.full(4, i, np.float32))]) for i in range(3)]
     for i, step in enumerate(pending):
         np.testing.assert_array_equal(device.download(step.wait()[0]), np.full(4, -i, np.float32))
 
 
-def test_memory_of_one_invocation_serves_the_next(device: Device, program: Program) -> None:
-    """Without a caching allocator every call faults its 12 MB of buffers in anew: 3,000 pages."""
+def test_invocations_reuse_freed_memory(device: Device, program: Program) -> None:
+    """Without a caching allocator every call page-faults on 12 MB of new buffers: 3,000 pages."""
     image = device.upload(np.ones((1024, 1024), np.float32))
     for _ in range(3):
         program.submit("slow", [image]).wait()
@@ -247,7 +247,7 @@ def test_memory_of_one_invocation_serves_the_next(device: Device, program: Progr
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_close_waits_for_what_is_under_way(runtime: Runtime, artefacts: Path) -> None:
+def test_close_waits_for_invocations_in_flight(runtime: Runtime, artefacts: Path) -> None:
     device = open_device("cpu", runtime)
     program = device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")
     program.submit("slow", [device.upload(np.ones((1024, 1024), np.float32))])

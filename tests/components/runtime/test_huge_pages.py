@@ -17,7 +17,7 @@ def test_memory_is_aligned_and_usable(size: int) -> None:
     assert (memory == 7).all()
 
 
-def test_advice_changes_no_content() -> None:
+def test_requesting_huge_pages_keeps_the_content() -> None:
     array = np.arange(HUGE_PAGE, dtype=np.int64)
     use_huge_pages(array[3:])
     np.testing.assert_array_equal(array, np.arange(HUGE_PAGE))

@@ -1,4 +1,4 @@
-"""What only iree.runtime lets a test provoke: a failure on the device, after the submission."""
+"""Failures on the device after the submission, which only iree.runtime lets a test provoke."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def device() -> Iterator[IreeDevice]:
-    """Over a HAL device of its own, as the tests break it; immortal like the real one."""
+    """A device on a HAL device of its own, as the tests break it; never released, like the real one."""
     open_local_task()
     hal = iree.get_driver("local-task").create_device_by_uri("local-task", allocators=["caching"])
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(hal))
@@ -38,12 +38,12 @@ def check_works(device: IreeDevice, program: IreeProgram) -> None:
     np.testing.assert_array_equal(device.download(result), [[2, 2]])
 
 
-def test_what_only_dispatches_write_begins_where_a_page_does(device: IreeDevice) -> None:
+def test_a_buffer_only_dispatches_write_is_aligned_to_a_page(device: IreeDevice) -> None:
     slab = device.allocate((3, 5000), np.dtype(np.float16), only_dispatches=True)
     assert slab.map_bytes().ctypes.data % mmap.PAGESIZE == 0
 
 
-def test_an_invocation_that_fails_under_way(device: IreeDevice, program: IreeProgram) -> None:
+def test_an_invocation_that_fails_in_flight(device: IreeDevice, program: IreeProgram) -> None:
     pending = program.submit("slow", [device.upload(np.ones((1024, 1024), np.float32))])
     device._timeline.last._semaphore.fail("the card fell out")
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_an_invocation_that_fails_under_way(device: IreeDevice, program: IreePro
             pending.wait()
 
 
-def test_a_failure_seen_by_the_next_submission_first(device: IreeDevice, program: IreeProgram) -> None:
+def test_a_failure_first_seen_by_the_next_submission(device: IreeDevice, program: IreeProgram) -> None:
     check_works(device, program)
     device._timeline.last._semaphore.fail("the card fell out")
     pending = program.submit("double_i64", [device.upload(np.ones((1, 2), np.int64))])

@@ -53,7 +53,7 @@ print([name for name in ("shortfin", "_shortfin", "iree.runtime", "iree.compiler
 
 
 @pytest.mark.parametrize("name", ["cpu", "local-task", "hostcpu"])
-def test_names_of_the_cpu(name: str) -> None:
+def test_every_name_of_the_cpu_opens_it(name: str) -> None:
     device = open_device(name)
     assert device.name == "local-task"  # what `auto` means here
     device.close()
@@ -64,7 +64,7 @@ def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
         open_device("tpu")
 
 
-def test_the_number_of_threads_is_the_process_own() -> None:
+def test_the_number_of_threads_is_fixed_for_the_process() -> None:
     open_device("cpu", "iree").close()
     with pytest.raises(ArtifactError, match=r"already runs the CPU driver with .* threads, not 63"):
         open_device("cpu", "iree", threads=63)
@@ -78,7 +78,7 @@ def test_one_worker_for_each_cpu_unless_told_otherwise(threads: int) -> None:
     assert int(ended.stdout) - one_poller == (threads or len(os.sched_getaffinity(0)))
 
 
-def test_a_gpu_runs_on_shortfin_only() -> None:
+def test_a_gpu_needs_shortfin() -> None:
     with pytest.raises(ArtifactError, match="leave `--runtime` at auto"):
         open_device("hip", "iree")
 
@@ -105,8 +105,8 @@ def test_without_shortfin_the_cpu_runs_on_iree(
 
 @pytest.mark.parametrize("close", ["close", "leave"])
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_process_ends_whatever_it_left_open(artefacts: Path, runtime: str, close: str) -> None:
-    """With live buffers, an invocation under way and one that failed."""
+def test_a_process_exits_with_a_device_in_any_state(artefacts: Path, runtime: str, close: str) -> None:
+    """With live buffers, an invocation in flight and one that failed."""
     command = [sys.executable, "-W", "error", "-c", LEAVE, str(artefacts), runtime, close]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -114,6 +114,6 @@ def test_a_process_ends_whatever_it_left_open(artefacts: Path, runtime: str, clo
     assert "leak" not in ended.stderr
 
 
-def test_importing_the_border_imports_no_runtime() -> None:
+def test_importing_the_interface_imports_no_runtime() -> None:
     ended = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

@@ -18,13 +18,13 @@ def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:
     assert parameter_bytes([first, second]) == {"a": 3, "b": 65, "c": 1}
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.irpa").write_bytes(b"nothing of the kind")
     with pytest.raises(ArtifactError, match=r"bad\.irpa"):
         parameter_bytes([tmp_path / "bad.irpa"])
 
 
-def test_contents_are_read_whole(tmp_path: Path) -> None:
+def test_contents_are_read_completely(tmp_path: Path) -> None:
     first, second = tmp_path / "first.irpa", tmp_path / "second.irpa"
     large = bytes(range(256)) * 20_000  # more than a huge page
     write_archive(first, [ArchiveEntry("a", 3), ArchiveEntry("b", len(large))], [b"abc", large])
@@ -34,7 +34,7 @@ def test_contents_are_read_whole(tmp_path: Path) -> None:
     assert contents == {"a": b"abc", "b": large, "c": b"z"}
 
 
-def test_a_splat_stays_one(tmp_path: Path) -> None:
+def test_a_splat_stays_a_splat(tmp_path: Path) -> None:
     index = iree.ParameterIndex()
     index.add_splat("s", b"\x01\x02", 64)
     index.create_archive_file(str(tmp_path / "splat.irpa"))
@@ -54,7 +54,7 @@ def test_a_splat_stays_one(tmp_path: Path) -> None:
         ("no JSON", None),
     ],
 )
-def test_the_embeddings_shape_is_read_where_it_is_written(
+def test_the_embedding_shape_is_read_from_its_metadata(
     tmp_path: Path, metadata: str, rows: int | None
 ) -> None:
     index = iree.ParameterIndex()
@@ -64,7 +64,7 @@ def test_the_embeddings_shape_is_read_where_it_is_written(
     assert embedding_rows([tmp_path / "shark.irpa"]) == rows
 
 
-def test_the_librarys_own_shapes_are_read(tmp_path: Path) -> None:
+def test_shapes_written_by_iree_are_read(tmp_path: Path) -> None:
     index = iree.ParameterIndex()
     iree.parameter_index_add_numpy_ndarray(index, "token_embd.weight", np.zeros((97, 8), np.float16))
     index.create_archive_file(str(tmp_path / "theirs.irpa"))

@@ -1,4 +1,4 @@
-"""The order of events on shortfin's worker thread, which only this device has."""
+"""The order of events on the worker thread of ShortfinDevice."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.timeout(60)
 TURNS_LATE = 1_000  # of the worker's event loop
 
 
-def test_close_frees_nothing_before_every_invocation_is_answered(
+def test_close_frees_nothing_before_every_future_is_resolved(
     artefacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timeline may end many turns of the event loop before the tasks that resolve the futures run."""
+    """The timeline may complete many turns of the event loop before the futures are resolved."""
     complete = ShortfinDevice._complete
     answered_at_release: list[bool] = []
 

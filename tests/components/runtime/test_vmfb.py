@@ -1,4 +1,4 @@
-"""Files that are not what they should be: one clear sentence, never a crash."""
+"""Damaged or wrong files are refused with one clear sentence and never crash the process."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ def test_a_damaged_vmfb_is_refused(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1))
-def test_no_flipped_byte_gets_past_unnoticed_or_crashes(
-    artefacts: Path, tmp_path: Path, position: float
-) -> None:
-    """Bytes of the archive's own bookkeeping may change without harm; then it must load as before."""
+def test_a_flipped_byte_is_refused_or_harmless(artefacts: Path, tmp_path: Path, position: float) -> None:
+    """Some bytes of the ZIP structure may change without harm; then the file must load as before."""
     broken = tmp_path / "broken.vmfb"
     broken.write_bytes(flip(position)((artefacts / "unfenced.vmfb").read_bytes()))
     try:
@@ -68,30 +66,30 @@ def test_no_flipped_byte_gets_past_unnoticed_or_crashes(
 
 
 def test_a_vmfb_without_checksums_is_refused(tmp_path: Path) -> None:
-    """Its damage would go unnoticed until the loader crashed on it (seen, with a flipped byte)."""
+    """Damage to it would be noticed only when the loader crashes (observed with a flipped byte)."""
     vmfb = compile_vmfb(UNFENCED, tmp_path / "flat.vmfb", "--iree-vm-emit-polyglot-zip=false")
     with pytest.raises(ArtifactError, match="without checksums"):
         read_exports(vmfb, "plain")
 
 
-def test_a_missing_vmfb(device: Device, tmp_path: Path) -> None:
+def test_a_missing_vmfb_is_refused(device: Device, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="No such file"):
         device.load_program(tmp_path / "none.vmfb", [], "m")
 
 
-def test_an_archive_of_something_else(device: Device, tmp_path: Path) -> None:
+def test_another_zip_archive_is_refused(device: Device, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme", "hello")
     with pytest.raises(ArtifactError, match="not a VMFB"):
         device.load_program(tmp_path / "other.zip", [], "m")
 
 
-def test_another_module_name(device: Device, artefacts: Path) -> None:
+def test_another_module_name_is_refused(device: Device, artefacts: Path) -> None:
     with pytest.raises(ArtifactError, match=r"called 'plain' where `module_name` .* says 'module'"):
         device.load_program(artefacts / "unfenced.vmfb", [], "module")
 
 
-def test_another_target(device: Device, tmp_path: Path) -> None:
+def test_another_target_is_refused(device: Device, tmp_path: Path) -> None:
     vmfb = tmp_path / "vmvx.vmfb"
     compile_vmfb(
         UNFENCED, vmfb, "--iree-llvmcpu-target-triple=aarch64-linux-gnu", "--iree-llvmcpu-target-cpu=generic"
@@ -107,7 +105,7 @@ def test_another_target(device: Device, tmp_path: Path) -> None:
         "INVALID_ARGUMENT; required module features [Ch] are not available in this runtime",
     ],
 )
-def test_another_compiler_release(tmp_path: Path, message: str) -> None:
+def test_another_compiler_release_is_refused(tmp_path: Path, message: str) -> None:
     error = load_error(tmp_path / "new.vmfb", ValueError(message))
     assert "another IREE release" in str(error)
     assert "shortfin-llm build" in str(error)
@@ -137,21 +135,23 @@ def test_a_missing_parameter_is_named(device: Device, artefacts: Path, tmp_path:
         device.load_program(artefacts / "fenced.vmfb", [], "m")
 
 
-def test_a_parameter_of_another_size(device: Device, artefacts: Path, tmp_path: Path) -> None:
+def test_a_parameter_of_another_size_is_refused(device: Device, artefacts: Path, tmp_path: Path) -> None:
     small = write_irpa(tmp_path / "small.irpa", weight=WEIGHT[:4])
     with pytest.raises(ArtifactError, match="parameter"):
         device.load_program(artefacts / "fenced.vmfb", [small], "m")
 
 
 @pytest.mark.parametrize("keep", [0, 10, 64, 200])
-def test_a_parameter_file_cut_short(device: Device, artefacts: Path, tmp_path: Path, keep: int) -> None:
+def test_a_truncated_parameter_file_is_refused(
+    device: Device, artefacts: Path, tmp_path: Path, keep: int
+) -> None:
     cut = tmp_path / "cut.irpa"
     cut.write_bytes((artefacts / "model.irpa").read_bytes()[:keep])
     with pytest.raises(ArtifactError, match=r"cut\.irpa: .*(cut short|not a usable parameter file)"):
         device.load_program(artefacts / "fenced.vmfb", [cut], "m")
 
 
-def test_a_file_that_holds_no_parameters(device: Device, artefacts: Path, tmp_path: Path) -> None:
+def test_a_file_without_parameters_is_refused(device: Device, artefacts: Path, tmp_path: Path) -> None:
     text = tmp_path / "notes.irpa"
     text.write_text("hello" * 100)
     with pytest.raises(ArtifactError, match="not a usable parameter file"):

@@ -1,15 +1,16 @@
-"""Block tables, laid out once and kept: who is in a batch changes little from step to step.
+"""Block tables of batches, kept and updated, as the requests in a batch change little from step to step.
 
-A table is `[rows, B]` page ids: a row for each task in the batch's order, then padding rows. What a row does
-not own is the scratch page. Rows are laid out from the page lists of leases, which are added to at their end
-alone until they are released: a list and how much of it was laid out tell what a row holds.
+A table is `[rows, B]` page ids: a row for each task in the batch's order, then padding rows. Columns past a
+task's pages hold the scratch page. A row is filled from the page list of the task's lease. Until the lease is
+released, that list is only appended to, so the list's identity and the number of pages copied from it tell
+what the row holds. The updates, as they are counted:
 
-    plan      all rows of a batch of several tasks are laid out, as no kept table has one of them
-    joined    one row is laid out, beside rows that are kept or for a task alone
-    grew      the pages that a row's task got since are added to the row
+    plan      every row of a batch of several tasks is filled, as no kept table has any of them
+    joined    one row is filled: the others are kept, or the batch is a single task
+    grew      the pages that a task got since are appended to its row
 
-Rows that stay are carried over in one copy, whatever becomes of their order. The device gets a table whole,
-an upload, when anything of it has changed, its shape among them.
+Kept rows are copied from the old table in one operation, in any order. The whole table is uploaded again when
+a row or its shape has changed.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 
 Array = npt.NDArray[Any]
-# Of the batches that take turns: decodes and prefills, or decodes of more requests than fit an invocation.
+# Batches take turns: decodes and prefills, or decodes of more requests than fit in one invocation.
 MAX_TABLES = 8
-_SPARE_BLOCKS = 8  # room for pages to come, in a table as it is made
+_SPARE_BLOCKS = 8  # columns of a new table for pages still to come
 
 
 class BlockTables:
@@ -48,34 +49,34 @@ class BlockTables:
         )
 
     def on_device(self, tasks: Sequence[LlmTaskInput], rows: int, blocks: int) -> DeviceBuffer:
-        """The table `[rows, blocks]` of a batch of at most so many tasks."""
-        table = self._kept(tasks) or self._laid_out(tasks)
+        """The table of a batch, padded to `[rows, blocks]`, on the device."""
+        table = self._updated(tasks) or self._new(tasks)
         if table.buffer is None or table.buffer.shape != (rows, blocks):
-            table.buffer = self._upload(table.cut(rows, blocks))
+            table.buffer = self._upload(table.padded(rows, blocks))
             self._uploads += 1
         return table.buffer
 
-    def _kept(self, tasks: Sequence[LlmTaskInput]) -> _BlockTable | None:
-        """The table of this very batch, brought up to date."""
+    def _updated(self, tasks: Sequence[LlmTaskInput]) -> _BlockTable | None:
+        """The kept table of exactly these tasks, brought up to date; None if there is none."""
         for index in reversed(range(len(self._tables))):
             if (grown := self._tables[index].grown_rows(tasks)) is not None:
                 table = self._tables.pop(index)
                 self._tables.append(table)
-                table.lay_out(grown)
+                table.fill(grown)
                 self._rows_grew += len(grown)
                 return table
         return None
 
-    def _laid_out(self, tasks: Sequence[LlmTaskInput]) -> _BlockTable:
-        """A new table with the rows of the one that has most of them, which goes if it has no others."""
+    def _new(self, tasks: Sequence[LlmTaskInput]) -> _BlockTable:
+        """A new table, its rows copied from the kept one with most of them, which is dropped if all were."""
         table = _BlockTable(tasks)
         nearest = self._nearest(table)
         carried = [] if nearest is None else table.carry_over(nearest)
         if nearest is not None and len(carried) == nearest.num_tasks:
             self._tables.remove(nearest)
         grown = table.grown_rows(tasks)
-        assert grown is not None, "a table is of the batch that it was made of"
-        table.lay_out(grown)
+        assert grown is not None, "the table was made for these tasks"
+        table.fill(grown)
         self._tables.append(table)
         del self._tables[:-MAX_TABLES]
         num_joined = len(tasks) - len(carried)
@@ -86,7 +87,7 @@ class BlockTables:
         return table
 
     def _nearest(self, table: _BlockTable) -> _BlockTable | None:
-        """The kept table with most of its rows; the last one used that has more than half of them will do."""
+        """The kept table with most rows in common; the first found with more than half of them will do."""
         most, nearest = 0, None
         for kept in reversed(self._tables):
             if (common := table.num_common(kept)) > most:
@@ -97,16 +98,16 @@ class BlockTables:
 
 
 class _BlockTable:
-    """The table of one batch; `buffer` is its copy on the device, None where that is out of date.
+    """The table of one batch; `buffer` is its copy on the device, None if that is out of date.
 
-    The page lists belong to leases. They are held on to so that no later list can be taken for one of them; a
-    lease that was released has emptied its own.
+    The page lists belong to leases. References to them are kept so that no new list can have the id of an old
+    one; a released lease has emptied its list.
     """
 
     def __init__(self, tasks: Sequence[LlmTaskInput]) -> None:
         self.buffer: DeviceBuffer | None = None
         self._page_lists = [task.page_ids for task in tasks]
-        self._lengths = [0] * len(tasks)  # of what is laid out
+        self._lengths = [0] * len(tasks)  # pages copied into each row
         self._rows = {id(pages): row for row, pages in enumerate(self._page_lists)}
         self._ids = np.zeros((len(tasks), max(map(len, self._page_lists)) + _SPARE_BLOCKS), np.int64)
 
@@ -115,7 +116,7 @@ class _BlockTable:
         return len(self._page_lists)
 
     def grown_rows(self, tasks: Sequence[LlmTaskInput]) -> list[int] | None:
-        """The rows of which something is not laid out; None when this is another batch's table."""
+        """The rows whose tasks have new pages; None if this is another batch's table."""
         if len(tasks) != len(self._page_lists):
             return None
         grown = []
@@ -126,8 +127,8 @@ class _BlockTable:
                 grown.append(row)
         return grown
 
-    def lay_out(self, rows: Sequence[int]) -> None:
-        """Writes what is missing in these rows."""
+    def fill(self, rows: Sequence[int]) -> None:
+        """Copies into these rows the pages that they lack."""
         for row in rows:
             pages, begin = self._page_lists[row], self._lengths[row]
             if len(pages) > self._ids.shape[1]:
@@ -140,7 +141,7 @@ class _BlockTable:
         return len(self._rows.keys() & other._rows.keys())
 
     def carry_over(self, other: _BlockTable) -> list[int]:
-        """Takes over what the other table has of the same rows, and says which those are."""
+        """Copies the rows of the same leases from another table; returns their indices here."""
         pairs = [(row, other._rows[key]) for key, row in self._rows.items() if key in other._rows]
         own, others = [row for row, _ in pairs], [row for _, row in pairs]
         width = min(self._ids.shape[1], other._ids.shape[1])
@@ -149,8 +150,8 @@ class _BlockTable:
             self._lengths[row] = other._lengths[source]
         return own
 
-    def cut(self, rows: int, blocks: int) -> Array:
-        """`[rows, blocks]`: with padding rows and, where the batch needs less, without the last pages."""
+    def padded(self, rows: int, blocks: int) -> Array:
+        """The table as `[rows, blocks]`: padding rows added, columns cut or filled with the scratch page."""
         table = np.zeros((rows, blocks), np.int64)
         width = min(blocks, self._ids.shape[1])
         table[: self.num_tasks, :width] = self._ids[:, :width]

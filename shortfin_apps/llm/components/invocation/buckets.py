@@ -13,7 +13,7 @@ from shortfin_apps.llm.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One invocation's shape: `rows` tasks, `tokens` in all (rows x S where padded), `blocks` B."""
+    """The shape of one invocation: `rows` N or R, `tokens` in total (N x S or T), `blocks` B."""
 
     entry: str
     layout: Layout
@@ -119,7 +119,7 @@ class Buckets:
         return (pages if self._has_prefill_position else max(pages, MIN_BLOCKS)) * self._stride
 
     def _prefill_blocks(self, tasks: Sequence[LlmTaskInput], length: int) -> int:
-        """The pages before the latest start, and those of S after it."""
+        """Blocks up to the latest start position, and those of S after it."""
         first = max(task.start_position for task in tasks) // self._stride
         return max(MIN_BLOCKS, first + length // self._stride)
 

@@ -1,7 +1,4 @@
-"""Counts of what invocations computed, by entry, and of what laying out their arguments took.
-
-The engine's thread counts; a scrape reads.
-"""
+"""Counters of invocations by entry, and of block table updates; the engine's thread writes them."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-BOUNDS = (0, *(2**power for power in range(14)))  # upper bounds of a distribution's bins; one more is open
+BOUNDS = (0, *(2**power for power in range(14)))  # upper bounds of the bins; the last bin has none
 
 
 @dataclass(slots=True)
 class Distribution:
-    """How often which sizes came: `bins[i]` counts those up to `BOUNDS[i]` and above the one before."""
+    """A histogram of sizes: `bins[i]` counts those in `(BOUNDS[i - 1], BOUNDS[i]]`; `total` is their sum."""
 
     bins: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     total: int = 0
@@ -29,7 +26,7 @@ class Distribution:
 
 @dataclass(slots=True)
 class EntryCounts:
-    """The mix in each invocation of one entry: tasks, and tokens of prefills and of decodes."""
+    """Histograms over the invocations of one entry: tasks, and tokens of prefills and of decodes."""
 
     tasks: Distribution = field(default_factory=Distribution)
     prefill_tokens: Distribution = field(default_factory=Distribution)
@@ -38,7 +35,7 @@ class EntryCounts:
     padded_tokens: int = 0
 
     def add(self, lengths: Sequence[int], rows: int) -> None:
-        """One invocation: tokens of each task, and rows computed; a task of a single token is a decode."""
+        """Counts one invocation of `rows` tokens with padding; a task with a single token is a decode."""
         decodes = lengths.count(1)
         total = sum(lengths)
         self.tasks.add(len(lengths))
@@ -59,9 +56,9 @@ class EntryCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCounts:
-    """How often what was done to a block table, in the words of `block_tables.py`."""
+    """Counts of updates of block tables, as `block_tables.py` defines them."""
 
     plans: int = 0
-    rows_joined: int = 0  # without those of plans
+    rows_joined: int = 0  # not counting those in plans
     rows_grew: int = 0
     uploads: int = 0

@@ -1,1 +1,1 @@
-"""Devices that execute VMFBs; the only package besides `build` that imports shortfin or IREE."""
+"""Devices that execute VMFBs; only this package and `builder` import shortfin or IREE."""

@@ -31,9 +31,9 @@ def check_program(program: Program, config: ModelConfig) -> None:
 
 
 def check_vocabulary(rows: int | None, num_tokens: int | None) -> None:
-    """Raises ArtifactError when a tokenizer of `num_tokens` makes ids that an embedding of `rows` lacks.
+    """Raises ArtifactError when a tokenizer of `num_tokens` has ids outside a model's vocabulary of `rows`.
 
-    None is not known.
+    None stands for an unknown size, which fits any.
     """
     if rows is not None and num_tokens is not None and num_tokens > rows:
         raise ArtifactError(
@@ -43,13 +43,13 @@ def check_vocabulary(rows: int | None, num_tokens: int | None) -> None:
 
 
 def logits_width(signature: EntrySignature, config: ModelConfig) -> int | None:
-    """The model's vocabulary, where the entry's results tell: logits are the only result, or the third."""
+    """The size of the model's vocabulary; None where the entry does not declare logits of that width."""
     logits = named_results(signature.results or (), config.top_k).get("logits")
     return None if logits is None else logits.shape[-1]
 
 
 def _check_stride(config: ModelConfig) -> None:
-    """Holds `block_seq_stride` against a page's elements, which the entries' signatures were held against."""
+    """Checks `block_seq_stride` against the elements of a page, which were checked against the entries."""
     cache = config.paged_kv_cache
     per_token = 2 * config.transformer_block_count * cache.attention_head_count_kv * config.attn_head_dim
     elements = sum(config.page_elements)
@@ -100,7 +100,7 @@ def _check_arguments(signature: EntrySignature, expected: dict[str, TensorType],
 
 
 def check_results(signature: EntrySignature, config: ModelConfig) -> None:
-    """Raises ArtifactError when the results, where they are known, are not what `top_k` means."""
+    """Raises ArtifactError when the results, if declared, do not match `top_k`."""
     found = signature.results
     if found is None:
         return
@@ -119,7 +119,7 @@ def check_results(signature: EntrySignature, config: ModelConfig) -> None:
 
 
 def _fits(actual: TensorType, wanted: TensorType) -> bool:
-    """A dimension that either side leaves open fits any."""
+    """Whether the types agree; a dynamic dimension on either side fits any size."""
     return (
         actual.dtype == wanted.dtype
         and len(actual.shape) == len(wanted.shape)
@@ -128,7 +128,7 @@ def _fits(actual: TensorType, wanted: TensorType) -> bool:
 
 
 def _field(argument: str, actual: TensorType, wanted: TensorType) -> str:
-    """The config field that a mismatch of `argument` points at."""
+    """The config fields that a mismatch of `argument` points at."""
     if not argument.startswith("cache slab"):
         return "the batch sizes or `has_prefill_position`"
     if actual.dtype != wanted.dtype:

@@ -25,8 +25,10 @@ _CLOSING = ")>}]"
 
 
 def parse_declaration(text: str) -> tuple[Types, Types] | None:
-    """Argument and result types; None when the text is in another form or mentions something
-    else than tensors (frontends may put any text there)."""
+    """Argument and result types; None when the text has another form or types other than tensors.
+
+    Frontends may put any text there.
+    """
     function = _FUNCTION.fullmatch(text)
     if function is None:
         return None
@@ -36,14 +38,14 @@ def parse_declaration(text: str) -> tuple[Types, Types] | None:
 
 
 def format_declaration(name: str, arguments: Sequence[TensorType], results: Sequence[TensorType]) -> str:
-    """The declaration of an `$async` entry, values named as IREE names anonymous ones."""
+    """The declaration of an `$async` entry, with IREE's default names for values."""
     inputs = ", ".join(f"%input{i}: {format_type(t)}" for i, t in enumerate(arguments))
     outputs = ", ".join(f"%output{i}: {format_type(t)}" for i, t in enumerate(results))
     return f"async func @{name}({inputs}) -> ({outputs})"
 
 
 def format_type(tensor: TensorType) -> str:
-    """As MLIR writes it, e.g. `tensor<8x?xi64>`."""
+    """The type in MLIR's syntax, e.g. `tensor<8x?xi64>`."""
     names = {dtype: name for name, dtype in MLIR_DTYPES.items()}
     dims = "".join("?x" if dim is None else f"{dim}x" for dim in tensor.shape)
     return f"tensor<{dims}{names[tensor.dtype]}>"
@@ -65,10 +67,10 @@ def _parse_value(text: str) -> TensorType | None:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at commas outside of brackets; an attribute may hold whole types."""
+    """Splits at commas outside of brackets; an attribute may contain types."""
     parts, depth, start = [], 0, 0
     for position, char in enumerate(text):
-        # `->` inside an attribute is no closing bracket.
+        # The `>` of `->` inside an attribute closes nothing.
         closes = char in _CLOSING and not (char == ">" and text[position - 1 : position] == "-")
         depth += (char in _OPENING) - closes
         if char == "," and depth == 0:

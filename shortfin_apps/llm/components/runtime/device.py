@@ -1,11 +1,11 @@
-"""The border between the engine and whatever executes a VMFB.
+"""The interface between the engine and the runtimes that execute a VMFB.
 
-Everything above this file knows arrays, entry names and nothing else; everything that imports
-shortfin or iree.runtime implements these four protocols (`iree_device.py`, `shortfin_device.py`).
+Code above this interface knows arrays and entry names, and no runtime. `iree_device.py` and
+`shortfin_device.py` implement these four protocols.
 
-Threads: any thread may call, one at a time; the engine's does. `submit` queues the work and returns.
-(The CPU driver allocates an entry's transient buffers in host order: a `submit` behind an unfinished
-invocation may wait for that one.) Whatever waits does so without holding the interpreter lock.
+Threads: any thread may call, one at a time; in the server only the engine's thread does. `submit` queues
+work and returns. (The CPU driver allocates an entry's transient buffers in host order, so a `submit` behind
+an unfinished invocation may wait for it.) All waiting releases the GIL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeviceBuffer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Static knowledge of one argument or result; None stands for a dynamic dimension."""
+    """The type of one argument or result; None stands for a dynamic dimension."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
@@ -41,11 +41,11 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class EntrySignature:
-    """One exported function, as far as its reflection data tells.
+    """The signature of an exported function, as far as its reflection data declares it.
 
     `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None when the
-    VMFB carries no reflection data for it. With `only_dispatches` it promises that nothing but dispatches
-    writes its arguments: no command of a queue fills them or copies into them.
+    VMFB carries no reflection data for it. `only_dispatches` means that nothing but dispatches writes its
+    arguments: no queue operation fills them or copies into them.
     """
 
     name: str
@@ -60,13 +60,13 @@ class EntrySignature:
 
 
 class Pending(Protocol):
-    """An invocation under way."""
+    """An invocation in flight."""
 
     def wait(self) -> Sequence[DeviceBuffer]:
         """Blocks until the results are ready. Raises InvocationError when the invocation failed.
 
-        A failure is reported here, never by `submit`. An invocation that fails on the device takes
-        those already queued behind it with it; whatever is submitted after this raised runs again.
+        Failures are reported here, never by `submit`. When an invocation fails on the device, those already
+        queued behind it fail too; submissions after this has raised run normally.
         """
         ...
 
@@ -106,17 +106,17 @@ class Device(Protocol):
     ) -> DeviceBuffer:
         """A zero-filled buffer, e.g. a page table slab `[pages, elements]`.
 
-        `stage` is the pipeline stage it belongs to, where stages have devices of their own. A buffer that
-        `only_dispatches` write may lie where they read it faster; other commands on it may fail.
+        `stage` is the pipeline stage it belongs to, if stages have devices of their own. A buffer that
+        `only_dispatches` write may be placed where they read it faster; fills and copies on it may fail.
         """
         ...
 
     def upload(self, array: Array) -> DeviceBuffer:
-        """A copy of `array`, which the caller may change at once."""
+        """Copies `array` to the device; the caller may change it afterwards."""
         ...
 
     def download(self, buffer: DeviceBuffer) -> Array:
-        """A copy of a finished result (or of a buffer that nothing in flight writes)."""
+        """Copies a finished result to the host, or any buffer that nothing in flight writes."""
         ...
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
@@ -124,5 +124,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Waits for what is under way. Nothing made from the device may be used afterwards."""
+        """Waits for invocations in flight. Nothing made from the device may be used afterwards."""
         ...

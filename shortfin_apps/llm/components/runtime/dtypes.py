@@ -1,4 +1,4 @@
-"""Element types as MLIR spells them and as numpy knows them."""
+"""MLIR's element types and numpy's dtypes."""
 
 from __future__ import annotations
 

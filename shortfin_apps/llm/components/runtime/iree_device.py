@@ -1,11 +1,11 @@
-"""The device on iree.runtime: the host CPU through driver `local-task`.
+"""The device on iree.runtime: the host CPU through the driver `local-task`.
 
-Every submission waits on the fence of the one before and signals the next point of one timeline.
-Arrays are written and read through mappings: on the CPU that is a memory copy of about a microsecond,
-and unlike the binding's own copy it does not offer the interpreter lock to another thread each time.
+Every submission waits for the fence of the previous one and signals the next point of one timeline. Arrays
+are written and read through mappings: on the CPU that is a memory copy of about a microsecond, and unlike
+the binding's own copy it does not release the GIL each time.
 
-HAL objects do not keep the device alive that they need in order to be freed, and in a garbage cycle or at
-the interpreter's end nobody chooses the order. So a process has one HAL device, and never releases it.
+HAL objects need their device in order to be freed, but do not keep it alive, and the order is undefined in a
+garbage cycle and at interpreter exit. So a process has one HAL device and never releases it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from shortfin_apps.llm.components.runtime.parameters import read_parameters
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError, InvocationError
 
-# How long an idle worker looks for more work before it sleeps. Waking one costs more than a small
-# dispatch runs; after this long without work the workers cost nothing.
+# How long an idle worker polls for work before it sleeps. Waking a worker takes longer than a small
+# dispatch runs.
 _WORKER_SPIN_US = 100
 
-# The allocator reuses freed buffers of exactly the size that is asked for and gives none back by itself.
-# Entries of dynamic shape ask for other sizes at every batch, so what it holds is let go now and then: it
-# costs a few page faults, and makes room for sizes that are in use.
+# The allocator reuses freed buffers for requests of exactly their size and never releases them by itself.
+# Entries of dynamic shape need other sizes for every batch, so it is trimmed regularly, at the cost of a few
+# page faults.
 _SUBMISSIONS_PER_TRIM = 256
 
 _BYTE = np.dtype(np.uint8)
@@ -48,12 +48,12 @@ _USAGE = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
 
 _ELEMENTS = {dtype: map_dtype_to_element_type(dtype) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {int(element): dtype for dtype, element in _ELEMENTS.items()}
-# A compiled module's own integers are signless; they mean the signed ones.
+# A compiled module's integers are signless; they stand for the signed types.
 _DTYPES |= {
     int(getattr(iree.HalElementType, f"INT_{bits}")): MLIR_DTYPES[f"i{bits}"] for bits in (8, 16, 32, 64)
 }
 
-# The first device opened decides for the process: the driver reads its flags once.
+# The first device opened decides for the process, as the driver reads its flags once.
 _driver_lock = threading.Lock()
 _threads = 0
 _hal_device: Any = None
@@ -78,14 +78,14 @@ def open_local_task(threads: int | None = None) -> IreeDevice:
 def _create_hal_device(threads: int) -> None:
     global _hal_device, _threads
     iree.flags.parse_flags(
-        # Without a count the driver takes one worker per physical core it recognises.
+        # Without a count the driver starts one worker per physical core that it recognises.
         f"--task_topology_group_count={threads}",
         f"--task_worker_spin_us={_WORKER_SPIN_US}",
     )
     driver = iree.get_driver("local-task")
     _hal_device = driver.create_device_by_uri("local-task", allocators=["caching"])
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_hal_device))
-    disable_leak_checker()  # the reference above is what it would report at exit
+    disable_leak_checker()  # it would report the reference above at exit
     _threads = threads
 
 
@@ -110,7 +110,7 @@ class IreeBuffer:
 
 
 class IreePending:
-    """An invocation under way; holds its arguments until the device is done with them."""
+    """An invocation in flight; holds its arguments until the device is done with them."""
 
     def __init__(
         self, timeline: _Timeline, fence: _Fence, arguments: Sequence[DeviceBuffer], results: Any
@@ -175,7 +175,7 @@ class _Fence:
         return self.failed or bool(self._semaphore.query() >= self._value)
 
     def wait(self) -> None:
-        """Raises RuntimeError when the point will never be reached."""
+        """Raises RuntimeError if the timeline failed before this point."""
         self._fence.wait()
 
     def next(self) -> _Fence:
@@ -188,9 +188,9 @@ class _Fence:
 class _Timeline:
     """The order of a device's submissions.
 
-    A semaphore that failed, or whose next value somebody may or may not signal, is useless from then on:
-    either way the timeline goes on with a fresh one. (Should the driver's own queue break, every later
-    invocation fails too, and only a restart helps.)
+    A semaphore that failed, or whose next value may never be signalled, cannot be used any more; the timeline
+    then continues on a new one. (If the driver's own queue breaks, every later invocation fails too, and only
+    a restart helps.)
     """
 
     def __init__(self, device: Any) -> None:
@@ -207,15 +207,17 @@ class _Timeline:
         self.last = self._signal = fence
 
     def reject(self) -> None:
-        """The proposed point was given out but the submission failed: the next ones come from a fresh
-        semaphore, and wait for `last` as before unless that is what failed."""
+        """Discards the proposed point, which was passed to a submission that failed.
+
+        Later points come from a new semaphore; their submissions wait for `last` unless that failed too.
+        """
         self._restart()
         self._signal = self._origin
         if self.last.failed:
             self.last = self._origin
 
     def abandon(self, fence: _Fence) -> None:
-        """`fence` failed, and with it all that follows it on the same semaphore."""
+        """Starts over after `fence` failed, and with it all later points of its semaphore."""
         if fence.same_timeline(self.last):
             self._restart()
             self.last = self._signal = self._origin
@@ -287,9 +289,11 @@ class IreeDevice:
         return array
 
     def _allocate_on_page(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> IreeBuffer:
-        """The allocator's own memory begins behind a header, so a KV page's blocks, which are of 4 KiB, would
-        lie across two pages of memory each. What is imported grants no access to discard what was there,
-        which fills and copies ask for."""
+        """Imports memory aligned to a page, so that blocks of 4 KiB in a KV page do not straddle two pages.
+
+        The allocator's own buffers start behind a header. Imported memory cannot be discarded, which fills
+        and copies need, so only dispatches may write it.
+        """
         memory = empty_bytes(prod(shape) * dtype.itemsize)
         buffer = self._device.from_dlpack_capsule(memory.__dlpack__()).get_buffer()
         memory.fill(0)
@@ -313,7 +317,7 @@ class IreeDevice:
             try:
                 pending.wait()
             except InvocationError:
-                continue  # its owner has been told, or has gone
+                continue  # reported to whoever waits for it
         self._in_flight.clear()
         self._allocator.trim()
 
@@ -351,7 +355,7 @@ class IreeDevice:
         return fence
 
     def _start_sync(self, context: Any, function: Any, values: Any, results: Any) -> _Fence:
-        """An entry without fences knows nothing of the timeline: it runs here, after all before it."""
+        """Runs an entry without fences at once, after waiting for all earlier submissions."""
         fence = self._timeline.last
         try:
             fence.wait()

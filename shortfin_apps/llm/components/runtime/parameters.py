@@ -1,4 +1,4 @@
-"""Parameter files (.irpa, .gguf, .safetensors), looked into before a runtime maps them."""
+"""Reads and checks parameter files (.irpa, .gguf, .safetensors) for the runtimes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.irpa import check_archive
 
-EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # as GGUF and Hugging Face name it
+EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")  # in GGUF and in Hugging Face models
 
 
 def open_parameters(paths: Sequence[Path]) -> Any:
     """One memory-mapped iree.runtime.ParameterIndex over all files. Raises ArtifactError.
 
-    A file that ends before its last parameter is refused here: touching the missing pages of a map
-    would kill the process.
+    A truncated file is refused here: reading a mapped page behind the end of the file would kill the process.
     """
     import iree.runtime as iree
 
@@ -42,7 +41,7 @@ def open_parameters(paths: Sequence[Path]) -> Any:
 
 
 def read_parameters(paths: Sequence[Path]) -> Any:
-    """The same index, read into memory in huge pages instead of mapped. Raises ArtifactError."""
+    """Like `open_parameters`, but read into memory with huge pages instead of mapped."""
     import iree.runtime as iree
 
     index = iree.ParameterIndex()
@@ -77,10 +76,10 @@ def parameter_bytes(paths: Sequence[Path]) -> dict[str, int]:
 
 
 def embedding_rows(paths: Sequence[Path]) -> int | None:
-    """The model's vocabulary, where the parameters tell. Raises ArtifactError.
+    """The size of the model's vocabulary, None where the files do not tell it. Raises ArtifactError.
 
-    amdsharktank's archives do: beside each tensor lies its shape, as JSON after a word for the format
-    (`_make_tensor_metadata` of iree.turbine.aot.params and of iree.runtime). Others are bytes alone.
+    amdsharktank's archives do: each tensor's metadata holds its shape, as JSON after a format tag
+    (`_make_tensor_metadata` in iree.turbine.aot.params and in iree.runtime). Other files hold only bytes.
     """
     index = open_parameters(paths)
     for entry in (index[i] for i in range(len(index))):

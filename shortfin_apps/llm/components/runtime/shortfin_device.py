@@ -1,20 +1,20 @@
 """The device on shortfin: AMD GPUs, and the host CPU.
 
-Everything shortfin does happens on one worker thread of its own, in one long-lived process that takes
-calls from a queue; the caller gets a `concurrent.futures.Future`. What shaped this:
+All calls to shortfin are made on one worker thread of its own, in one long-lived shortfin process that reads
+calls from a queue; callers get a `concurrent.futures.Future`. The reasons for this design:
 
-- A device awaited from outside a worker's process completes only every 500 ms.
-- Allocating on the CPU waits for the work before it with the interpreter lock held, and forever if that
-  work is not flushed yet. So arrays reach the device inside `submit`, after the last invocation was
-  flushed, and on the CPU after it ended.
-- An invocation that fails leaves its point of the fiber's timeline unsignalled, so that fiber never
-  completes anything again: the next invocation runs on a fresh one. An array remembers at most eight
-  other fibers, so a page table survives eight such failures; then the server must be restarted.
-- Freeing an array records on its fiber's timeline, which only the worker may touch: buffers leave their
-  array to the worker.
+- A device awaited outside of a worker's process completes only every 500 ms.
+- Allocating on the CPU waits for earlier work while holding the GIL, and forever if that work has not been
+  flushed. So arrays are put on the device inside `submit`, after the last invocation was flushed, and on the
+  CPU after it has completed.
+- A failed invocation leaves its point of the fiber's timeline unsignalled, so nothing on that fiber completes
+  any more: the next invocation runs on a new fiber. An array remembers at most eight other fibers, so a page
+  table survives eight such failures; then the server must be restarted.
+- Freeing an array records on its fiber's timeline, which only the worker may touch, so buffers hand their
+  arrays over to the worker to be freed.
 
-The CPU part is tested here. The GPU part differs in how the system is built and in copies through host
-memory; it follows shortfin's interface and upstream's use of it, and has not run.
+The CPU part is tested. The GPU part differs in how the system is built and in copies through host memory; it
+follows shortfin's interface and upstream's use of it, and has never been run.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ _ZERO = np.zeros(1, np.uint8)
 
 
 def open_hostcpu() -> ShortfinDevice:
-    """The host CPU, one worker per physical core of this process's NUMA node (shortfin has no setting
-    for hardware threads, nor for spinning workers)."""
+    """The host CPU, with one worker per physical core of this process's NUMA node.
+
+    shortfin has no setting for hardware threads, nor for spinning workers.
+    """
     builder = sf.host.CPUSystemBuilder(env_prefix=None, hostcpu_allocators="caching")
     return ShortfinDevice(builder.create_system(), unified=True)
 
@@ -93,7 +95,7 @@ def _select(device_id: str, available: Sequence[str]) -> str:
 
 
 class ShortfinBuffer:
-    """An array on the device, or, until an invocation first needs it, one still on the host."""
+    """An array on the device, or still on the host until an invocation first needs it."""
 
     def __init__(
         self, device: ShortfinDevice, shape: tuple[int, ...], dtype: np.dtype[Any], content: Any
@@ -110,7 +112,7 @@ class ShortfinBuffer:
 
 
 class ShortfinPending:
-    """An invocation under way."""
+    """An invocation in flight."""
 
     def __init__(self, future: Future[Sequence[ShortfinBuffer]]) -> None:
         self._future = future
@@ -141,12 +143,12 @@ class ShortfinProgram:
         return ShortfinPending(self._device.invoke(self._functions[entry], buffers))
 
     def release(self) -> None:
-        """To be called on the worker, before the system goes."""
+        """Frees the functions; to be called on the worker, before the system shuts down."""
         self._functions.clear()
 
 
 class _Call(sf.Message):  # type: ignore[misc]
-    """Something for the process to start; it must not wait for the device unless it has to."""
+    """Work for the process to start; it should not wait for the device unless it must."""
 
     def __init__(self, start: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -171,10 +173,10 @@ class _Process(sf.Process):  # type: ignore[misc]
 
 
 class _Completion:
-    """Completes when what the device was given up to now is done."""
+    """Completes when all work submitted to the device so far has completed."""
 
     def __init__(self, device: Any) -> None:
-        self._iterator = device.__await__()  # takes its point of the timeline here, not when awaited
+        self._iterator = device.__await__()  # fixes its point of the timeline here, not when awaited
 
     def __await__(self) -> Generator[Any, None, None]:
         return cast(Generator[Any, None, None], self._iterator)
@@ -192,12 +194,12 @@ class ShortfinDevice:
         self._process = _Process(self._queue.reader(), fiber=self._fiber)
         self._process.launch()
         self._disposed: list[Any] = []
-        self._under_way: set[asyncio.Task[None]] = set()  # each resolves an invocation's future; the worker's
+        self._in_flight: set[asyncio.Task[None]] = set()  # one for each invocation; the worker's
         self._buffers: WeakSet[ShortfinBuffer] = WeakSet()
         self._programs: list[ShortfinProgram] = []
-        self._immortal = False
+        self._is_leaked = False
         self._closed = False
-        atexit.register(self.close)  # an open system would keep the process from ending
+        atexit.register(self.close)  # an open system keeps the process from exiting
 
     @property
     def name(self) -> str:
@@ -214,7 +216,7 @@ class ShortfinDevice:
                 sf.ProgramModule.parameter_provider(self._system, provider),
                 sf.ProgramModule.load(self._system, str(vmfb), mmap=True),
             ]
-            # One context for all fibers: whoever starts invocations is the process above, alone.
+            # One context for all fibers, as only the process above starts invocations.
             loaded = sf.Program(modules, devices=self._fiber.raw_devices, isolation=sf.ProgramIsolation.NONE)
             functions = {name: loaded[f"{module_name}.{name}"] for name in exports}
         except Exception as error:
@@ -254,13 +256,13 @@ class ShortfinDevice:
             content[list(rows)] = 0
 
     def invoke(self, function: Any, buffers: Sequence[ShortfinBuffer]) -> Future[Sequence[ShortfinBuffer]]:
-        """Queues a call of `function`; the future fails as the invocation does."""
+        """Queues a call of `function`; the future fails if the invocation does."""
         future: Future[Sequence[ShortfinBuffer]] = Future()
         self._queue.write_nodelay(_Call(lambda: self._invoke(function, buffers, future)))
         return future
 
     def dispose(self, array: Any) -> None:
-        """Leaves an array to be freed by the worker; from any thread."""
+        """Has the worker free an array; callable from any thread."""
         if not self._closed:
             self._disposed.append(array)
 
@@ -281,7 +283,7 @@ class ShortfinDevice:
         return buffer
 
     def _call(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Runs `work` on the worker, after all that was queued before."""
+        """Runs `work` on the worker, after all work queued before."""
         future: Future[T] = Future()
 
         async def start() -> None:
@@ -293,7 +295,7 @@ class ShortfinDevice:
         self._queue.write_nodelay(_Call(start))
         return future
 
-    # On the worker.
+    # The methods below run on the worker.
 
     async def _invoke(
         self, function: Any, buffers: Sequence[ShortfinBuffer], future: Future[Sequence[ShortfinBuffer]]
@@ -309,8 +311,8 @@ class ShortfinDevice:
             future.set_exception(error)
             return
         task = self._worker.loop.create_task(self._complete(completion, fiber, results, buffers, future))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
 
     async def _complete(
         self,
@@ -333,7 +335,7 @@ class ShortfinDevice:
 
     async def _put_on_device(self, staged: Sequence[ShortfinBuffer]) -> None:
         if staged and self._unified:
-            await _Completion(self._fiber.device(0))  # allocating would wait, holding the lock
+            await _Completion(self._fiber.device(0))  # else allocating would wait, holding the GIL
         for buffer in staged:
             array = self._new_array(buffer.shape, buffer.dtype, stage=0)
             host = array if self._unified else array.for_transfer()
@@ -357,8 +359,8 @@ class ShortfinDevice:
         return _read(host, source.shape, source.dtype)
 
     async def _fill(self, array: Any, rows: Sequence[int]) -> None:
-        if self._immortal:
-            # Work on an array may wait for the fiber it was made on, and one has been given up.
+        if self._is_leaked:
+            # Work on an array may wait for the fiber that it was made on, which may have been retired.
             logger.warning("pages of a request that failed are not cleared, as the device has failed before")
             return
         for row in rows:
@@ -366,8 +368,8 @@ class ShortfinDevice:
         await _Completion(array.device)
 
     async def _release(self) -> None:
-        # The timeline may be at its end before these tasks ran, and after the queue is closed they never do.
-        for task in list(self._under_way):
+        # The timeline may complete before these tasks have, and they cannot run after the queue is closed.
+        for task in list(self._in_flight):
             await task
         for ordinal in range(len(self._fiber.raw_devices)):
             await _Completion(self._fiber.device(ordinal))
@@ -383,14 +385,17 @@ class ShortfinDevice:
 
     def _replace_fiber(self) -> None:
         self._fiber = self._system.create_fiber(self._worker)
-        self._immortalise_system()
+        self._leak_system()
 
-    def _immortalise_system(self) -> None:
-        """Arrays of a retired fiber are freed when its timeline moves, which it never will; and a
-        system waits for that before it goes. So the system must outlive the interpreter."""
-        if not self._immortal:
+    def _leak_system(self) -> None:
+        """Keeps the system alive beyond interpreter exit.
+
+        A system waits for all arrays before it is destroyed, and those of a retired fiber are freed only when
+        its timeline advances, which it never does.
+        """
+        if not self._is_leaked:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._system))
-            self._immortal = True
+            self._is_leaked = True
 
 
 def _write(array: Any, content: Array) -> None:

@@ -1,7 +1,7 @@
-"""What a VMFB says about itself, read without opening a device.
+"""Reads the entries that a VMFB exports, without opening a device.
 
-Both runtimes load bytecode of the same IREE release, and only iree.runtime shows reflection data; so the
-file is examined here, once, for either.
+Both runtimes load bytecode of the same IREE release, and only iree.runtime exposes reflection data, so both
+use this module.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _REBUILD = "rebuild it with `shortfin-llm build`"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """An entry and the function that runs it: `<entry>$async` when there is one, else `<entry>`.
+    """An entry and the function that implements it: `<entry>$async` if there is one, else `<entry>`.
 
-    `is_async` functions take a wait and a signal fence behind their arguments.
+    `is_async` functions take a wait fence and a signal fence after their arguments.
     """
 
     function: str
@@ -36,8 +36,10 @@ class Export:
 
 
 def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
-    """The entries of a VMFB by name. Raises ArtifactError when it is damaged, of another IREE release,
-    or not called `module_name`."""
+    """The entries of a VMFB by name.
+
+    Raises ArtifactError when it is damaged, of another IREE release, or its module is not `module_name`.
+    """
     import iree.runtime as iree
 
     check_file(path)
@@ -57,9 +59,9 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
 
 
 def check_file(path: Path) -> None:
-    """Refuses what is no whole VMFB: the loader trusts its input, and damage may crash the process.
+    """Raises ArtifactError unless the file is a whole VMFB: IREE's loader may crash on a damaged one.
 
-    So only the usual form of the file is taken, which is a ZIP archive too and carries checksums.
+    Only IREE's default format is accepted, which is a ZIP archive too and so has checksums.
     """
     try:
         with path.open("rb") as file:
@@ -86,7 +88,7 @@ def _describe(head: bytes) -> str:
 
 
 def load_error(path: Path, error: Exception) -> ArtifactError:
-    """What a runtime's refusal of the VMFB or its parameters means."""
+    """Explains a runtime's error on loading a VMFB and its parameters."""
     text = str(error)
     reason = text.splitlines()[0] if text else type(error).__name__
     if "bytecode version" in text or "module features" in text:
