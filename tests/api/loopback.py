@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -82,3 +83,11 @@ async def loopback(
             server.should_exit = True
             await loop.ended()
             await harness.client.aclose()
+
+
+@asynccontextmanager
+async def ready_server(script: Script | None = None, **options: Any) -> AsyncIterator[Loopback]:
+    """As `loopback`, with the model loaded."""
+    async with loopback(script, **options) as server:
+        await server.until_ready()
+        yield server

@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.errors import DeadlineExceededError, InvocationError
 from shortfin_apps.llm.server.logs import formatter
 from tests.api.harness import TOKENIZER, Harness
-from tests.api.loopback import TIMEOUT_S, loopback
+from tests.api.loopback import TIMEOUT_S, ready_server
 from tests.api.scripted_engine import Script, aborting, failing, forever
 
 LOGGER = "shortfin_apps.llm.api.access_log"
@@ -208,8 +208,7 @@ async def test_an_aborted_request_and_its_abort_log_a_line_each(
 async def test_a_client_that_disconnects_logs_one_line(
     stream: bool, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with loopback(forever(TOKENIZER, "the ")) as server:
-        await server.until_ready()
+    async with ready_server(forever(TOKENIZER, "the ")) as server:
         server.engine.gate.clear()
         writer = await server.send_raw("/generate", json.dumps({"text": "a", "stream": stream}).encode())
         async with asyncio.timeout(TIMEOUT_S):

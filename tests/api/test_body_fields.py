@@ -18,7 +18,7 @@ from shortfin_apps.llm.api.body_fields import (
 )
 from shortfin_apps.llm.api.schema import CompletionBody
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness, events_of
-from tests.api.loopback import loopback
+from tests.api.loopback import ready_server
 
 # Fields of other servers that change the answer; earlier versions ignored them.
 CHANGING: list[tuple[str, dict[str, Any], str]] = [
@@ -156,8 +156,7 @@ def test_a_header_lists_a_limited_number_of_names(names: list[str]) -> None:
 async def test_names_cannot_inject_a_header(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     """With uvicorn writing the headers."""
     names = ["a\r\nSet-Cookie: x=1", "b\nforged line", "ü", "日本", "c" * 5000, ""]
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         body = {"prompt": "a", "stream": stream, **dict.fromkeys(names, 1)}
         response = await server.client.post(COMPLETIONS, json=body)
     assert response.status_code == 200

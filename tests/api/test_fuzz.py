@@ -20,7 +20,7 @@ EXPECTED = {200, 400, 404, 413}
 scalars = (
     st.none()
     | st.booleans()
-    | st.integers(-(2**65), 2**65)
+    | st.integers(-(2**70), 2**70)
     | st.integers(-3, 300)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
@@ -42,7 +42,8 @@ messages = st.lists(st.fixed_dictionaries({"role": st.just("user") | values}, op
 BODIES = {
     "/generate": st.tuples(
         st.fixed_dictionaries(
-            {"text": st.just("hello") | values}, optional={"sampling_params": sampling | st.lists(sampling)}
+            {"text": st.just("hello") | st.lists(st.text(max_size=3), max_size=3) | values},
+            optional={"sampling_params": sampling | st.lists(sampling, max_size=3) | values},
         ),
         fields_of(GenerateBody),
     ),

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.errors import InvocationError
 from tests.api.harness import MAX_REQUESTS, MAX_SEQ_LEN, TOKENIZER, Harness, events_of
-from tests.api.scripted_engine import failing, forever, saying
+from tests.api.scripted_engine import failing, forever
 from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
 
 PROMPT = "hello"
@@ -356,35 +352,3 @@ async def test_a_failed_invocation_is_an_error_whole_and_streamed() -> None:
     assert response.json() == {"error": "the device failed", "code": "INVOCATION_FAILED"}
     *_, last = events_of(await harness.post("/generate", {"text": "a", "stream": True}))
     assert last == {"error": "the device failed", "code": "INVOCATION_FAILED"}
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-sampling_bodies = st.dictionaries(
-    st.sampled_from([*SamplingBody.model_fields, *SamplingBody.REFUSED]), json_values, max_size=4
-)
-generate_bodies = st.fixed_dictionaries(
-    {},
-    optional={
-        **dict.fromkeys([*GenerateBody.model_fields, *GenerateBody.REFUSED], json_values),
-        "text": st.text(max_size=8) | st.lists(st.text(max_size=3), max_size=3),
-        "sampling_params": sampling_bodies | st.lists(sampling_bodies, max_size=3) | json_values,
-    },
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(body=generate_bodies | json_values)
-async def test_any_body_is_answered_or_refused(body: object) -> None:
-    harness = Harness(saying(TOKENIZER, "x"))
-    content = json.dumps(body).encode("utf-8", "surrogatepass")
-    headers = {"content-type": "application/json"}
-    response = await harness.client.post("/generate", content=content, headers=headers)
-    assert response.status_code in (200, 400), response.text
-    if response.status_code == 400:
-        assert response.json()["code"] == "INVALID_REQUEST_ARGS"
-    assert not harness.engine.live
-    await harness.client.aclose()

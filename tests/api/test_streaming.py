@@ -14,7 +14,7 @@ from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.protocol import BoundedProtocol
 from tests.api.harness import TOKENIZER
-from tests.api.loopback import TIMEOUT_S, Loopback, loopback
+from tests.api.loopback import TIMEOUT_S, Loopback, ready_server
 from tests.api.scripted_engine import forever
 from tests.components.engine_fixture import Rig, make_rig
 from tests.components.fake_device import fake_config
@@ -37,8 +37,7 @@ async def all_freed(server: Loopback) -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [b"false", b"true"])
 async def test_a_disconnect_while_waiting_aborts_all_sequences(path: str, stream: bytes) -> None:
-    async with loopback(forever(TOKENIZER, "the ")) as server:
-        await server.until_ready()
+    async with ready_server(forever(TOKENIZER, "the ")) as server:
         server.engine.gate.clear()
         writer = await server.send_raw(path, BODIES[path] % stream)
         await asyncio.wait_for(server.engine.waiting.wait(), TIMEOUT_S)
@@ -49,8 +48,7 @@ async def test_a_disconnect_while_waiting_aborts_all_sequences(path: str, stream
 
 
 async def test_a_disconnect_during_a_stream_aborts_all_sequences() -> None:
-    async with loopback(forever(TOKENIZER, "the ")) as server:
-        await server.until_ready()
+    async with ready_server(forever(TOKENIZER, "the ")) as server:
         body = {"prompt": "a", "max_tokens": 100, "stream": True}
         async with server.client.stream("POST", "/v1/completions", json=body) as response:
             async for _ in response.aiter_lines():
@@ -60,8 +58,7 @@ async def test_a_disconnect_during_a_stream_aborts_all_sequences() -> None:
 
 
 async def test_chunks_are_sent_as_they_are_generated() -> None:
-    async with loopback(forever(TOKENIZER, "the ")) as server:
-        await server.until_ready()
+    async with ready_server(forever(TOKENIZER, "the ")) as server:
         server.engine.gate.clear()
         body = {"text": "a", "stream": True}
         async with server.client.stream("POST", "/generate", json=body) as response:
@@ -107,8 +104,7 @@ async def test_a_client_that_stops_reading_loses_its_pages(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
-    async with loopback(load=served_by(rig), send_timeout=60) as server:
-        await server.until_ready()
+    async with ready_server(load=served_by(rig), send_timeout=60) as server:
         _, writer = await ask_and_leave_unread(server)
         async with asyncio.timeout(TIMEOUT_S):
             while "reads too slowly" not in caplog.text:
@@ -121,8 +117,7 @@ async def test_a_client_that_stops_reading_loses_its_pages(
 
 async def test_a_client_that_stops_reading_is_disconnected() -> None:
     rig = make_rig(fake_config(stride=16, pages=100, max_seq_len=LONG_CONTEXT))
-    async with loopback(load=served_by(rig), send_timeout=0.05) as server:
-        await server.until_ready()
+    async with ready_server(load=served_by(rig), send_timeout=0.05) as server:
         reader, writer = await ask_and_leave_unread(server)
         async with asyncio.timeout(TIMEOUT_S):
             while not busy(server):

@@ -27,7 +27,7 @@ from shortfin_apps.llm.server.config import ServerConfigError
 from shortfin_apps.llm.server.http_server import LAST_STEP_S, bind
 from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import MODEL, TOKENIZER
-from tests.api.loopback import TIMEOUT_S, Loopback, loopback
+from tests.api.loopback import TIMEOUT_S, Loopback, loopback, ready_server
 from tests.api.scripted_engine import forever
 from tests.components.text.tiny_tokenizers import byte_level_tokenizer
 
@@ -55,8 +55,7 @@ def blocked_loader() -> Iterator[BlockedLoader]:
 @asynccontextmanager
 async def server_with_stream() -> AsyncIterator[tuple[Loopback, asyncio.Task[str]]]:
     """A server in the middle of a streamed answer, which waits at the engine's gate."""
-    async with loopback(forever(TOKENIZER, "the ")) as server:
-        await server.until_ready()
+    async with ready_server(forever(TOKENIZER, "the ")) as server:
         server.engine.gate.clear()
         answer = asyncio.create_task(stream_to_end(server))
         await server.engine.waiting.wait()
@@ -108,8 +107,7 @@ async def test_the_banner_suggests_a_request_the_model_can_answer(
 ) -> None:
     """The command in the banner works as printed."""
     tokenizer = byte_level_tokenizer(**({} if has_template else {"chat_template": None}))
-    async with loopback(tokenizer=tokenizer) as server:
-        await server.until_ready()
+    async with ready_server(tokenizer=tokenizer) as server:
         banner = capsys.readouterr().out
         path, body = re.search(r"curl http://[^/]+(/\S+) .*-d '(.*)'", banner, re.DOTALL).groups()  # type: ignore[union-attr]
         assert path == ("/v1/chat/completions" if has_template else "/v1/completions")
@@ -159,8 +157,7 @@ async def test_the_port_answers_while_the_server_drains() -> None:
 async def test_a_request_received_just_before_the_port_closes_gets_503(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as late:
             late.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
             answers = late.makefile("rb")
@@ -183,8 +180,7 @@ async def test_a_request_received_just_before_the_port_closes_gets_503(
 
 
 async def test_requests_are_accepted_during_the_drain_delay() -> None:
-    async with loopback(drain_delay=TIMEOUT_S * 10) as server:
-        await server.until_ready()
+    async with ready_server(drain_delay=TIMEOUT_S * 10) as server:
         send_signal()
         await until_not_ready(server)
         answer = await server.client.post("/generate", json={"text": "a"})
@@ -197,8 +193,7 @@ async def test_requests_are_accepted_during_the_drain_delay() -> None:
 
 
 async def test_the_server_drains_after_the_drain_delay() -> None:
-    async with loopback(drain_delay=0.01) as server:
-        await server.until_ready()
+    async with ready_server(drain_delay=0.01) as server:
         send_signal()
         await server.ended()
     assert server.engine.drained_with == 5
@@ -237,24 +232,22 @@ def test_an_address_of_another_host_is_reported() -> None:
 
 
 async def test_a_stopped_server_refuses_connections() -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
+        pass
     with pytest.raises(httpx.TransportError):
         async with httpx.AsyncClient() as client:
             await client.get(f"http://127.0.0.1:{server.port}/ready")
 
 
 async def test_api_keys_from_the_settings_are_required() -> None:
-    async with loopback(api_key="k1,k2") as server:
-        await server.until_ready()
+    async with ready_server(api_key="k1,k2") as server:
         assert (await server.client.get("/metrics")).status_code == 401
         headers = {"authorization": "Bearer k2"}
         assert (await server.client.get("/metrics", headers=headers)).status_code == 200
 
 
 async def test_limits_from_the_settings_apply() -> None:
-    async with loopback(max_body_bytes=100, max_n=1) as server:
-        await server.until_ready()
+    async with ready_server(max_body_bytes=100, max_n=1) as server:
         assert (await server.client.post("/generate", json={"text": "a" * 100})).status_code == 413
         body = {"text": "a", "sampling_params": {"n": 2}}
         assert (await server.client.post("/generate", json=body)).status_code == 400
@@ -283,8 +276,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSL
 
 async def test_tls(certificate: tuple[Path, ssl.SSLContext], capsys: pytest.CaptureFixture[str]) -> None:
     path, trusting = certificate
-    async with loopback(tls=trusting, ssl_certfile=path) as server:
-        await server.until_ready()
+    async with ready_server(tls=trusting, ssl_certfile=path) as server:
         assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
         assert f"at https://127.0.0.1:{server.port} " in capsys.readouterr().out
         with pytest.raises(httpx.TransportError):
@@ -295,8 +287,7 @@ async def test_tls(certificate: tuple[Path, ssl.SSLContext], capsys: pytest.Capt
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["nothing", "half a ClientHello"])
 async def test_a_tls_handshake_times_out(certificate: tuple[Path, ssl.SSLContext], sent: bytes) -> None:
     path, trusting = certificate
-    async with loopback(tls=trusting, ssl_certfile=path, read_timeout=0.2) as server:
-        await server.until_ready()
+    async with ready_server(tls=trusting, ssl_certfile=path, read_timeout=0.2) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(sent)
         async with asyncio.timeout(TIMEOUT_S):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.api.access_log import current_request_id
 from shortfin_apps.llm.server.logs import MAX_LINES, formatter, set_up
-from tests.api.loopback import loopback
+from tests.api.loopback import loopback, ready_server
 
 PIPE_BYTES = 4096  # the minimum on Linux
 PATIENCE_S = 60.0  # generous: it takes milliseconds
@@ -110,8 +110,7 @@ def log_as(request_id: str) -> None:
 
 async def test_a_request_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     with log_set_up(io.StringIO()) as stream:
-        async with loopback(log_format="json") as server:
-            await server.until_ready()
+        async with ready_server(log_format="json") as server:
             headers = {"X-Request-Id": "r2"}
             await server.client.post("/v1/completions", json={"prompt": "a"}, headers=headers)
     told = [json.loads(line) for line in stream.getvalue().splitlines()]

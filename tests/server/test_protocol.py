@@ -9,7 +9,7 @@ import pytest
 
 from shortfin_apps.llm.server.protocol import MAX_HEADER_BYTES
 from tests.api.harness import TOKENIZER
-from tests.api.loopback import TIMEOUT_S, Loopback, loopback
+from tests.api.loopback import TIMEOUT_S, Loopback, ready_server
 from tests.api.scripted_engine import forever
 
 pytestmark = pytest.mark.timeout(60)
@@ -55,8 +55,7 @@ async def exchange(server: Loopback, pieces: Iterator[bytes]) -> bytes:
 
 @pytest.mark.parametrize("request_", SLOW.values(), ids=SLOW.keys())
 async def test_a_slow_request_is_disconnected(request_: bytes) -> None:
-    async with loopback(read_timeout=READ_TIMEOUT_S) as server:
-        await server.until_ready()
+    async with ready_server(read_timeout=READ_TIMEOUT_S) as server:
         await exchange(server, iter([request_]))  # returns only if the server disconnects
         assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
 
@@ -82,27 +81,23 @@ async def connection(server: Loopback) -> AsyncIterator[Connection]:
 
 @pytest.mark.parametrize("pieces", KEPT_OPEN.values(), ids=KEPT_OPEN.keys())
 async def test_empty_lines_do_not_keep_a_connection_open(pieces: list[bytes]) -> None:
-    async with loopback(read_timeout=READ_TIMEOUT_S) as server:
-        await server.until_ready()
-        async with connection(server) as (reader, writer):
-            writer.write(GET_HEALTH)
-            await reader.readuntil(HEALTHY)
-            for piece in pieces:
-                writer.write(piece)
-                await writer.drain()
-            with suppress(ConnectionResetError):
-                assert await reader.read() == b""  # returns only if the server disconnects
+    async with ready_server(read_timeout=READ_TIMEOUT_S) as server, connection(server) as (reader, writer):
+        writer.write(GET_HEALTH)
+        await reader.readuntil(HEALTHY)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""  # returns only if the server disconnects
 
 
 async def test_an_empty_line_between_requests_is_accepted() -> None:
     """Some clients send one after a body; RFC 9112 (2.2) allows it."""
-    async with loopback() as server:
-        await server.until_ready()
-        async with connection(server) as (reader, writer):
-            for _ in range(2):
-                writer.write(GET_HEALTH)
-                await reader.readuntil(HEALTHY)
-                writer.write(b"\r\n")
+    async with ready_server() as server, connection(server) as (reader, writer):
+        for _ in range(2):
+            writer.write(GET_HEALTH)
+            await reader.readuntil(HEALTHY)
+            writer.write(b"\r\n")
 
 
 def endless(first: bytes, again: bytes) -> Iterator[bytes]:
@@ -124,24 +119,21 @@ ENDLESS = {
 
 @pytest.mark.parametrize(("first", "again"), ENDLESS.values(), ids=ENDLESS.keys())
 async def test_an_endless_request_is_disconnected(first: bytes, again: bytes) -> None:
-    async with loopback(max_body_bytes=1000) as server:
-        await server.until_ready()
+    async with ready_server(max_body_bytes=1000) as server:
         output = await exchange(server, endless(first, again))
         assert output == b"" or output.split()[1] in (b"431", b"400")
         assert (await server.client.post("/generate", json={"text": "a"})).status_code == 200
 
 
 async def test_a_long_header_is_accepted() -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         headers = {"x-a": "a" * (MAX_HEADER_BYTES // 2)}
         for _ in range(3):  # on one connection: the size is per request
             assert (await server.client.get("/health", headers=headers)).status_code == 200
 
 
 async def test_a_slow_answer_does_not_time_out() -> None:
-    async with loopback(read_timeout=READ_TIMEOUT_S) as server:
-        await server.until_ready()
+    async with ready_server(read_timeout=READ_TIMEOUT_S) as server:
         server.engine.gate.clear()
         asked = asyncio.create_task(server.client.post("/generate", json={"text": "a"}))
         await server.engine.waiting.wait()
@@ -170,8 +162,7 @@ PIPELINED = {
 @pytest.mark.parametrize("pipelined", PIPELINED.values(), ids=PIPELINED.keys())
 @pytest.mark.parametrize("stream", [b"true", b"false"])
 async def test_a_disconnect_after_pipelined_requests_is_noticed(pipelined: bytes, stream: bytes) -> None:
-    async with loopback(forever(TOKENIZER, "the ")) as server:
-        await server.until_ready()
+    async with ready_server(forever(TOKENIZER, "the ")) as server:
         server.engine.gate.clear()
         async with connection(server) as (_, writer):
             writer.write(post_generate(b'{"text": ["a", "b"], "stream": ' + stream + b"}"))
@@ -187,8 +178,7 @@ async def test_a_disconnect_after_pipelined_requests_is_noticed(pipelined: bytes
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         server.engine.gate.clear()
         async with connection(server) as (reader, writer):
             writer.write(post_generate() + GET_HEALTH + b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -200,8 +190,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 @pytest.mark.parametrize("pipelined", [PIPELINED["a large body"], PIPELINED["invalid HTTP"]])
 async def test_invalid_pipelined_input_does_not_affect_the_current_answer(pipelined: bytes) -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         server.engine.gate.clear()
         async with connection(server) as (reader, writer):
             writer.write(post_generate())
@@ -227,8 +216,7 @@ VERSIONS = {
 
 @pytest.mark.parametrize(("request_", "status"), VERSIONS.values(), ids=VERSIONS.keys())
 async def test_only_http_1_is_supported(request_: bytes, status: bytes) -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         output = await exchange(server, iter([request_]))
         assert output.startswith(b"HTTP/1.1 " + status)
         assert output.count(b"HTTP/1.1 ") == 1
@@ -236,8 +224,7 @@ async def test_only_http_1_is_supported(request_: bytes, status: bytes) -> None:
 
 
 async def test_a_pipelined_request_of_another_version_is_not_answered() -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         output = await exchange(server, iter([GET_HEALTH + b"GET /health HTTP/0.9\r\n\r\n"]))
         assert output.count(HEALTHY) == 1
 
@@ -253,8 +240,7 @@ async def test_an_upgrade_is_ignored_and_the_body_is_kept(
     upgrade: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Java's HttpClient requests h2c with its first request, even a POST."""
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         chunked = post_generate(b"", upgrade).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         chunks = [b'7\r\n{"text"\r\n', b'6\r\n: "a"}\r\n0\r\n\r\n']
         async with connection(server) as (reader, writer):
@@ -278,8 +264,7 @@ async def test_an_upgrade_is_ignored_and_the_body_is_kept(
 
 @pytest.mark.parametrize("target", [b"a:80", b"/health"])
 async def test_connect_is_refused(target: bytes) -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         for behind in (b"", GET_HEALTH, b"?" * 100):
             connect = b"CONNECT " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n"
             output = await exchange(server, iter([connect + behind]))
@@ -295,8 +280,7 @@ async def until_all_disconnected(server: Loopback) -> None:
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_only_connections_beyond_the_limit_are_refused(limit: int) -> None:
-    async with loopback(limit_concurrency=limit) as server:
-        await server.until_ready()
+    async with ready_server(limit_concurrency=limit) as server:
         await server.client.aclose()
         await until_all_disconnected(server)
         async with AsyncExitStack() as stack:
@@ -319,13 +303,11 @@ async def test_only_connections_beyond_the_limit_are_refused(limit: int) -> None
 
 
 async def test_a_connection_is_kept_after_head() -> None:
-    async with loopback() as server:
-        await server.until_ready()
-        async with connection(server) as (reader, writer):
-            writer.write(b"HEAD /health HTTP/1.1\r\nHost: a\r\n\r\n" + GET_HEALTH)
-            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
-            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")  # without a body between
-            await reader.readuntil(HEALTHY)
+    async with ready_server() as server, connection(server) as (reader, writer):
+        writer.write(b"HEAD /health HTTP/1.1\r\nHost: a\r\n\r\n" + GET_HEALTH)
+        assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")  # without a body between
+        await reader.readuntil(HEALTHY)
 
 
 EXPECT = b"Expect: 100-continue\r\n"
@@ -334,8 +316,7 @@ EXPECT = b"Expect: 100-continue\r\n"
 @pytest.mark.parametrize("path", [b"/nowhere", b"/generate"])
 async def test_a_body_after_an_early_answer_is_not_read_as_a_request(path: bytes) -> None:
     """Nor is the next request read as the body: the client may or may not still send it."""
-    async with loopback(max_body_bytes=10) as server:
-        await server.until_ready()
+    async with ready_server(max_body_bytes=10) as server:
         head = post_generate(b"a" * 20, EXPECT).replace(b"/generate", path)[:-20]
         async with connection(server) as (reader, writer):
             writer.write(head)
@@ -345,8 +326,7 @@ async def test_a_body_after_an_early_answer_is_not_read_as_a_request(path: bytes
 
 
 async def test_a_connection_is_kept_after_100_continue() -> None:
-    async with loopback() as server:
-        await server.until_ready()
+    async with ready_server() as server:
         request = post_generate(extra=EXPECT)
         async with connection(server) as (reader, writer):
             for _ in range(2):

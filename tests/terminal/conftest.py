@@ -1,19 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.client.conftest import running_server, server
 
-import pytest
-
-from tests.scripted_server import ScriptedServer
-
-
-@pytest.fixture(scope="session")
-def running_server() -> Iterator[ScriptedServer]:
-    with ScriptedServer().running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running_server: ScriptedServer) -> ScriptedServer:
-    running_server.reset()
-    return running_server
+__all__ = ["running_server", "server"]

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
+from shortfin_apps.llm.components.frontend.text_generation import with_seed
 from shortfin_apps.llm.components.frontend.text_stream import (
     gather,
 )
@@ -14,7 +13,7 @@ from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT
 from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError
-from tests.api.scripted_engine import ScriptedEngine, forever, saying
+from tests.api.scripted_engine import forever, saying
 from tests.components.frontend.text_requests import MAX_SEQ_LEN, TOKENIZER, beams, make_generator, request
 
 
@@ -115,15 +114,7 @@ def test_the_first_choice_keeps_the_seed() -> None:
 async def test_the_shorter_of_the_requests_and_the_servers_timeout_applies(
     limit: float | None, wanted: float | None, effective: float | None
 ) -> None:
-    engine = ScriptedEngine(saying(TOKENIZER, "a"))
-    generator = TextGenerator(
-        TOKENIZER,
-        engine,
-        max_seq_len=MAX_SEQ_LEN,
-        max_requests=4,
-        metrics=ServerMetrics("m"),
-        request_timeout_s=limit,
-    )
+    generator, engine = make_generator(saying(TOKENIZER, "a"), request_timeout_s=limit)
     asked = replace(request(), terms=Terms(timeout_s=wanted, tenant="t"))
     await gather(await generator.submit([asked]))
     assert engine.calls[0].terms == Terms(timeout_s=effective, tenant="t")

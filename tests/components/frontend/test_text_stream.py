@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
-from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.frontend.text_stream import (
     TextDelta,
     TextRequest,
@@ -20,8 +18,8 @@ from shortfin_apps.llm.components.frontend.text_stream import (
 )
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.errors import InvocationError
-from tests.api.scripted_engine import Script, ScriptedEngine, failing, forever, saying
-from tests.components.frontend.text_requests import MAX_SEQ_LEN, TOKENIZER, beams, make_generator, request
+from tests.api.scripted_engine import Script, failing, forever, saying
+from tests.components.frontend.text_requests import TOKENIZER, beams, make_generator, request
 from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
 
 [EOS_ID] = TOKENIZER.eos_token_ids
@@ -103,10 +101,7 @@ async def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
 async def test_text_after_a_sentencepiece_prompt_keeps_its_first_space(tmp_path: Path) -> None:
     tokenizer = sentencepiece_tokenizer(tmp_path)
     prompt_ids, [_, world] = tuple(tokenizer.encode("hello")), tokenizer.encode("world")
-    engine = ScriptedEngine(in_steps([world] * 3, [1, 1]))
-    generator = TextGenerator(
-        tokenizer, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=ServerMetrics("m")
-    )
+    generator, _ = make_generator(in_steps([world] * 3, [1, 1]), tokenizer)
     asked = replace(request(), prompt_ids=prompt_ids)
     [answer] = await gather(await generator.submit([asked]))
     assert answer.text == " world world world"
@@ -118,10 +113,7 @@ async def test_text_after_a_sentencepiece_prompt_keeps_its_first_space(tmp_path:
 async def test_beams_after_a_sentencepiece_prompt_keep_their_first_space(tmp_path: Path) -> None:
     tokenizer = sentencepiece_tokenizer(tmp_path)
     prompt_ids = tuple(tokenizer.encode("hello"))
-    engine = ScriptedEngine(forever(tokenizer, "world"))
-    generator = TextGenerator(
-        tokenizer, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=ServerMetrics("m")
-    )
+    generator, _ = make_generator(forever(tokenizer, "world"), tokenizer)
     asked = replace(beams(2), prompt_ids=prompt_ids)
     [answers] = await gather_answers(await generator.submit_whole([asked]))
     texts = [tokenizer.decode([*prompt_ids, *answer.token_ids]) for answer in answers]

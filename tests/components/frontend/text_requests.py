@@ -6,10 +6,9 @@ from typing import Any
 
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.components.frontend.text_stream import (
-    TextRequest,
-)
+from shortfin_apps.llm.components.frontend.text_stream import TextRequest
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import Script, ScriptedEngine
 from tests.components.text.tiny_tokenizers import byte_level_tokenizer
 
@@ -17,10 +16,18 @@ TOKENIZER = byte_level_tokenizer()
 MAX_SEQ_LEN = 64
 
 
-def make_generator(script: Script) -> tuple[TextGenerator, ScriptedEngine]:
+def make_generator(
+    script: Script, tokenizer: Tokenizer = TOKENIZER, request_timeout_s: float | None = None
+) -> tuple[TextGenerator, ScriptedEngine]:
     engine = ScriptedEngine(script)
-    metrics = ServerMetrics("m")
-    generator = TextGenerator(TOKENIZER, engine, max_seq_len=MAX_SEQ_LEN, max_requests=4, metrics=metrics)
+    generator = TextGenerator(
+        tokenizer,
+        engine,
+        max_seq_len=MAX_SEQ_LEN,
+        max_requests=4,
+        metrics=ServerMetrics("m"),
+        request_timeout_s=request_timeout_s,
+    )
     return generator, engine
 
 
