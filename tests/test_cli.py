@@ -50,10 +50,10 @@ def test_a_subcommands_status_is_returned(serve: Scripted, status: int) -> None:
 
 
 def test_an_error_is_one_sentence_on_stderr(serve: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
-    serve.outcome = ArtifactError("there is no model here")
+    serve.outcome = ArtifactError("no model found")
     assert main(["serve", "x"]) == 2
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "error: there is no model here\n")
+    assert (captured.out, captured.err) == ("", "error: no model found\n")
 
 
 def test_ctrl_c_is_quiet(serve: Scripted, capsys: pytest.CaptureFixture[str]) -> None:

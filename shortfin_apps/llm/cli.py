@@ -33,7 +33,7 @@ examples:
   shortfin-llm chat                                   # talk to it
   shortfin-llm bench --preset W1,W2                   # measure it
 
-`shortfin-llm COMMAND --help` tells more."""
+`shortfin-llm COMMAND --help` lists its options."""
 
 
 class Subparsers(Protocol):

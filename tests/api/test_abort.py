@@ -17,7 +17,7 @@ def blocked_harness(keys: KeyRing | None = None) -> Harness:
     return harness
 
 
-async def asked(harness: Harness, path: str, body: object, **headers: str) -> asyncio.Task[httpx.Response]:
+async def send(harness: Harness, path: str, body: object, **headers: str) -> asyncio.Task[httpx.Response]:
     task = asyncio.create_task(harness.client.post(path, json=body, headers=headers))
     await harness.engine.waiting.wait()
     return task
@@ -26,7 +26,7 @@ async def asked(harness: Harness, path: str, body: object, **headers: str) -> as
 @pytest.mark.parametrize("path", ["/abort", "/abort_request"])
 async def test_an_aborted_request_returns_its_tokens_so_far(path: str) -> None:
     harness = blocked_harness()
-    answer = await asked(harness, "/generate", {"text": "a", "rid": "mine"})
+    answer = await send(harness, "/generate", {"text": "a", "rid": "mine"})
     assert (await harness.post(path, {"rid": "mine"})).json() == {"aborted": 1}
     harness.engine.gate.set()
     [[response]] = [item["responses"] for item in (await answer).json()["responses"]]
@@ -40,7 +40,7 @@ async def test_an_aborted_request_returns_its_tokens_so_far(path: str) -> None:
 async def test_all_choices_of_a_request_are_aborted() -> None:
     harness = blocked_harness()
     body = {"prompt": ["a", "b"], "n": 2}
-    answer = await asked(harness, "/v1/completions", body, **{"X-Request-Id": "four"})
+    answer = await send(harness, "/v1/completions", body, **{"X-Request-Id": "four"})
     assert (await harness.post("/abort", {"rid": "cmpl-four"})).json() == {"aborted": 4}
     harness.engine.gate.set()
     assert [c["finish_reason"] for c in (await answer).json()["choices"]] == ["abort"] * 4
@@ -49,7 +49,7 @@ async def test_all_choices_of_a_request_are_aborted() -> None:
 async def test_a_stream_is_aborted() -> None:
     harness = blocked_harness()
     body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
-    answer = await asked(harness, "/v1/chat/completions", body, **{"X-Request-Id": "s"})
+    answer = await send(harness, "/v1/chat/completions", body, **{"X-Request-Id": "s"})
     await harness.post("/abort", {"rid": ["nobody", "chatcmpl-s"]})
     harness.engine.gate.set()
     text = (await answer).text
@@ -60,7 +60,7 @@ async def test_a_stream_is_aborted() -> None:
 async def test_an_aborted_beam_search_has_no_partial_answer() -> None:
     harness = blocked_harness()
     body = {"text": "a", "rid": "b", "sampling_params": {"num_beams": 2}}
-    answer = await asked(harness, "/generate", body)
+    answer = await send(harness, "/generate", body)
     assert (await harness.post("/abort", {"rid": "b"})).json() == {"aborted": 1}
     harness.engine.gate.set()
     assert (await answer).status_code == 499
@@ -83,7 +83,7 @@ async def test_the_id_is_required(body: object) -> None:
 async def test_a_key_aborts_its_own_requests_and_an_admin_key_any() -> None:
     harness = blocked_harness(KeyRing(["first", "second"], ["root"]))
     bearer = {name: {"Authorization": f"Bearer {name}"} for name in ("first", "second", "root")}
-    answer = await asked(harness, "/generate", {"text": "a", "rid": "x"}, **bearer["first"])
+    answer = await send(harness, "/generate", {"text": "a", "rid": "x"}, **bearer["first"])
     counts = [
         (await harness.client.post("/abort", json={"rid": "x"}, headers=bearer[name])).json()["aborted"]
         for name in ("second", "first", "root")

@@ -225,8 +225,8 @@ async def test_probes_are_logged_at_debug_only(harness: Harness, caplog: pytest.
     harness.engine.healthy = False
     await harness.client.get("/health")
     assert lines(caplog) == []
-    told = [(line["route"], line["status"]) for line in lines(caplog, logging.DEBUG)]
-    assert told == [("/health", 200), ("/ready", 200), ("/metrics", 200), ("/health", 503)]
+    logged = [(line["route"], line["status"]) for line in lines(caplog, logging.DEBUG)]
+    assert logged == [("/health", 200), ("/ready", 200), ("/metrics", 200), ("/health", 503)]
 
 
 async def test_routes_are_logged_without_their_parameters(

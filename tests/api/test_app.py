@@ -70,14 +70,14 @@ async def test_request_ids_are_used_and_returned(harness: Harness) -> None:
 async def test_only_allowed_origins_may_call(origins: tuple[str, ...]) -> None:
     harness = Harness(keys=KeyRing(["key"]), cors_origins=origins)
     headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    asked = await harness.client.options("/v1/chat/completions", headers=headers)
-    assert asked.is_success is bool(origins)
-    assert ("access-control-allow-origin" in asked.headers) is bool(origins)
-    stranger = {**headers, "origin": "https://b.example"}
-    asked = await harness.client.options("/v1/chat/completions", headers=stranger)
-    assert ("access-control-allow-origin" in asked.headers) is (origins == ("*",))
+    preflight = await harness.client.options("/v1/chat/completions", headers=headers)
+    assert preflight.is_success is bool(origins)
+    assert ("access-control-allow-origin" in preflight.headers) is bool(origins)
+    other_origin = {**headers, "origin": "https://b.example"}
+    preflight = await harness.client.options("/v1/chat/completions", headers=other_origin)
+    assert ("access-control-allow-origin" in preflight.headers) is (origins == ("*",))
     refused = await harness.client.post("/generate", json={"text": "a"}, headers=headers)
-    assert refused.status_code == 401, "an allowed origin needs a key all the same"
+    assert refused.status_code == 401, "an allowed origin still needs a key"
 
 
 async def test_allowed_origins_may_read_the_header() -> None:

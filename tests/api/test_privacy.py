@@ -45,7 +45,7 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
+def logged_text(caplog: pytest.LogCaptureFixture) -> str:
     """All that is logged at `info`, with tracebacks and extra fields."""
     records = [record for record in caplog.records if record.levelno >= logging.INFO]
     text, as_json = formatter("text"), formatter("json")
@@ -59,7 +59,7 @@ async def test_routes_do_not_log_prompts(script: Script, caplog: pytest.LogCaptu
     for path, body in REQUESTS:
         await harness.post(path, body)
     await harness.client.post("/generate", content=f'{{"text": "{SECRET}'.encode())
-    assert SECRET not in told(caplog)
+    assert SECRET not in logged_text(caplog)
 
 
 async def test_the_server_does_not_log_prompts_or_keys(caplog: pytest.LogCaptureFixture) -> None:
@@ -68,4 +68,4 @@ async def test_the_server_does_not_log_prompts_or_keys(caplog: pytest.LogCapture
         for key in ("my-secret-key", "my-secret-guess"):
             for path, body in REQUESTS:
                 await server.client.post(path, json=body, headers={"authorization": f"Bearer {key}"})
-    assert "my-secret" not in told(caplog)
+    assert "my-secret" not in logged_text(caplog)

@@ -23,7 +23,7 @@ from shortfin_apps.llm.api.schema import (
 from tests.api import field_lists as lists
 from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
 
-ASKED = "something"  # no table lists it as a value without effect
+OTHER_VALUE = "something"  # no table lists it as a value without effect
 
 
 def openai_fields(module: Any) -> list[str]:
@@ -86,7 +86,7 @@ def request_with(body: type[Body], fields: dict[str, Any]) -> tuple[str, dict[st
 @pytest.mark.parametrize("body", PLACES)
 async def test_refused_fields_are_named(harness: Harness, body: type[Body]) -> None:
     for name in body.REFUSED:
-        response = await harness.post(*request_with(body, {name: ASKED}))
+        response = await harness.post(*request_with(body, {name: OTHER_VALUE}))
         assert response.status_code == 400, name
         assert f"`{PLACES[body][2]}{name}`" in response.text
     assert not harness.engine.calls
@@ -110,7 +110,7 @@ async def test_values_without_effect_are_accepted(harness: Harness, body: type[B
 @pytest.mark.parametrize("body", [body for body in PLACES if body.INERT])
 async def test_inert_fields_are_accepted_and_reported(harness: Harness, body: type[Body]) -> None:
     for name in body.INERT:
-        response = await harness.post(*request_with(body, {name: ASKED}))
+        response = await harness.post(*request_with(body, {name: OTHER_VALUE}))
         assert response.status_code == 200, name
         assert response.headers[HEADER] == PLACES[body][2] + name
 

@@ -140,10 +140,10 @@ async def test_the_port_answers_while_the_server_drains() -> None:
         server.engine.stuck = True
         send_signal()
         await until_drain(server)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as newcomer:
-            ready = await newcomer.get("/ready")
-            refused = await newcomer.post("/generate", json={"text": "a"})
-            health = await newcomer.get("/health")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as other_client:
+            ready = await other_client.get("/ready")
+            refused = await other_client.post("/generate", json={"text": "a"})
+            health = await other_client.get("/health")
         assert (ready.status_code, refused.status_code, health.status_code) == (503, 503, 200)
         assert refused.headers["retry-after"] == "5"
         for closing in (ready, refused, health):
@@ -216,7 +216,7 @@ async def test_a_second_signal_stops_at_once() -> None:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
     assert server.server.force_exit
-    assert server.server.leaves_thread, "the step under way did not end in time"
+    assert server.server.leaves_thread, "the current step did not end in time"
     assert server.engine.closed_with == LAST_STEP_S
 
 

@@ -113,10 +113,10 @@ async def test_a_request_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -
         async with ready_server(log_format="json") as server:
             headers = {"X-Request-Id": "r2"}
             await server.client.post("/v1/completions", json={"prompt": "a"}, headers=headers)
-    told = [json.loads(line) for line in stream.getvalue().splitlines()]
-    [line] = [line for line in told if line["message"] == "request"]
+    logged = [json.loads(line) for line in stream.getvalue().splitlines()]
+    [line] = [line for line in logged if line["message"] == "request"]
     assert (line["request_id"], line["route"], line["status"]) == ("r2", "/v1/completions", 200)
-    assert any(line["message"].startswith("serving ") for line in told)
+    assert any(line["message"].startswith("serving ") for line in logged)
     assert "Serving" not in capsys.readouterr().out, "with JSON logs, the banner is a log line"
 
 
@@ -144,21 +144,21 @@ async def test_a_blocked_log_does_not_block_requests(unread: tuple[TextIO, TextI
 
 def test_dropped_lines_are_counted(unread: tuple[TextIO, TextIO]) -> None:
     reader, writer = unread
-    told: list[str] = []
+    logged: list[str] = []
     found = threading.Event()
 
     def read() -> None:
         while "lines were dropped" not in (line := reader.readline()):
-            told.append(json.loads(line)["message"].partition("x")[0])
-        told.append(json.loads(line)["message"])
+            logged.append(json.loads(line)["message"].partition("x")[0])
+        logged.append(json.loads(line)["message"])
         found.set()
 
     with log_set_up(writer):
         for number in range(MAX_LINES + 2 * PIPE_BYTES // LINE_BYTES):
             logging.getLogger("x").info("%d" + "x" * LINE_BYTES, number)
         threading.Thread(target=read, daemon=True).start()
-        assert found.wait(PATIENCE_S), told[-3:]
-    *numbers, missing = told
+        assert found.wait(PATIENCE_S), logged[-3:]
+    *numbers, missing = logged
     assert numbers == [str(number) for number in range(len(numbers))]
     total = MAX_LINES + 2 * PIPE_BYTES // LINE_BYTES
     assert missing == f"the log was not read fast enough: {total - len(numbers)} lines were dropped"
@@ -185,6 +185,6 @@ def test_a_process_logs_json(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    *told, error = done.stderr.splitlines()
+    *logged, error = done.stderr.splitlines()
     assert error.startswith("error: no-such-directory")
-    assert ["program_isolation" in json.loads(line)["message"] for line in told] == [True]
+    assert ["program_isolation" in json.loads(line)["message"] for line in logged] == [True]

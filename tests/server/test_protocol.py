@@ -135,11 +135,11 @@ async def test_a_long_header_is_accepted() -> None:
 async def test_a_slow_answer_does_not_time_out() -> None:
     async with ready_server(read_timeout=READ_TIMEOUT_S) as server:
         server.engine.gate.clear()
-        asked = asyncio.create_task(server.client.post("/generate", json={"text": "a"}))
+        answer = asyncio.create_task(server.client.post("/generate", json={"text": "a"}))
         await server.engine.waiting.wait()
         await exchange(server, iter([b""]))  # takes READ_TIMEOUT_S
         server.engine.gate.set()
-        assert (await asked).status_code == 200
+        assert (await answer).status_code == 200
 
 
 def post_generate(body: bytes = b'{"text": "a"}', extra: bytes = b"") -> bytes:
@@ -197,7 +197,7 @@ async def test_invalid_pipelined_input_does_not_affect_the_current_answer(pipeli
             await server.engine.waiting.wait()
             writer.write(pipelined)
             await writer.drain()
-            await server.client.get("/health")  # on another connection: the server has read ours
+            await server.client.get("/health")  # on another connection: so that the server has read ours
             server.engine.gate.set()
             output = await reader.read()
         assert output.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -252,7 +252,9 @@ async def test_an_upgrade_is_ignored_and_the_body_is_kept(
                 for piece in pieces:
                     writer.write(piece)
                     await writer.drain()
-                    await server.client.get("/health")  # on another connection: the server has read ours
+                    await server.client.get(
+                        "/health"
+                    )  # on another connection: so that the server has read ours
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
                 await reader.readuntil(b"the end")
                 await reader.readuntil(b"}]}]}")
@@ -265,9 +267,9 @@ async def test_an_upgrade_is_ignored_and_the_body_is_kept(
 @pytest.mark.parametrize("target", [b"a:80", b"/health"])
 async def test_connect_is_refused(target: bytes) -> None:
     async with ready_server() as server:
-        for behind in (b"", GET_HEALTH, b"?" * 100):
+        for rest in (b"", GET_HEALTH, b"?" * 100):
             connect = b"CONNECT " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n"
-            output = await exchange(server, iter([connect + behind]))
+            output = await exchange(server, iter([connect + rest]))
             assert output.split()[1] in (b"400", b"405")
             assert output.count(b"HTTP/1.1") == 1
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 from shortfin_apps.llm.terminal.conversation import Conversation
 
-ASKED = {"role": "user", "content": "Hello"}
-ANSWERED = {"role": "assistant", "content": "Hi"}
+QUESTION = {"role": "user", "content": "Hello"}
+ANSWER = {"role": "assistant", "content": "Hi"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def test_a_question_is_added_to_the_history_when_answered() -> None:
     conversation = Conversation("Be brief.")
-    assert conversation.asking("Hello") == [SYSTEM, ASKED]
+    assert conversation.asking("Hello") == [SYSTEM, QUESTION]
     assert conversation.messages == [SYSTEM]
     conversation.answered("Hello", "Hi")
-    assert conversation.messages == [SYSTEM, ASKED, ANSWERED]
+    assert conversation.messages == [SYSTEM, QUESTION, ANSWER]
 
 
 def test_a_reset_keeps_the_system_message() -> None:

@@ -79,8 +79,8 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        theirs = names.get(error.param or "")
-        if theirs is None:
+        caller_name = names.get(error.param or "")
+        if caller_name is None:
             raise
-        message = str(error).replace(f"`{error.param}`", f"`{theirs}`")
-        raise InvalidRequestError(message, theirs, error.extra) from None
+        message = str(error).replace(f"`{error.param}`", f"`{caller_name}`")
+        raise InvalidRequestError(message, caller_name, error.extra) from None

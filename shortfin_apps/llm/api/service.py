@@ -19,7 +19,7 @@ from shortfin_apps.llm.errors import UnavailableError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A loaded model. `exported_top_k` is the VMFB's, None when it returns whole logits.
+    """A loaded model. `exported_top_k` is the VMFB's, None when it returns full logits.
 
     `default_num_beams` applies to `/generate` only.
     """
@@ -52,7 +52,7 @@ class Service:
         self.limits = limits or Limits()
         self.field_check = FieldCheck(strict=strict_fields)
         self.config = config  # the effective server configuration, for /server_info
-        self.stopping = False  # told to stop; requests are still accepted during the drain delay
+        self.stopping = False  # the server is stopping; requests are still accepted during the drain delay
         self._model: ServedModel | None = None
 
     def serve(self, model: ServedModel) -> None:

@@ -181,21 +181,21 @@ class LlmClient:
         return parse_generation(await self._json("POST", path, body))
 
     async def _stream(self, path: str, body: dict[str, object]) -> AsyncGenerator[Chunk, None]:
-        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
-        whole = False
+        streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+        complete = False
         async with (
-            self._open("POST", path, asked) as response,
+            self._open("POST", path, streamed) as response,
             aclosing(EventSource(response).aiter_sse()) as events,
         ):
             async for event in events:
                 if event.data == "[DONE]":
-                    whole = True
+                    complete = True
                     continue  # read to the end, so that the connection can be reused
                 chunk = _chunk(event.data)
-                whole = whole or chunk.finish_reason is not None
+                complete = complete or chunk.finish_reason is not None
                 if chunk != _EMPTY:  # empty: the assistant's role, before its first text
                     yield chunk
-        if not whole:
+        if not complete:
             raise self._broken()
 
     async def _json(self, method: str, path: str, body: dict[str, object] | None = None) -> Any:

@@ -98,7 +98,7 @@ async def test_one_beam_is_greedy_decoding() -> None:
 
 
 @dataclass(frozen=True)
-class Wish:
+class SearchCase:
     """One of many concurrent searches."""
 
     prompt: list[int]
@@ -136,9 +136,9 @@ enders = st.frozensets(tokens, max_size=5)
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wish:
+def search_cases(draw: st.DrawFn) -> SearchCase:
     max_tokens = draw(st.integers(1, 8))
-    return Wish(
+    return SearchCase(
         prompt=draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)),  # so that prefixes are shared
         num_beams=draw(st.integers(1, 5)),
         max_tokens=max_tokens,
@@ -151,28 +151,28 @@ def wishes(draw: st.DrawFn) -> Wish:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    crowd=st.lists(wishes(), min_size=1, max_size=4),
+    cases=st.lists(search_cases(), min_size=1, max_size=4),
     prefix_cache=st.sampled_from(["none", "trie"]),
     pages=st.sampled_from([18, 64]),
 )
 async def test_many_different_searches_with_little_memory(
-    crowd: list[Wish], prefix_cache: PrefixCache, pages: int
+    cases: list[SearchCase], prefix_cache: PrefixCache, pages: int
 ) -> None:
     rig = make_rig(fake_config(pages=pages), prefix_cache=prefix_cache)
     async with serving(rig) as engine:
         plain = engine.submit(call("plain", PROMPT, max_tokens=12))
-        searches = [wish.start(engine, str(i)) for i, wish in enumerate(crowd)]
+        searches = [case.start(engine, str(i)) for i, case in enumerate(cases)]
         found = await asyncio.gather(*(search_to_end(search) for search in searches))
         assert [t async for d in plain for t in d.token_ids] == greedy_continuation(PROMPT, 12)
-    for wish, hypotheses in zip(crowd, found, strict=True):
-        assert_same(hypotheses, wish.expected())
+    for case, hypotheses in zip(cases, found, strict=True):
+        assert_same(hypotheses, case.expected())
         for hypothesis in hypotheses:
             last = hypothesis.token_ids[-1]
             assert hypothesis.finish_reason is (
-                FinishReason.STOP if last in wish.ends else FinishReason.LENGTH
+                FinishReason.STOP if last in case.ends else FinishReason.LENGTH
             )
-            is_eos = last in wish.eos and not wish.ignore_eos
-            assert hypothesis.stop_token_id == (last if last in wish.stops and not is_eos else None)
+            is_eos = last in case.eos and not case.ignore_eos
+            assert hypothesis.stop_token_id == (last if last in case.stops and not is_eos else None)
 
 
 async def test_a_step_only_computes_the_last_page_of_each_beam() -> None:
@@ -310,8 +310,8 @@ async def test_the_steps_of_a_search_share_its_timeout() -> None:
     clock = SteppedClock()
     rig = make_rig(clock=clock)
     async with serving(rig) as engine:
-        asked = call("a", PROMPT, max_tokens=20, terms=Terms(timeout_s=5.0))
-        search = BeamSearch(engine, asked, 2, NO_EOS, clock=clock)
+        timed_call = call("a", PROMPT, max_tokens=20, terms=Terms(timeout_s=5.0))
+        search = BeamSearch(engine, timed_call, 2, NO_EOS, clock=clock)
         for _ in range(3):
             await search.step()
             clock.now_s += 1.0

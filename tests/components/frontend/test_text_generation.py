@@ -115,8 +115,8 @@ async def test_the_shorter_of_the_requests_and_the_servers_timeout_applies(
     limit: float | None, wanted: float | None, effective: float | None
 ) -> None:
     generator, engine = make_generator(saying(TOKENIZER, "a"), request_timeout_s=limit)
-    asked = replace(request(), terms=Terms(timeout_s=wanted, tenant="t"))
-    await gather(await generator.submit([asked]))
+    text_request = replace(request(), terms=Terms(timeout_s=wanted, tenant="t"))
+    await gather(await generator.submit([text_request]))
     assert engine.calls[0].terms == Terms(timeout_s=effective, tenant="t")
 
 

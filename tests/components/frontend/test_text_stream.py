@@ -25,7 +25,7 @@ from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
 [EOS_ID] = TOKENIZER.eos_token_ids
 
 
-async def whole(script: Script, request: TextRequest) -> TextDelta:
+async def answer_to(script: Script, request: TextRequest) -> TextDelta:
     generator, engine = make_generator(script)
     [answer] = await gather(await generator.submit([request]))
     assert not engine.live
@@ -57,7 +57,7 @@ def script_of(text: str, sizes: list[int]) -> Script:
     sizes=st.lists(st.integers(1, 4), max_size=30),
 )
 async def test_text_never_goes_past_a_stop_string(text: str, stops: list[str], sizes: list[int]) -> None:
-    answer = await whole(script_of(text, sizes), request(stop=tuple(stops)))
+    answer = await answer_to(script_of(text, sizes), request(stop=tuple(stops)))
     ends = [text.find(s) + len(s) for s in stops if s in text]
     if ends:
         assert answer.finish_reason is FinishReason.STOP
@@ -70,12 +70,12 @@ async def test_text_never_goes_past_a_stop_string(text: str, stops: list[str], s
 
 async def test_tokens_after_a_stop_string_are_not_reported() -> None:
     ids = TOKENIZER.encode("axb")
-    answer = await whole(in_steps(ids, [3]), request(stop=("x",)))
+    answer = await answer_to(in_steps(ids, [3]), request(stop=("x",)))
     assert answer.token_ids == tuple(ids[:2])
 
 
 async def test_min_tokens_apply_to_stop_strings() -> None:
-    answer = await whole(script_of("xaxb", []), request(stop=("x",), min_tokens=3))
+    answer = await answer_to(script_of("xaxb", []), request(stop=("x",), min_tokens=3))
     assert (answer.text, answer.stop_reason) == ("xa", "x")
 
 
@@ -85,14 +85,14 @@ async def test_a_stop_tokens_text_is_included_on_request() -> None:
         reason = FinishReason.STOP
         yield Delta(request_id=call.request_id, token_ids=ids, finish_reason=reason, stop_token_id=ids[-1])
 
-    answer = await whole(script, request())
+    answer = await answer_to(script, request())
     assert (answer.text, answer.stop_reason) == ("a", TOKENIZER.encode("b")[0])
     assert len(answer.token_ids) == 2
-    assert (await whole(script, request(include_stop=True))).text == "ab"
+    assert (await answer_to(script, request(include_stop=True))).text == "ab"
 
 
 async def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
-    answer = await whole(saying(TOKENIZER, "a"), request())
+    answer = await answer_to(saying(TOKENIZER, "a"), request())
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("a", FinishReason.STOP, None)
     assert answer.token_ids[-1] == EOS_ID
     assert TOKENIZER.decode(answer.token_ids, skip_special_tokens=False) == f"a{EOS}"
@@ -102,10 +102,10 @@ async def test_text_after_a_sentencepiece_prompt_keeps_its_first_space(tmp_path:
     tokenizer = sentencepiece_tokenizer(tmp_path)
     prompt_ids, [_, world] = tuple(tokenizer.encode("hello")), tokenizer.encode("world")
     generator, _ = make_generator(in_steps([world] * 3, [1, 1]), tokenizer)
-    asked = replace(request(), prompt_ids=prompt_ids)
-    [answer] = await gather(await generator.submit([asked]))
+    text_request = replace(request(), prompt_ids=prompt_ids)
+    [answer] = await gather(await generator.submit([text_request]))
     assert answer.text == " world world world"
-    stopped = replace(asked, stop=(" wor",))
+    stopped = replace(text_request, stop=(" wor",))
     [answer] = await gather(await generator.submit([stopped]))
     assert (answer.text, answer.stop_reason, len(answer.token_ids)) == ("", " wor", 1)
 
@@ -114,14 +114,14 @@ async def test_beams_after_a_sentencepiece_prompt_keep_their_first_space(tmp_pat
     tokenizer = sentencepiece_tokenizer(tmp_path)
     prompt_ids = tuple(tokenizer.encode("hello"))
     generator, _ = make_generator(forever(tokenizer, "world"), tokenizer)
-    asked = replace(beams(2), prompt_ids=prompt_ids)
-    [answers] = await gather_answers(await generator.submit_whole([asked]))
+    text_request = replace(beams(2), prompt_ids=prompt_ids)
+    [answers] = await gather_answers(await generator.submit_whole([text_request]))
     texts = [tokenizer.decode([*prompt_ids, *answer.token_ids]) for answer in answers]
     assert ["hello" + answer.text for answer in answers] == texts
 
 
 async def test_held_text_is_returned_at_the_end() -> None:
-    answer = await whole(script_of("aEN", []), request(stop=("END",)))
+    answer = await answer_to(script_of("aEN", []), request(stop=("END",)))
     assert answer.text == "aEN"
 
 
@@ -173,7 +173,7 @@ async def test_one_failure_ends_a_gather() -> None:
 
 async def test_a_stream_that_ends_without_a_reason_is_an_error() -> None:
     with pytest.raises(InvocationError, match="without a reason"):
-        await whole(lambda call: iter(()), request())
+        await answer_to(lambda call: iter(()), request())
 
 
 async def test_beams_are_answers_best_first() -> None:
@@ -192,8 +192,8 @@ async def test_beams_are_answers_best_first() -> None:
 async def test_a_beam_ends_at_a_stop_token(include_stop: bool, text: str) -> None:
     generator, _ = make_generator(forever(TOKENIZER, "a"))
     [stop] = TOKENIZER.encode("b")
-    asked = beams(2, include_stop=include_stop, stop_token_ids=frozenset([stop]))
-    [answers] = await gather_answers(await generator.submit_whole([asked]))
+    text_request = beams(2, include_stop=include_stop, stop_token_ids=frozenset([stop]))
+    [answers] = await gather_answers(await generator.submit_whole([text_request]))
     [stopped] = [answer for answer in answers if answer.finish_reason is FinishReason.STOP][:1]
     assert (stopped.text, stopped.stop_reason, stopped.token_ids) == (text, stop, (stop,))
 

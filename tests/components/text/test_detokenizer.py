@@ -97,7 +97,7 @@ def test_prompt_and_answer_join_to_the_decoded_text(
     ids = tokenizer.encode(text)
     cut = 0 if data is None else data.draw(st.integers(0, len(ids)))
     prompts, whole = [tokenizer.decode(ids[:end]) for end in range(cut + 1)], tokenizer.decode(ids)
-    # A cut through a character leaves the whole of it to the answer.
+    # A character split by the cut belongs to the answer.
     prompt = [prompt for prompt in prompts if whole.startswith(prompt)][-1]
     assert prompt + "".join(pieces_of(tokenizer, ids[cut:], prompt_ids=ids[:cut])) == whole
 

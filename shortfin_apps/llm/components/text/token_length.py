@@ -67,7 +67,7 @@ def _steps(outer: Any, inner_name: str) -> Iterable[Step]:
 
 
 def _strippable(backend: tokenizers.Tokenizer) -> frozenset[str]:
-    """Characters of which an added token may strip any number beside it."""
+    """Characters of which an added token may strip any number next to it."""
     added = backend.get_added_tokens_decoder().values()
     return frozenset(WHITESPACE) if any(token.lstrip or token.rstrip for token in added) else frozenset()
 

@@ -59,8 +59,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Reads the files of a Hugging Face tokenizer.
 
-        `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists;
-        `generation_config.json` and `chat_template.jinja` beside it are read too. Raises ArtifactError.
+        `tokenizer_config_json` defaults to `<stem>_config.json` next to the tokenizer, if it exists;
+        `generation_config.json` and `chat_template.jinja` next to it are read, too. Raises ArtifactError.
         """
         path = tokenizer_config_json or tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         if tokenizer_config_json is not None and not path.exists():
