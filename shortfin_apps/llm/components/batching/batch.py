@@ -28,8 +28,8 @@ class LlmTaskInput:
     def next_of(cls, request: Request, max_tokens: int) -> LlmTaskInput:
         """The request's next `max_tokens` tokens, or as many as are left to compute."""
         start = request.num_computed
-        end = min(start + max_tokens, len(request.tokens))
-        return cls(request, request.tokens[start:end], start, end, request.page_ids)
+        tokens = request.tokens[start : start + max_tokens]
+        return cls(request, tokens, start, start + len(tokens), request.page_ids)
 
     @property
     def completes(self) -> bool:
