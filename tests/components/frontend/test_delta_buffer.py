@@ -6,16 +6,16 @@ from shortfin_apps.llm.components.frontend.delta_buffer import DeltaBuffer
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, TokenLogprobs
 
 
-def delta(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> Delta:
-    logprobs = tuple(TokenLogprobs(-float(i), ()) for i in ids)
+def delta(*token_ids: int, reason: FinishReason | None = None, cached: int = 0) -> Delta:
+    logprobs = tuple(TokenLogprobs(-float(i), ()) for i in token_ids)
     return Delta(
         request_id="a",
-        token_ids=ids,
+        token_ids=token_ids,
         logprobs=logprobs,
         num_cached_tokens=cached,
-        queue_s=1.5 * bool(ids),
+        queue_s=1.5 * bool(token_ids),
         finish_reason=reason,
-        stop_token_id=ids[-1] if reason else None,
+        stop_token_id=token_ids[-1] if reason else None,
     )
 
 

@@ -34,11 +34,14 @@ from shortfin_apps.llm.errors import DeadlineExceededError, InvocationError, Llm
 
 logger = logging.getLogger(__name__)
 
-Rows = Sequence[Candidates | None]  # one for each task, None where nothing is worth fetching
+Rows = Sequence[Candidates | None]  # by task of a batch; None where nothing was fetched
 
 
 class Engine:
-    """With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended."""
+    """Computes requests on one model, a batch of their tasks each step.
+
+    With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended.
+    """
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from shortfin_apps.llm.errors import InvalidRequestError, LlmError, RequestAbort
 
 logger = logging.getLogger(__name__)
 
-JOIN_S = 0.1
+JOIN_INTERVAL_S = 0.1
 MAX_CONSECUTIVE_FAILURES = 3
 MAX_QUEUE_TOKENS = 131_072
 MAX_UNREAD_TOKENS = 512
@@ -145,9 +145,9 @@ class AsyncEngine:
         self._thread.stop()
         self._stalls.stop()
         give_up_s = self._clock() + patience_s
-        await asyncio.to_thread(self._thread.join, JOIN_S)
+        await asyncio.to_thread(self._thread.join, JOIN_INTERVAL_S)
         while self._thread.is_alive and not self._stalls.stalled and self._clock() < give_up_s:
-            await asyncio.to_thread(self._thread.join, JOIN_S)
+            await asyncio.to_thread(self._thread.join, JOIN_INTERVAL_S)
         self._requests.answer_all(UnavailableError("the server has shut down"))
         return not self._thread.is_alive
 
