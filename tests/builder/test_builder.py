@@ -269,3 +269,18 @@ def test_a_cache_that_cannot_be_written_is_a_build_error(
     monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path / "file"))
     with pytest.raises(BuildError, match="file"):
         build_tiny(tmp_path / "a")
+
+
+def test_every_file_of_the_builder_is_in_a_cache_key_or_known_to_matter_for_none() -> None:
+    folders = {name.partition("/")[0] for name in builder._code_hashes()}
+    assert folders == {*builder.WEIGHTS_CODE, *builder.PROGRAM_CODE, *builder.NEITHER}
+
+
+def test_a_manifest_without_kernels_still_opens(compiler: FakeCompiler, tmp_path: Path) -> None:
+    path = build_tiny(tmp_path / "a").vmfb.with_name(layout.MANIFEST)
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("kernels") == ["Norm: linalg"]
+    path.write_text(json.dumps(manifest))
+    opened = Artifact.open(tmp_path / "a", for_this_host=False).manifest
+    assert opened is not None
+    assert opened.kernels == ()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,36 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in text
 
 
-@pytest.mark.parametrize(("arguments", "out"), [(["-o", "there"], "there"), ([], "artifacts/random-tiny")])
+@dataclass(frozen=True)
+class Built:
+    manifest: Built | None = None
+    kernels: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out", "told"),
+    [
+        (["-o", "there"], "there", ""),
+        ([], "artifacts/random-tiny", ""),
+        (["-v"], "artifacts/random-tiny", "Norm: linalg\nTopK: cpu/top_k, given a CPU\n"),
+    ],
+)
 def test_builds_and_says_where(
-    arguments: list[str], out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    out: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[tuple[Any, ...]] = []
 
     def fake(
         source: str, folder: Path, options: BuildOptions, *, use_cache: bool, accepted: list[str]
-    ) -> None:
+    ) -> Built:
         calls.append((source, folder, options, use_cache, accepted))
+        return Built(manifest=Built(kernels=("Norm: linalg", "TopK: cpu/top_k, given a CPU")))
 
     monkeypatch.setattr(builder, "build", fake)
     assert cli.run(parse("random:tiny", "--no-cache", "--accept-field", "x", *arguments)) == 0
     assert calls == [("random:tiny", Path(out), BuildOptions(), False, ["x"])]
-    assert capsys.readouterr().out == f"{out}\n"
+    assert capsys.readouterr() == (f"{out}\n", told)

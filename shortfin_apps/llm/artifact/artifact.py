@@ -69,6 +69,7 @@ class Manifest:
     entries: tuple[str, ...]
     vocab_size: int
     files: dict[str, FileRecord]
+    kernels: tuple[str, ...] = ()  # for each kind of operation what computes it, and why
 
     @classmethod
     def load(cls, path: Path) -> Manifest:

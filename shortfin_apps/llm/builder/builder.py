@@ -40,19 +40,19 @@ LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy",
 _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
 _SHARED_CODE = ("abi.py", "irpa.py")  # of the whole package, beside this folder
-# What turns a source's tensors into parameters; how they lie there, the program depends on too, as on every
-# other file but those of `_BORDER`.
-_WEIGHTS_ONLY = ("sources/", "quantise.py", "weights/write.py", "irpa.py")
-_WEIGHTS_CODE = (*_WEIGHTS_ONLY, "weights/layout.py")
-_BORDER = ("builder.py", "cache.py", "cli.py", "model/config.py", "output.py", "progress.py")
+# The folders and files whose code the parameters depend on, those that the program depends on, and the rest.
+WEIGHTS_CODE = ("irpa.py", "model", "quantise.py", "sources", "weights")
+PROGRAM_CODE = ("abi.py", "graph", "kernels", "lowering", "model", "program", "target.py", "weights")
+NEITHER = ("__init__.py", "builder.py", "cache.py", "cli.py", "output.py", "progress.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRecord:
-    """What is kept beside a compiled program in the cache."""
+    """The record beside a compiled program in the cache."""
 
     flags: tuple[str, ...]
     entries: tuple[str, ...]
+    kernels: tuple[str, ...]
     target: TargetRecord
 
 
@@ -126,7 +126,7 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
 
 
 class _Plan:
-    """What is to be built, and the keys of its parts."""
+    """A build to be done, and the keys of its parts."""
 
     def __init__(
         self, uri: str, model: ModelSource, options: BuildOptions, config: ModelConfig, target: Target
@@ -137,8 +137,8 @@ class _Plan:
         self.config = config
         self.target = target
         code = _code_hashes()
-        weights_code = {k: v for k, v in code.items() if k.startswith(_WEIGHTS_CODE)}
-        graph_code = {k: v for k, v in code.items() if not k.startswith(_WEIGHTS_ONLY) and k not in _BORDER}
+        weights_code = {name: value for name, value in code.items() if _folder(name) in WEIGHTS_CODE}
+        program_code = {name: value for name, value in code.items() if _folder(name) in PROGRAM_CODE}
         parameters = parameter_types(model.spec, options, target)
         self.weights_key = content_key(model.sha256, options.weights, parameters, weights_code)
         # Neither the model's name nor the number of pages is in the program: the slab's size is dynamic.
@@ -147,7 +147,7 @@ class _Plan:
             replace(options, device_block_count=None),
             (target.architecture, target.cpu, sorted(target.features)),
             version("iree-base-compiler"),
-            graph_code,
+            program_code,
         )
         self.identity = content_key(
             self.weights_key, self.program_key, model.spec, options, config, __version__, code
@@ -179,6 +179,7 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
             target=compiled.target,
             compile_flags=compiled.flags,
             entries=compiled.entries,
+            kernels=compiled.kernels,
             vocab_size=plan.model.spec.vocab_size,
             files=files,
         )
@@ -204,6 +205,7 @@ def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> 
         made = CompileRecord(
             flags=result.flags,
             entries=result.entries,
+            kernels=result.kernels,
             target=TargetRecord(
                 device=target.device,
                 architecture=target.architecture,
@@ -233,6 +235,11 @@ def _code_hashes() -> dict[str, str]:
     named = {path.relative_to(_CODE).as_posix(): path for path in files}
     named |= {name: _CODE.parent / name for name in _SHARED_CODE}
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
+
+
+def _folder(name: str) -> str:
+    """The folder directly under this one that the file is in, or the file itself."""
+    return name.partition("/")[0]
 
 
 def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -46,6 +47,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     _add_target(parser)
     _add_shapes(parser)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="say which kernel computes each kind of operation, and why",
+    )
     parser.add_argument("--no-cache", action="store_true", help="make everything anew and keep no copy")
     parser.add_argument(
         "--accept-field",
@@ -63,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
     out = args.output or Path("artifacts") / source_name(args.source)
     options = options_of(args)
-    build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
+    artifact = build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
+    if args.verbose and artifact.manifest:
+        print("\n".join(artifact.manifest.kernels), file=sys.stderr)
     print(out)
     return 0
 

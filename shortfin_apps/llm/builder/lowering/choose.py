@@ -48,14 +48,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernels of one kind of operation, and why they and none before them."""
+    """The kernels of one kind of operation, and in words why they and none before them."""
 
     kind: Kind
     candidate: Candidate
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.kind.__name__}: {self.candidate.name}, as {self.reason}"
+        return f"{self.kind.__name__}: {self.candidate.name}{self.reason}"
 
 
 def _always(_: LoweringContext) -> dict[str, bool]:
@@ -72,7 +72,7 @@ def _int8(c: LoweringContext) -> dict[str, bool]:
 
 def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
     return {
-        "AMX with int8, and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_byte_dot,
+        "AMX with int8 and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_byte_dot,
         "activations in bf16": c.options.activations == "bf16",
         f"sizes in multiples of {PANEL}": fills_tiles(c.spec, c.target),
     }
@@ -87,7 +87,11 @@ def _amx_attention(c: LoweringContext) -> dict[str, bool]:
 
 
 def _row_major(c: LoweringContext) -> dict[str, bool]:
-    return {"weights in rows": not c.target.is_cpu}
+    return {"row-major weights": not c.target.is_cpu}
+
+
+def _vectors(c: LoweringContext) -> VectorOperations:
+    return VectorOperations(c.spec, c.options, c.target, c.weights, c.render)
 
 
 def _linalg(c: LoweringContext) -> LinalgOperations:
@@ -114,12 +118,8 @@ CANDIDATES = (
         _int8,
         lambda c: Int8Operations(c.spec, c.options, c.target, c.weights, c.render),
     ),
-    Candidate(
-        "cpu/matmul and cpu/rms_norm",
-        BETWEEN_ATTENTIONS,
-        _cpu,
-        lambda c: VectorOperations(c.spec, c.options, c.target, c.weights, c.render),
-    ),
+    Candidate("cpu/rms_norm", (Norm,), _cpu, _vectors),
+    Candidate("cpu/matmul", (Linear, GatedLinear), _cpu, _vectors),
     Candidate(
         "cpu/paged_attention",
         (Attend,),
@@ -160,12 +160,11 @@ def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate
         needs = candidate.needs(context)
         missing = [need for need, is_met in needs.items() if not is_met]
         if not missing:
-            has = [f"there is {' and '.join(needs)}"] if needs else []
-            return Choice(kind, candidate, "; ".join([*has, *passed_over]) or "it is the only one")
-        passed_over.append(f"{candidate.name} needs {' and '.join(missing)}")
-    raise BuildError(
-        f"no kernel computes {kind.__name__} for {context.target.device}: {'; '.join(passed_over)}"
-    )
+            given = f", given {', '.join(needs)}" if needs else ""
+            return Choice(kind, candidate, "".join([given, *passed_over]))
+        passed_over.append(f"; not {candidate.name}, which needs {missing[0]}")
+    reasons = "".join(passed_over).removeprefix("; ")
+    raise BuildError(f"nothing computes {kind.__name__} on {context.target.device}: {reasons}")
 
 
 def _check_sizes(c: LoweringContext) -> None:

@@ -1,0 +1,150 @@
+"""Which kernels each target, type and shape gets, one kind of operation at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.choose import CANDIDATES, Candidate, choose, make_lowering
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.model.family import operations
+from shortfin_apps.llm.builder.model.operations import Linear, Norm
+from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.errors import BuildError
+from tests.builder.compiled_model import GENERIC, HOST, TINY
+from tests.builder.kernels.test_kernels import ConstantWeights, function, load
+
+TILES = replace(TINY, head_dim=32)  # fills the tiles of AMX
+AMX = resolve_target("cpu:sapphirerapids")
+AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
+VNNI = resolve_target("cpu:znver4")
+HASWELL = resolve_target("cpu:haswell")
+GPU = resolve_target("hip:gfx942")
+ON_CPU = {"Embed": "linalg", "LastTokens": "linalg", "TopK": "cpu/top_k"}
+
+
+def between_attentions(name: str) -> dict[str, str]:
+    return dict.fromkeys(("Norm", "Linear", "GatedLinear"), name)
+
+
+FUSED, INT8 = between_attentions("amx/fused_layer"), between_attentions("cpu/matmul_int8")
+VECTORS = {"Norm": "cpu/rms_norm", "Linear": "cpu/matmul", "GatedLinear": "cpu/matmul"}
+TILE_ATTENTION, VECTOR_ATTENTION = {"Attend": "amx/paged_attention"}, {"Attend": "cpu/paged_attention"}
+
+
+def context(spec: LlamaSpec, options: BuildOptions, target: Target) -> LoweringContext:
+    return LoweringContext(spec, options, target, WeightTypes(spec, options, target))
+
+
+@pytest.mark.parametrize(
+    ("target", "spec", "options", "expected"),
+    [
+        (AMX, TILES, BuildOptions(), FUSED | TILE_ATTENTION),
+        (AMX, TILES, BuildOptions(weights="int8"), FUSED | TILE_ATTENTION),
+        (AMX, TINY, BuildOptions(), FUSED | VECTOR_ATTENTION),
+        (AMX, TILES, BuildOptions(kv="f16"), FUSED | VECTOR_ATTENTION),
+        (AMX, TILES, BuildOptions(block_seq_stride=8), FUSED | VECTOR_ATTENTION),
+        (AMX, TILES, BuildOptions(weights="f32"), VECTORS | VECTOR_ATTENTION),
+        (AMX, replace(TILES, hidden_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
+        (AMX, replace(TILES, intermediate_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
+        (AMX, replace(TILES, vocab_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
+        (AMX_BF16, TILES, BuildOptions(), VECTORS | TILE_ATTENTION),
+        (VNNI, TILES, BuildOptions(weights="int8"), INT8 | VECTOR_ATTENTION),
+        (HASWELL, TILES, BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
+    ],
+)
+def test_kernels_of_a_cpu(
+    target: Target, spec: LlamaSpec, options: BuildOptions, expected: dict[str, str]
+) -> None:
+    choices = choose(context(spec, options, target))
+    assert {choice.kind.__name__: choice.candidate.name for choice in choices} == ON_CPU | expected
+
+
+def test_a_gpu_takes_linalg_and_the_reason_is_given() -> None:
+    choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
+    assert {choice.candidate.name for choice in choices.values()} == {"linalg"}
+    assert "; not cpu/rms_norm, which needs a CPU" in str(choices[Norm])
+
+
+def test_the_reason_names_what_was_there_and_what_was_not() -> None:
+    choices = {choice.kind: str(choice) for choice in choose(context(TILES, BuildOptions(), VNNI))}
+    assert choices[Norm] == (
+        "Norm: cpu/rms_norm, given a CPU; not amx/fused_layer, which needs AMX with int8 and AVX-512 VNNI; "
+        "not cpu/matmul_int8, which needs weights in int8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "spec", "weights", "message"),
+    [
+        (HASWELL, TILES, "int8", "int8 needs .* which haswell is not; use q8_0"),
+        (VNNI, replace(TILES, hidden_size=80), "int8", "multiples of 32, not 80; use q8_0"),
+        (VNNI, replace(TILES, intermediate_size=40), "bf16", "intermediate_size 40 is not a multiple of 16"),
+        (GPU, TILES, "q4", "weights in q4 are for CPUs"),
+    ],
+)
+def test_refuses_what_no_kernel_takes(
+    target: Target, spec: LlamaSpec, weights: WeightType, message: str
+) -> None:
+    with pytest.raises(BuildError, match=message):
+        choose(context(spec, BuildOptions(weights=weights), target))
+
+
+def test_no_candidate_is_an_error_that_names_the_kind() -> None:
+    with pytest.raises(BuildError, match=r"nothing computes Linear on cpu.*linalg, which needs row-major"):
+        choose(context(TINY, BuildOptions(), HOST), [c for c in CANDIDATES if c.name == "linalg"])
+
+
+class TwiceTheNorm:
+    """A kernel of Norm alone, whose results give it away."""
+
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        body = "  %y = arith.addf %a, %a : f32\n  linalg.yield %y : f32"
+        return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td")], body)
+
+
+NEW = Candidate("test/norm", (Norm,), lambda c: {"f32": c.options.weights == "f32"}, lambda _: TwiceTheNorm())
+WITHOUT_NORM = [candidate for candidate in CANDIDATES if candidate.name != "cpu/rms_norm"]
+
+
+@pytest.mark.parametrize("target", [HOST, GENERIC], ids=["cpu", "generic"])
+@pytest.mark.parametrize(
+    ("candidates", "name"), [([NEW, *CANDIDATES], "test/norm"), (WITHOUT_NORM, "linalg")]
+)
+def test_one_operation_alone_takes_another_kernel(
+    target: Target, candidates: list[Candidate], name: str, tmp_path: Path
+) -> None:
+    """A new kernel of one target, or linalg's for an operation that a target has none for."""
+    options = BuildOptions(weights="f32")
+    weights = projection_weights(options, target)
+    lowered = LoweringContext(TINY, options, target, weights)
+    choices = choose(lowered, candidates)
+    assert {c.kind: c.candidate.name for c in choices}[Norm] == name
+    lowering = make_lowering(lowered, choices)
+
+    def project(e: Emitter, x: Tensor) -> list[Tensor]:
+        values = Values({"x": x})
+        lowering.lower(e, operations(TINY)[1:3], values, ["qkv"])
+        return [values["qkv"]]
+
+    run = function("run", {"x": ("?", TINY.hidden_size)}, project)
+    parts = [*weights.declarations(), *lowering.declarations(), run]
+    x = np.random.default_rng(1).standard_normal((5, TINY.hidden_size)).astype(np.float32)
+    actual = load("\n".join(["module @test {", *parts, "}"]), tmp_path).run(x).to_host()
+    norm, linear = weights.values.values()
+    normed = 2 * x if name == "test/norm" else x / np.sqrt(np.mean(x * x, 1, keepdims=True) + 1e-5) * norm
+    np.testing.assert_allclose(actual, normed @ linear.T, rtol=1e-4, atol=1e-4)
+
+
+def projection_weights(options: BuildOptions, target: Target) -> ConstantWeights:
+    types = WeightTypes(TINY, options, target)
+    rng = np.random.default_rng(0)
+    names = [o.weight for o in operations(TINY)[1:3] if isinstance(o, Norm | Linear)]
+    values = {name: rng.standard_normal(types.shape(name)).astype(np.float32) for name in names}
+    return ConstantWeights(values, {name: types.layout(name) for name in names})
