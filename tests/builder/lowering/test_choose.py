@@ -26,7 +26,7 @@ AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 VNNI = resolve_target("cpu:znver4")
 HASWELL = resolve_target("cpu:haswell")
 GPU = resolve_target("hip:gfx942")
-ON_CPU = {"Embed": "linalg", "LastTokens": "linalg", "TopK": "cpu/top_k"}
+ON_CPU = {"Embed": "linalg", "AddBias": "linalg", "LastTokens": "linalg", "TopK": "cpu/top_k"}
 
 
 def between_attentions(name: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperation
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import (
+    AddBias,
     Attend,
     Embed,
     GatedLinear,
@@ -32,7 +33,7 @@ from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
 from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
-KINDS: tuple[Kind, ...] = (Embed, Norm, Linear, GatedLinear, Attend, LastTokens, TopK)
+KINDS: tuple[Kind, ...] = (Embed, Norm, Linear, AddBias, GatedLinear, Attend, LastTokens, TopK)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -128,7 +129,7 @@ CANDIDATES = (
     ),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
-    Candidate("linalg", (Embed, Norm, Attend, LastTokens, TopK), _always, _linalg),
+    Candidate("linalg", (Embed, Norm, AddBias, Attend, LastTokens, TopK), _always, _linalg),
 )
 
 

@@ -5,6 +5,7 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     Embed        embed(e, tokens, weight) -> Tensor
     Norm         rms_norm(e, x, weight) -> Tensor, or what the same class's matmuls take in its place
     Linear       linear(e, x, weight, residual or None) -> Tensor
+    AddBias      add_bias(e, x, weight) -> Tensor
     GatedLinear  gated_linear(e, x, weight) -> Tensor
     Attend       attend(e, qkv, layer, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
@@ -24,6 +25,7 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.model.operations import (
+    AddBias,
     Attend,
     Embed,
     GatedLinear,
@@ -168,6 +170,8 @@ class Lowering:
             case Linear():
                 residual = values[operation.residual] if operation.residual else None
                 values[operation.out] = kernels.linear(e, x, operation.weight, residual)
+            case AddBias():
+                values[operation.out] = kernels.add_bias(e, x, operation.weight)
             case GatedLinear():
                 values[operation.out] = kernels.gated_linear(e, x, operation.weight)
             case Attend():

@@ -61,6 +61,13 @@ class Linear(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class AddBias(Operation):
+    """[tokens, features] f32 -> the same shape: `weight` [features] added to every row."""
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
 class GatedLinear(Operation):
     """[tokens, in] -> [tokens, out / 2], in the type that matmuls read: silu(gate) * up, `weight` holding
     gate and up."""

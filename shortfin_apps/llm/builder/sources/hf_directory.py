@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 
+from shortfin_apps.llm.builder.model.family import FAMILIES
 from shortfin_apps.llm.builder.model.spec import LlamaSpec, RopeScaling
 from shortfin_apps.llm.builder.sources.base import (
     Array,
@@ -26,7 +27,6 @@ from shortfin_apps.llm.builder.sources.base import (
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.errors import BuildError
 
-ARCHITECTURES = ("llama", "mistral")
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -124,7 +124,7 @@ class HfDirectorySource(ModelSource):
         self._where = str(directory)
         raw = read_json(directory / "config.json")
         model_type = raw.get("model_type")
-        if model_type not in ARCHITECTURES:
+        if model_type not in FAMILIES:
             raise unsupported(self._where, f"architecture `{model_type}`")
         self._config = parse(f"{self._where}/config.json", _Config, raw)
         _check_fields(f"{self._where}/config.json", raw, accepted)

@@ -181,7 +181,7 @@ def fills_tiles(spec: LlamaSpec, target: Target) -> bool:
 
 def weight_layout(name: str, spec: LlamaSpec, options: BuildOptions, target: Target) -> WeightLayout:
     """The layout of the weight `name` that the target's kernels read."""
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", ".bias")):
         return RowMajor("f32")
     if not target.is_cpu:
         return RowMajor(options.activations)

@@ -75,6 +75,11 @@ class LinalgOperations:
         add = "  %y = arith.addf %a, %b : f32\n  linalg.yield %y : f32"
         return e.elementwise("td", ("td", shape, "f32"), [(residual, "td"), (out, "td")], add)
 
+    def add_bias(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        [bias] = self._weights.load(e, weight)
+        add = "  %y = arith.addf %a, %b : f32\n  linalg.yield %y : f32"
+        return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td"), (bias, "d")], add)
+
     def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         both = self.linear(e, x, weight)
         act = self._options.activations
