@@ -1,7 +1,6 @@
 """Schemas of the routes' answers, for the OpenAPI document.
 
-Routes do not build their answers from these classes; `tests/integration/test_openapi.py` validates every
-answer against them.
+Routes do not use these classes; `tests/integration/test_openapi.py` validates all answers against them.
 """
 
 from __future__ import annotations
@@ -160,13 +159,7 @@ def errors(model: type[BaseModel] = ErrorAnswer) -> DocumentedAnswers:
 def whole_or_streamed(model: type[BaseModel]) -> DocumentedAnswers:
     event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
     events: dict[str, Any] = {"text/event-stream": {"schema": event}}
-    return {
-        200: {
-            "model": model,
-            "content": events,
-            "description": "the answer, as JSON or as server-sent events",
-        }
-    }
+    return {200: {"model": model, "content": events, "description": "the answer, whole or as events"}}
 
 
 def health(*, ok: str, not_ok: str) -> DocumentedAnswers:

@@ -23,9 +23,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())
 
 
-@router.get(
-    "/health", responses=answers.health(ok="the engine works", not_ok="the engine is stuck or stopped")
-)
+@router.get("/health", responses=answers.health(ok="the engine works", not_ok="it is stuck or stopped"))
 async def health(request: Request) -> Response:
     """200 while the engine makes progress or has no work, 503 otherwise."""
     return _state("healthy", service_of(request).healthy)

@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
-        "--stats", action="store_true", help="print token counts and times on stderr after each answer"
+        "--stats", action="store_true", help="token counts and times on stderr after each answer"
     )
     add_server_options(parser)
     add_sampling_options(parser, max_tokens=None)

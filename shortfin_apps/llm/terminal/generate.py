@@ -40,9 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("prompt", nargs="?", help="the text; `-`, or no argument in a pipe, reads stdin")
     source.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the text from a file")
-    parser.add_argument(
-        "--stats", action="store_true", help="print token counts and times on stderr afterwards"
-    )
+    parser.add_argument("--stats", action="store_true", help="token counts and times on stderr afterwards")
     add_server_options(parser)
     add_sampling_options(parser, max_tokens=256)
 

@@ -53,13 +53,9 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
     )
     group.add_argument("--min-tokens", type=int, metavar="N", help="shortest answer in tokens")
     group.add_argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
-    group.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens with total probability P"
-    )
-    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens; 0 is off")
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="drop tokens less likely than P times the likeliest one"
-    )
+    group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens that add up to P")
+    group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0 is off")
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest")
     group.add_argument("--seed", type=int, help="makes the answer reproducible")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
     group.add_argument(
@@ -70,14 +66,8 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
         metavar="ID",
         help="end at this token; repeatable",
     )
-    group.add_argument(
-        "--ignore-eos", action="store_true", default=None, help="continue after end-of-sequence"
-    )
-    group.add_argument(
-        "--cache-salt",
-        metavar="SALT",
-        help="share cached prefixes only with requests that have the same salt",
-    )
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="ignore end-of-sequence")
+    group.add_argument("--cache-salt", metavar="SALT", help="share cached prefixes only under this salt")
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:

@@ -92,8 +92,8 @@ class Detokenizer:
         self._context_len = len(self._window)
         self._sent = len(self._decode(self._window)) - unsettled_chars
 
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 class StopMatcher:

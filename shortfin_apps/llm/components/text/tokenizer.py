@@ -100,16 +100,16 @@ class Tokenizer:
         if len(text) < LONG_TEXT:
             return backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        token_ids: list[int] = encoding.ids
+        return token_ids
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids` without unknown ones. Long lists are decoded as a batch of one, as in `encode`."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids` without unknown ones. Long lists are decoded as a batch, as in `encode`."""
         text: str
-        if len(ids) < LONG_TEXT:
-            text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(token_ids) < LONG_TEXT:
+            text = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         else:
-            [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+            [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
     def fewest_tokens(self, text: str) -> int:
@@ -138,9 +138,9 @@ class Tokenizer:
         """A token to decode before another: decoders treat the first token of a text differently."""
         return self.encode("a", add_special_tokens=False)[-1:]
 
-    def names(self, ids: Sequence[int]) -> list[str | None]:
+    def names(self, token_ids: Sequence[int]) -> list[str | None]:
         """The names of tokens in the vocabulary; see `id_to_token`."""
-        return [self.id_to_token(token_id) for token_id in ids]
+        return [self.id_to_token(token_id) for token_id in token_ids]
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token's name in the vocabulary, None when there is no such token."""
@@ -210,8 +210,8 @@ def _token_text(token: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def first_out_of_range(ids: Sequence[int], vocab_size: int) -> int | None:
-    """The first of `ids` that is not in [0, vocab_size), or None."""
-    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # much faster than the search
+def first_out_of_range(token_ids: Sequence[int], vocab_size: int) -> int | None:
+    """The first of `token_ids` that is not in [0, vocab_size), or None."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # much faster than the search
         return None
-    return next((i for i in ids if not 0 <= i < vocab_size), None)
+    return next((i for i in token_ids if not 0 <= i < vocab_size), None)
