@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
@@ -48,18 +50,18 @@ class AmxAttention:
 
     def decode_geometry(self, batch: Batch) -> DecodeAttentionGeometry:
         """Of the kernel for rows of one token each."""
-        shape = attention_shape(self._spec, self._options, batch)
-        return DecodeAttentionGeometry(**shape, tile_tokens=1, step_slots=_STEP_SLOTS)
+        return DecodeAttentionGeometry(**self._shape(batch), tile_tokens=1, step_slots=_STEP_SLOTS)
 
     def _geometry(self, batch: Batch) -> PagedAttentionGeometry:
         tile_tokens = max(1, min(_LANES, _MOST_QUERIES // self._group))
-        shape = attention_shape(self._spec, self._options, batch)
-        return PagedAttentionGeometry(**shape, tile_tokens=tile_tokens, step_slots=_STEP_SLOTS)
+        return PagedAttentionGeometry(**self._shape(batch), tile_tokens=tile_tokens, step_slots=_STEP_SLOTS)
+
+    def _shape(self, batch: Batch) -> dict[str, Any]:
+        return attention_shape(self._spec, self._options, batch)
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [kv_heads, tokens, group * head_dim] bf16"""
-        geometry = KVPagesGeometry(**attention_shape(self._spec, self._options, batch))
-        kernel = self._render("amx/rope_store", "rope_store", g=geometry)
+        kernel = self._render("amx/rope_store", "rope_store", g=KVPagesGeometry(**self._shape(batch)))
         workload, constants = token_grid(e, layer, batch, _LANES)
         q_shape = (self._spec.num_key_value_heads, batch.tokens, self._group * self._spec.head_dim)
         q, batch.cache = e.dispatch(

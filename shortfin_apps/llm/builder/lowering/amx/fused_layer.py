@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.amx.activations import TILE_ROWS
 from shortfin_apps.llm.builder.kernels.amx.fused_layer import (
     FusedLayerGeometry,
     KernelGeometry,
@@ -48,8 +49,6 @@ from shortfin_apps.llm.builder.model.operations import Attend, Operation
 from shortfin_apps.llm.builder.model.spec import LlamaSpec
 from shortfin_apps.llm.builder.weights.layout import Int8Panels
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-
-_TILE_ROWS = 16
 
 
 @dataclass(slots=True)
@@ -111,7 +110,7 @@ class FusedLayers:
         weights = self._load(e, stages)
         kernel = self._kernel(name, stages, [*reads, *weights], list(results), scratch)
         calls = self._calls_of(e)
-        whole_tiles = e.times(e.ceil_divide(rows, _TILE_ROWS), _TILE_ROWS)
+        whole_tiles = e.times(e.ceil_divide(rows, TILE_ROWS), TILE_ROWS)
         in_place = [calls.counters, attend.batch.cache] if attend else [calls.counters]
         made = e.dispatch(
             kernel,
