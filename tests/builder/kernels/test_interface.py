@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 
 
 def test_a_named_size_is_dynamic() -> None:
-    assert buffer("i64", "rows", "width") == Buffer("memref<?x?xi64>", ("rows", "width"))
-    assert buffer("f32", 64) == Buffer("memref<64xf32>")
+    blocks = buffer("i64", "rows", "width")
+    assert (blocks.type, blocks.sizes) == ("memref<?x?xi64>", ["rows", "width"])
+    assert (buffer("f32", 64).type, buffer("f32", 64).sizes) == ("memref<64xf32>", [])
 
 
 def test_bindings_stand_in_the_order_of_their_ordinals() -> None:

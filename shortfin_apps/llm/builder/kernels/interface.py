@@ -8,26 +8,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A binding: its memref type, and the constants that hold its dynamic sizes."""
+    """A binding: a memref of `dtype`, where a str in its shape is the name of a dynamic size."""
 
-    type: str
-    sizes: tuple[str, ...] = ()
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def type(self) -> str:
+        dims = ["?" if isinstance(size, str) else str(size) for size in self.shape]
+        return f"memref<{'x'.join([*dims, self.dtype])}>"
+
+    @property
+    def sizes(self) -> list[str]:
+        """The names of the dynamic sizes, in order."""
+        return [size for size in self.shape if isinstance(size, str)]
 
 
 def buffer(dtype: str, *shape: int | str) -> Buffer:
-    """A buffer of `shape`, where a str is the name of the constant that holds a dynamic size."""
-    sizes = tuple(size for size in shape if isinstance(size, str))
-    return Buffer(f"memref<{'x'.join('?' if size in sizes else str(size) for size in shape)}x{dtype}>", sizes)
-
-
-def by_address(*names: str) -> dict[str, Buffer]:
-    """Buffers of which a kernel takes the address only, so that their types' shapes do not matter."""
-    return {name: Buffer("memref<1xi8>") for name in names}
+    return Buffer(dtype, shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Operands of a dispatch: i32 constants, then bindings, the read-only ones first, all in order."""
+    """Operands of a dispatch: i32 constants, then bindings: those read, those written in place, and results.
+
+    A buffer's dynamic sizes are constants; where a kernel takes its address only, they may be other numbers.
+    """
 
     constants: tuple[str, ...]
     reads: Mapping[str, Buffer]

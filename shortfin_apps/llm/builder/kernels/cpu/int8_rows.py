@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES, TILE, num_tiles
 
 
@@ -34,3 +35,11 @@ class Int8Rows:
     def rest(self) -> int:
         """Vectors in the segment after those."""
         return (self.size - self.whole) // LANES
+
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        """The tiles of all rows, `row_tiles` = ceil(rows / 16), and the rows' scales."""
+        return {
+            "tiles": buffer("i8", "row_tiles", self.tiles, LANES, TILE),
+            "x_scales": buffer("f32", "rows"),
+        }

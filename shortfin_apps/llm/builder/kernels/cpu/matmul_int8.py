@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
 from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
-from shortfin_apps.llm.builder.kernels.interface import Interface, by_address
-from shortfin_apps.llm.builder.weights.layout import PANEL, TILE, num_panels
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, TILE, num_panels
 
 FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch
 
@@ -56,8 +56,19 @@ class MatmulInt8Geometry:
 
     @property
     def interface(self) -> Interface:
-        x = ["x"] if self.eps is None else ["x", "norm"]
+        panels = self.grid.panels
+        reads = self._source()
+        reads["w"] = buffer("i8", panels, self.x.tiles, 2, LANES, TILE)
+        reads["w_scales"] = buffer("f32", panels, PANEL)
+        out = buffer("f32", "rows", panels * PANEL)
+        if self.epilogue == "residual":
+            reads["residual"] = out
+        if self.epilogue == "silu":
+            out = buffer("bf16", "rows", self.n // 2)
+        return Interface(("rows",), reads, {"out": out})
+
+    def _source(self) -> dict[str, Buffer]:
         if self.source == "tiles":
-            x = ["tiles", "x_scales"]
-        residual = ["residual"] if self.epilogue == "residual" else []
-        return Interface(("rows",), by_address(*x, "w", "w_scales", *residual), by_address("out"))
+            return self.x.buffers
+        norm = {} if self.eps is None else {"norm": buffer("f32", self.k_size)}
+        return {"x": buffer(self.source, "rows", self.k_size), **norm}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.kernels.interface import Interface, by_address
+from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +23,9 @@ class QuantiseRowsGeometry:
 
     @property
     def interface(self) -> Interface:
-        reads = by_address("x") if self.eps is None else by_address("x", "norm")
-        return Interface(("rows",), reads, by_address("tiles", "x_scales"))
+        norm = {} if self.eps is None else {"norm": buffer("f32", self.size)}
+        return Interface(
+            constants=("rows",),
+            reads={"x": buffer(self.dtype, "rows", self.size), **norm},
+            writes=Int8Rows(self.size).buffers,
+        )

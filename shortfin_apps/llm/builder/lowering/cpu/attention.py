@@ -11,12 +11,12 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.token_layout import attention_tiles
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.kv_pages import KvPages
 from shortfin_apps.llm.builder.kernels.cpu.paged_attention import PagedAttentionGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
-
-_LANES = 16  # f32 of one vector
 
 
 class VectorAttention:
@@ -28,21 +28,6 @@ class VectorAttention:
         self._target = target
         self._render = render
 
-    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        """-> [tokens, heads * head_dim] f32"""
-        spec = self._spec
-        geometry = RopeStoreGeometry(kv_dtype=self._options.kv, **attention_shape(spec, self._options, batch))
-        kernel = self._render("cpu/rope_store", "rope_store", g=geometry)
-        workload, constants = token_grid(e, layer, batch, self._options.block_seq_stride)
-        q, batch.cache = e.dispatch(
-            kernel,
-            workload,
-            constants,
-            [qkv, batch.rotary, batch.token_rows, batch.positions, batch.seq_lens, batch.blocks],
-            [((batch.tokens, spec.num_attention_heads * spec.head_dim), "f32"), batch.cache],
-        )
-        return q
-
     def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         q = self._rope_store(e, qkv, layer, batch)
         geometry = PagedAttentionGeometry(
@@ -52,15 +37,41 @@ class VectorAttention:
             **attention_shape(self._spec, self._options, batch),
         )
         kernel = self._render("cpu/paged_attention", "paged_attention", g=geometry)
-        size = geometry.tile_tokens
-        workload, constants = token_grid(e, layer, batch, size)
-        return e.dispatch(
-            kernel,
-            workload,
-            constants,
-            [q, *token_geometry(e, batch, size), batch.seq_lens, batch.blocks, batch.cache],
-            [(q.shape, self._options.activations)],
-        )[0]
+        workload, constants = token_grid(e, layer, batch, geometry.tile_tokens)
+        rows, positions, tiles = token_geometry(e, batch, geometry.tile_tokens)
+        operands = {
+            **_batch_operands(geometry, constants, batch),
+            "q": q,
+            "token_rows": rows,
+            "positions": positions,
+            "tiles": tiles,
+            "cache": batch.cache,
+        }
+        return dispatch(e, kernel, geometry.interface, workload, operands)["out"]
+
+    def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        """-> [tokens, heads * head_dim] f32"""
+        shape = attention_shape(self._spec, self._options, batch)
+        geometry = RopeStoreGeometry(kv_dtype=self._options.kv, **shape)
+        kernel = self._render("cpu/rope_store", "rope_store", g=geometry)
+        workload, constants = token_grid(e, layer, batch, self._options.block_seq_stride)
+        operands = {
+            **_batch_operands(geometry, constants, batch),
+            "qkv": qkv,
+            "rotary": batch.rotary,
+            "token_rows": batch.token_rows,
+            "positions": batch.positions,
+            "cache": batch.cache,
+        }
+        written = dispatch(e, kernel, geometry.interface, workload, operands)
+        batch.cache = written["cache"]
+        return written["q"]
+
+
+def _batch_operands(pages: KvPages, constants: list[Dim], batch: Batch) -> dict[str, Dim | Tensor]:
+    """What both kernels take of the batch's rows."""
+    rows = {"seq_lens": batch.seq_lens, "blocks": batch.blocks}
+    return {**dict(zip(pages.constants, constants, strict=True)), **rows}
 
 
 def attention_shape(spec: LlamaSpec, options: BuildOptions, batch: Batch) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Norms and matmuls as hand-written CPU kernels."""
+"""Norms and matmuls on vectors of floats, for any CPU."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 class VectorOperations:
-    """Kernels of Norm, Linear and GatedLinear, for panels of floats or of blocks, which are widened."""
+    """Kernels of Norm, Linear and GatedLinear; weights are floats, or blocks that are dequantised on load."""
 
     def __init__(
         self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
@@ -25,42 +25,45 @@ class VectorOperations:
         self._render = render
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        spec = self._spec
+        spec, rows = self._spec, x.shape[0]
         geometry = RmsNormGeometry(spec.hidden_size, spec.rms_norm_eps, self._options.activations, self._dot2)
         kernel = self._render("cpu/rms_norm", "rms_norm", g=geometry)
-        rows = x.shape[0]
-        result = (x.shape, self._options.activations)
-        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+        [parameter] = self._weights.load(e, weight)
+        operands = {"rows": rows, "x": x, "weight": parameter}
+        return dispatch(e, kernel, geometry.interface, [rows], operands)["y"]
 
     def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
-        out_features = self._weights.shape(weight)[0]
-        padded = -(-out_features // LANES) * LANES
-        reads = [x, *self._weights.load(e, weight)] + ([residual] if residual else [])
-        kernel = self._matmul(weight, "residual" if residual else "store")
-        rows = x.shape[0]
-        out = e.dispatch(kernel, [rows], [rows], reads, [((rows, padded), "f32")])[0]
-        return e.columns(out, 0, out_features)
+        others = {"residual": residual} if residual else {}
+        out = self._multiply(e, x, weight, "residual" if residual else "store", others)
+        return e.columns(out, 0, self._weights.shape(weight)[0])
 
     def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        rows = x.shape[0]
-        result = ((rows, self._spec.intermediate_size), self._options.activations)
-        kernel = self._matmul(weight, "silu")
-        return e.dispatch(kernel, [rows], [rows], [x, *self._weights.load(e, weight)], [result])[0]
+        return self._multiply(e, x, weight, "silu", {})
 
-    def _matmul(self, weight: str, epilogue: Epilogue) -> str:
+    def _multiply(
+        self, e: Emitter, x: Tensor, weight: str, epilogue: Epilogue, others: dict[str, Tensor]
+    ) -> Tensor:
+        geometry = self._geometry(weight, epilogue)
+        name = f"matmul_{geometry.n}x{geometry.k_size}_{epilogue}"
+        kernel = self._render(
+            "cpu/matmul", name + (f"_q{geometry.bits}" if geometry.bits else ""), g=geometry
+        )
+        rows = x.shape[0]
+        parameters = dict(zip(("w", "scales"), self._weights.load(e, weight), strict=False))
+        operands = {"rows": rows, "x": x, **parameters, **others}
+        return dispatch(e, kernel, geometry.interface, [rows], operands)["out"]
+
+    def _geometry(self, weight: str, epilogue: Epilogue) -> MatmulGeometry:
         out_features, in_features = self._weights.shape(weight)
-        bits = self._weights.layout(weight).bits
-        name = f"matmul_{out_features}x{in_features}_{epilogue}" + (f"_q{bits}" if bits else "")
-        geometry = MatmulGeometry(
+        return MatmulGeometry(
             n=out_features,
             k_size=in_features,
             epilogue=epilogue,
             dtype=self._options.activations,
-            bits=bits,
+            bits=self._weights.layout(weight).bits,
             pair=2 if self._dot2 else 1,
             has_wide_vectors=self._target.has_wide_vectors,
         )
-        return self._render("cpu/matmul", name, g=geometry)
 
     @property
     def _dot2(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.top_k import TopKGeometry
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 
@@ -18,9 +19,8 @@ class VectorTopK:
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, vocab = logits.shape
         assert isinstance(vocab, int)
-        k = self._options.top_k
-        kernel = self._render("cpu/top_k", f"top_k_{k}_of_{vocab}", g=TopKGeometry(vocab, k))
-        values, indices = e.dispatch(
-            kernel, [rows], [rows], [logits], [((rows, k), "f32"), ((rows, k), "i64")]
-        )
-        return values, indices
+        geometry = TopKGeometry(vocab, self._options.top_k)
+        kernel = self._render("cpu/top_k", f"top_k_{geometry.k}_of_{vocab}", g=geometry)
+        operands = {"rows": rows, "logits": logits}
+        written = dispatch(e, kernel, geometry.interface, [rows], operands)
+        return written["values"], written["indices"]

@@ -1,0 +1,45 @@
+"""Dispatches of hand-written kernels, whose operands go by the names in the kernel's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.interface import Interface
+
+
+def dispatch(
+    e: Emitter,
+    kernel: str,
+    interface: Interface,
+    workload: Sequence[Dim],
+    operands: Mapping[str, Dim | Tensor],
+) -> dict[str, Tensor]:
+    """What `kernel` writes, by name. `operands` are the interface's constants, what it reads and what it
+    writes in place; other results get the interface's shape, whose dynamic sizes are among the operands."""
+
+    def result(name: str) -> Tensor | tuple[list[Dim], str]:
+        if name in operands:
+            return _tensor(operands[name])
+        made = interface.writes[name]
+        return [_dim(operands[d]) if isinstance(d, str) else d for d in made.shape], made.dtype
+
+    names = sorted(interface.writes, key=operands.__contains__)  # new results, then those in place
+    written = e.dispatch(
+        kernel,
+        workload,
+        [_dim(operands[name]) for name in interface.constants],
+        [_tensor(operands[name]) for name in interface.reads],
+        [result(name) for name in names],
+    )
+    return dict(zip(names, written, strict=True))
+
+
+def _dim(operand: Dim | Tensor) -> Dim:
+    assert not isinstance(operand, Tensor)
+    return operand
+
+
+def _tensor(operand: Dim | Tensor) -> Tensor:
+    assert isinstance(operand, Tensor)
+    return operand
