@@ -25,7 +25,7 @@ def violations(lines: list[str]) -> Iterator[str]:
             yield f"line {number} has {len(line)} columns"
         if line.startswith("{% macro "):
             starts.append(number)
-            if not lines[number - 2].endswith("#}"):
+            if "endmacro" not in line and not lines[number - 2].endswith("#}"):
                 yield f"line {number}: no comment says what the macro does and reads"
         if "{% endmacro %}" in line or "{%- endmacro %}" in line:
             start = starts.pop()
