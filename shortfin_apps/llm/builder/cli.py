@@ -41,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SOURCE", help="what to build, see above")
+    parser.add_argument("source", metavar="SOURCE", help="the model to build, see above")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="where to put it (default: ./artifacts/NAME)"
     )
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> BuildOptions:
-    """What the flags ask for."""
+    """The options that the flags ask for."""
     return BuildOptions(
         device=args.device,
         weights=args.weights,

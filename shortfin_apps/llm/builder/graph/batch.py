@@ -9,9 +9,9 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 
 @dataclass(slots=True)
 class Batch:
-    """What one invocation works on: the tokens of its rows, end to end (see token_layout.py).
+    """The batch of one invocation: its rows' tokens, end to end (see token_layout.py).
 
-    `cache` is replaced by every operation that writes to it: always use the newest.
+    `cache` is replaced by every operation that writes to it: always use the latest.
     """
 
     rows: Dim
@@ -26,7 +26,7 @@ class Batch:
     token_rows: Tensor  # [tokens] i64
     positions: Tensor  # [tokens] i64
     rotary: Tensor  # [tokens, 2, head_dim / 2] f32: cosines, sines
-    # Made by the form that wants them, at the first layer, for all layers.
+    # Computed by the attention kernels that need them, at the first layer, for all layers.
     tiles: Tensor | None = None
     slots: Tensor | None = None
     slots_of_rows: Tensor | None = None

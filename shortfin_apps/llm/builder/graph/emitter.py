@@ -1,4 +1,4 @@
-"""Writes MLIR text: tensors by name and type, fresh SSA names, and the few operations the graph needs."""
+"""An emitter of MLIR text: tensors by name and type, fresh SSA names, and the operations the graph needs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def dense(array: npt.NDArray[np.float32]) -> str:
 
 
 class Emitter:
-    """The body of one function, in the making."""
+    """The body of one function while it is written."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,9 +1,8 @@
-"""Where each token of an invocation stands: computed once, for all layers.
+"""The row and position of every token of an invocation, computed once for all layers.
 
-Every entry works on tokens that lie end to end, row after row, each row's from its `offset` on. In a
-prefill and a decode the rows are of one length; in an extend they are as long as their tasks. A token past
-the last one of its row (of rows padded to one length, or of an invocation padded to a bucket) has a
-position at or past the row's `seq_len`: that alone makes it padding.
+Tokens lie end to end, row after row, each row's from its `offset` on. The rows of a prefill or a decode have
+one length; those of an extend are as long as their tasks. A token is padding if and only if its position is
+at or past its row's `seq_len`, whether its row was padded to a length or the invocation to a bucket.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def token_rows(e: Emitter, offsets: Tensor, tokens: Dim) -> Tensor:
 
 
 def token_positions(e: Emitter, rows: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
-    """[tokens] i64: each token's place in its sequence; from the row's seq_len on it is padding."""
+    """[tokens] i64: each token's position in its sequence; from the row's seq_len on it is padding."""
     body = f"""\
   %t = linalg.index 0 : index
   %row = arith.index_cast %a : i64 to index

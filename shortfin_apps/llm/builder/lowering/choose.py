@@ -39,7 +39,8 @@ BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Kernels of some kinds of operations. `needs` says, in words and whether it is met, what they need."""
+    """Kernels for some kinds of operations. `needs` says of each of their needs, in words, whether it is
+    met."""
 
     name: str
     kinds: tuple[Kind, ...]
@@ -99,7 +100,7 @@ def _linalg(c: LoweringContext) -> LinalgOperations:
     return LinalgOperations(c.spec, c.options, c.weights)
 
 
-# The best first: of each kind the first whose needs are met.
+# In order of preference: each kind takes the first candidate whose needs are met.
 CANDIDATES = (
     Candidate(
         "amx/fused_layer",

@@ -58,7 +58,7 @@ class RenderedKernels:
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """What kernels are chosen by and made from."""
+    """The inputs of the choice of kernels, and of the kernels."""
 
     spec: LlamaSpec
     options: BuildOptions
@@ -104,7 +104,7 @@ class FusedKernels(Protocol):
     """Kernels that each take a run of operations."""
 
     def joins(self, attend: Attend, batch: Batch) -> bool:
-        """Whether the attention joins the operations after it."""
+        """True if the attention is lowered together with the operations after it."""
         ...
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ class Lowering:
         self._fused = fused
 
     def declarations(self) -> list[str]:
-        """What the module must hold for the operations emitted so far."""
+        """The executables that the operations emitted so far dispatch."""
         return list(self._rendered.texts.values())
 
     def lower(

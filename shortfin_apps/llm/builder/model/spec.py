@@ -55,7 +55,7 @@ class LlamaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What `shortfin-llm build` was asked for; everything here changes the artefact's identity.
+    """The options of `shortfin-llm build`; each of them is part of the artefact's identity.
 
     Defaults are by bench/buckets.py, and entries of static shape were no quicker on CPUs (bench/README.md).
     `chunk_sizes` are the chunk lengths (tokens) that get a prefill entry of static shape,
@@ -77,7 +77,7 @@ class BuildOptions:
 
     @property
     def activations(self) -> FloatType:
-        """What a matmul reads beside its weights; blocks are widened to it, int8 makes bytes of it first."""
+        """The dtype of activations, to which blocks are widened; int8 quantises them on their way in."""
         match self.weights:
             case "q8_0" | "q4" | "int8":
                 return "bf16"

@@ -21,7 +21,7 @@ _STEP_SLOTS = 64
 
 
 def fills_attention_tiles(spec: LlamaSpec, options: BuildOptions) -> bool:
-    """Whether heads and pages are whole AMX tiles."""
+    """True if heads and pages are whole AMX tiles."""
     return spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
 
 
@@ -74,7 +74,7 @@ class AmxAttention:
         return q
 
     def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        """Both, of rows of one token each."""
+        """Rotary embedding, KV store and attention of rows of one token each, in one dispatch."""
         kernel = self._render("amx/decode_attention", "decode_attention", g=self.decode_geometry(batch))
         batch.cache, out = e.dispatch(
             kernel,

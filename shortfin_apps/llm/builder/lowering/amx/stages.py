@@ -27,9 +27,10 @@ Operands = Literal["bf16", "block_int8", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class MatmulStage:
-    """A stage: `x` times `weight`, to `out`, by epilogue plus `residual`, or as silu(gate) * up.
+    """A stage: `x` times `weight`, to `out`, with the epilogue's `residual` added, or as silu(gate) * up.
 
-    Buffers go by name; `x` holds what the weight's layout takes. One in blocks gates to `quantised` as well.
+    Buffers go by name; `x` holds operands for the weight's layout, in tiles if `x_tiled`. A gated one over
+    weights in blocks also writes its result quantised, to `quantised`.
     """
 
     weight: str
@@ -43,7 +44,7 @@ class MatmulStage:
 
 @dataclass(frozen=True, slots=True)
 class AttendStage:
-    """A stage, which can only be the first: a decode's attention, to `out` [rows, heads * head_dim] bf16.
+    """The first stage of a decode's layer: its attention, to `out` [rows, heads * head_dim] bf16.
 
     It writes to the batch's cache.
     """
@@ -70,7 +71,7 @@ class AttendStage:
 
 @dataclass(frozen=True, slots=True)
 class NormStage:
-    """A stage: RMS norm of `x` by `weight`, to `out`, as operand of weights of that layout."""
+    """A stage: RMS norm of `x` by `weight`, to `out`, as the operand of weights in `layout`."""
 
     weight: str
     x: str
@@ -81,7 +82,7 @@ class NormStage:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseStage:
-    """A stage: `x` [rows, size] bf16 to `out`, as operand of weights of that layout."""
+    """A stage: `x` [rows, size] bf16, quantised to `out`, as the operand of weights in `layout`."""
 
     x: str
     x_tiled: bool

@@ -43,7 +43,7 @@ def _extract(table: Tensor, layout: WeightLayout) -> str:
 
 
 def _extract_from_panels(table: Tensor) -> str:
-    """%w: element %d of %panel's %column, stored [panels, K / pair, 32 * pair]."""
+    """Text that sets %w: element %d of %panel's %column, stored [panels, K / pair, 32 * pair]."""
     assert isinstance(table.shape[2], int)
     return f"""\
   %pair = arith.constant {table.shape[2] // PANEL} : index
@@ -55,7 +55,7 @@ def _extract_from_panels(table: Tensor) -> str:
 
 
 def _extract_from_tiles(table: Tensor) -> str:
-    """%w likewise, stored [panels, tiles, 2, 16, 16 * pair]."""
+    """The same, stored [panels, tiles, 2, 16, 16 * pair]."""
     steps, row = table.shape[3:]
     assert isinstance(steps, int)
     assert isinstance(row, int)
@@ -76,7 +76,7 @@ def _extract_from_tiles(table: Tensor) -> str:
 
 
 def _widen(table: Tensor, scales: list[Tensor]) -> tuple[str, str]:
-    """What makes f32 of %w, times the scale of its column or block if it has one; and the result's name."""
+    """Text that widens %w to f32, times its column's or block's scale if it has one; the result's name."""
     if not scales:
         return (
             ("", "%w")

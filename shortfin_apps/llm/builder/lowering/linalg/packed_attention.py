@@ -1,4 +1,4 @@
-"""Attention of packed rows in plain linalg, for the generic form's extend entries.
+"""Attention of packed rows in plain linalg, for extend entries.
 
 Rows have different numbers of tokens, so there is no rectangle of queries for one attention operation, and
 a gather of every token's pages would be tokens x context x K/V. So K and V are read from the cache inside
