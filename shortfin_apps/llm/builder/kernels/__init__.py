@@ -11,7 +11,6 @@ from typing import Any
 
 import jinja2
 
-from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
 from shortfin_apps.llm.builder.kernels.interface import pipeline_layout
 
 Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
@@ -45,4 +44,4 @@ def _pairs(rows: int, columns: int) -> list[str]:
     return [f"{row}_{column}" for row in range(rows) for column in range(columns)]
 
 
-_TEMPLATES.globals |= {"layout": _layout, "each": _each, "pairs": _pairs, "int8_rows": Int8Rows}
+_TEMPLATES.globals |= {"layout": _layout, "each": _each, "pairs": _pairs}

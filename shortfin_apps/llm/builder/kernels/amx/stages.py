@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks
+from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
 
 ROW_BLOCK = 4  # rows of a work item, where rows are few
 
@@ -68,3 +69,8 @@ class QuantiseRowsGeometry:
     @property
     def dtype(self) -> str:
         return "f32" if self.norm else "bf16"
+
+    @property
+    def quantisation(self) -> RowQuantisation:
+        eps = self.norm.eps if self.norm else None
+        return RowQuantisation(size=self.size, dtype=self.dtype, eps=eps, is_tiled=self.is_tiled)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
+from shortfin_apps.llm.builder.kernels.amx.activations import TILE_ROWS, Int8Tiles
+from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation, int8_buffers
 from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
-from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, TILE, num_panels
 
 FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less than a dispatch
@@ -34,41 +35,47 @@ class MatmulInt8Geometry:
     has_bf16: bool
 
     @property
-    def most_rows(self) -> int:
-        """Rows that a workgroup quantises itself."""
-        return FEW_ROWS
+    def quantisation(self) -> RowQuantisation | None:
+        """How a workgroup quantises its rows itself, unless they are quantised."""
+        if self.source == "tiles":
+            return None
+        return RowQuantisation(size=self.k_size, dtype=self.source, eps=self.eps, is_unsigned=True)
 
     @property
-    def x(self) -> Int8Rows:
-        return Int8Rows(self.k_size)
+    def local_tiles_bytes(self) -> int:
+        """Of the rows that a workgroup quantises itself."""
+        return -(-FEW_ROWS // TILE_ROWS) * self.x.tile_row_bytes
+
+    @property
+    def local_scales_bytes(self) -> int:
+        return FEW_ROWS * 4
+
+    @property
+    def x(self) -> Int8Tiles:
+        return Int8Tiles(self.k_size)
 
     @property
     def panel_bytes(self) -> int:
         """From one panel of w to the next; a panel's tiles come in pairs, one for each half."""
-        return 2 * self.x.sixteen_bytes
+        return 2 * self.x.tile_row_bytes
 
     @property
     def grid(self) -> MatmulGrid:
         panels = num_panels(self.n)
-        row_block = _BLOCK_BYTES // (TILE * self.x.tiles) // PANEL * PANEL
+        row_block = _BLOCK_BYTES // self.x.row_bytes // PANEL * PANEL
         row_block = max(PANEL, min(_MOST_ROWS, row_block))
         return MatmulGrid(panels, max(1, panels // _COLUMN_GROUPS), row_block, _TILE_ROWS)
 
     @property
     def interface(self) -> Interface:
         panels = self.grid.panels
-        reads = self._source()
-        reads["w"] = buffer("i8", panels, self.x.tiles, 2, LANES, TILE)
-        reads["w_scales"] = buffer("f32", panels, PANEL)
         out = buffer("f32", "rows", panels * PANEL)
-        if self.epilogue == "residual":
-            reads["residual"] = out
+        reads = {
+            **(self.quantisation.reads if self.quantisation else int8_buffers(self.x)),
+            "w": buffer("i8", panels, self.x.tiles, 2, LANES, TILE),
+            "w_scales": buffer("f32", panels, PANEL),
+            **({"residual": out} if self.epilogue == "residual" else {}),
+        }
         if self.epilogue == "silu":
             out = buffer("bf16", "rows", self.n // 2)
         return Interface(("rows",), reads, {"out": out})
-
-    def _source(self) -> dict[str, Buffer]:
-        if self.source == "tiles":
-            return self.x.buffers
-        norm = {} if self.eps is None else {"norm": buffer("f32", self.k_size)}
-        return {"x": buffer(self.source, "rows", self.k_size), **norm}

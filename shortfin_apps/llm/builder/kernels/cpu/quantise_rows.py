@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
-from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation, int8_buffers
+from shortfin_apps.llm.builder.kernels.interface import Interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class QuantiseRowsGeometry:
         return 8
 
     @property
+    def quantisation(self) -> RowQuantisation:
+        return RowQuantisation(size=self.size, dtype=self.dtype, eps=self.eps, is_unsigned=True)
+
+    @property
     def interface(self) -> Interface:
-        norm = {} if self.eps is None else {"norm": buffer("f32", self.size)}
-        return Interface(
-            constants=("rows",),
-            reads={"x": buffer(self.dtype, "rows", self.size), **norm},
-            writes=Int8Rows(self.size).buffers,
-        )
+        quantisation = self.quantisation
+        return Interface(("rows",), quantisation.reads, int8_buffers(quantisation.tiles))

@@ -1,0 +1,70 @@
+"""Geometry of int8.mlir.j2, the quantisation of rows for the int8 matmuls of vectors and of AMX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.amx.activations import TILE_ROW_BYTES, TILE_ROWS, Int8Tiles
+from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
+from shortfin_apps.llm.builder.weights.layout import LANES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowQuantisation:
+    """Rows of `size` values of `dtype`, a multiple of 16, to Int8Tiles and a scale for each row.
+
+    They are RMS-normed first, with `eps`, unless that is None. They come row by row or, `is_tiled`, as
+    Bf16Tiles. `is_unsigned`: bytes are stored 128 larger than they are worth.
+    """
+
+    size: int
+    dtype: str
+    eps: float | None
+    is_tiled: bool = False
+    is_unsigned: bool = False
+
+    @property
+    def tiles(self) -> Int8Tiles:
+        return Int8Tiles(self.size)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.size * (4 if self.dtype == "f32" else 2)
+
+    @property
+    def is_normed(self) -> bool:
+        return self.eps is not None
+
+    @property
+    def whole(self) -> int:
+        """Values in whole segments, a row's bytes of a tile."""
+        return self.size // TILE_ROW_BYTES * TILE_ROW_BYTES
+
+    @property
+    def rest(self) -> int:
+        """Vectors in the segment after those."""
+        return (self.size - self.whole) // LANES
+
+    @property
+    def part_offsets(self) -> list[int]:
+        """Where a segment's four vectors begin: one after another, or in two tiles of two vectors a row."""
+        tile = TILE_ROWS * 2 * LANES
+        return [0, LANES, tile, tile + LANES] if self.is_tiled else [part * LANES for part in range(4)]
+
+    @property
+    def measures_bf16(self) -> bool:
+        """Whether magnitudes are compared as bf16, by cache lines: their bits are the upper half of f32's."""
+        return self.dtype == "bf16" and not self.is_normed and self.size % 32 == 0
+
+    @property
+    def reads(self) -> dict[str, Buffer]:
+        norm = {"norm": buffer("f32", self.size)} if self.is_normed else {}
+        return {"x": buffer(self.dtype, "rows", self.size), **norm}
+
+
+def int8_buffers(tiles: Int8Tiles) -> dict[str, Buffer]:
+    """The tiles of all rows, `row_tiles` = ceil(rows / 16), and the rows' scales."""
+    return {
+        "tiles": buffer("i8", "row_tiles", tiles.tiles, TILE_ROWS, TILE_ROW_BYTES),
+        "x_scales": buffer("f32", "rows"),
+    }
