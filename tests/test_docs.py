@@ -1,4 +1,4 @@
-"""What the documents show works: commands parse, make targets, files and links exist, snippets run."""
+"""The documents are correct: commands parse, make targets, files and links exist, snippets run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/structures.md",
+    "docs/kernels.md",
     "docs/batching.md",
     "docs/logging.md",
     "docs/overload.md",
     "docs/security.md",
     "bench/README.md",
 ]
-PACKAGE_ROOTS = [ROOT, ROOT / "shortfin_apps/llm", ROOT / "shortfin_apps/llm/components"]
+PACKAGE = ROOT / "shortfin_apps/llm"
+PACKAGE_ROOTS = [ROOT, PACKAGE, PACKAGE / "components", PACKAGE / "builder"]
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\((#[^)]+)\)")
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(r"(?<![\w./:~-])(?:(?:[a-z_.]+/)+[a-z_.]*|[a-z_]+\.py)(?![\w*/{-])")
+FILE = re.compile(r"(?<![\w./:~-])(?:(?:[a-z_.]+/)+[a-z_.0-9]*|[a-z_]+\.py)(?![\w*/{-])")
 NOT_OURS = {".venv/bin/", "utils.py"}  # made by `make`, and named as what not to do
 OTHERS_FLAGS = {"--target", "--randomly-seed", "--fault-seed", "--strict"}  # pip's, pytest's and mypy's
 
@@ -71,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def our_arguments(words: list[str]) -> list[str] | None:
-    """What `parser` is to read of a command line; None when it is somebody else's."""
+    """The arguments for `parser` in a command line; None when it is another program's."""
     if words[0] == "shortfin-llm" and len(words) > 1 and words[1] in cli.COMMANDS:
         return words[1:]
     if words[:3] == ["python", "-m", "shortfin_apps.llm.server"]:
@@ -80,7 +82,7 @@ def our_arguments(words: list[str]) -> list[str] | None:
 
 
 def all_options(parser: argparse.ArgumentParser) -> set[str]:
-    """Of a parser and of its subcommands, theirs included."""
+    """The options of a parser and of all its subcommands."""
     options = {option for action in parser._actions for option in action.option_strings}
     for action in parser._actions:
         if isinstance(action.choices, dict):
@@ -130,7 +132,9 @@ def test_links_resolve(document: str) -> None:
     assert set(ANCHOR.findall(text)) <= headings
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/structures.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "docs/structures.md", "docs/kernels.md"]
+)
 def test_named_files_exist(document: str) -> None:
     codes = INLINE_CODE.findall(text_of(document)) + blocks(document, "mermaid")
     named = {path for code in codes for path in FILE.findall(code)}
