@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks
+from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks, Int8Tiles
 
 
-@pytest.mark.parametrize("layout", [Bf16Tiles, Int8Blocks])
+@pytest.mark.parametrize("layout", [Bf16Tiles, Int8Tiles, Int8Blocks])
 @pytest.mark.parametrize("features", [32, 96, 576])
 def test_sixteen_rows_are_as_large_as_sixteen_times_a_row(
-    layout: type[Bf16Tiles | Int8Blocks], features: int
+    layout: type[Bf16Tiles | Int8Tiles | Int8Blocks], features: int
 ) -> None:
-    assert layout(features).sixteen_bytes == 16 * layout(features).row_bytes
+    assert layout(features).tile_row_bytes == 16 * layout(features).row_bytes
+
+
+def test_the_last_tile_of_bytes_may_be_partly_filled() -> None:
+    assert (Int8Tiles(576).tiles, Int8Tiles(577).tiles) == (9, 10)
 
 
 def test_a_block_holds_quants_scales_and_shifts_of_sixteen_rows() -> None:

@@ -23,9 +23,29 @@ class Bf16Tiles:
         return 2 * self.features
 
     @property
-    def sixteen_bytes(self) -> int:
+    def tile_row_bytes(self) -> int:
         """Sixteen rows."""
         return TILE_ROWS * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Tiles:
+    """[rows / 16 rounded up, tiles, 16, 64] i8, whose last tile may be partly filled."""
+
+    features: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.features // TILE_ROW_BYTES)
+
+    @property
+    def row_bytes(self) -> int:
+        return TILE_ROW_BYTES * self.tiles
+
+    @property
+    def tile_row_bytes(self) -> int:
+        """Bytes of sixteen rows."""
+        return TILE_BYTES * self.tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +63,9 @@ class Int8Blocks:
 
     @property
     def row_bytes(self) -> int:
-        return self.sixteen_bytes // TILE_ROWS
+        return self.tile_row_bytes // TILE_ROWS
 
     @property
-    def sixteen_bytes(self) -> int:
+    def tile_row_bytes(self) -> int:
         """Sixteen rows."""
         return self.blocks * self.block_bytes

@@ -11,10 +11,10 @@ from shortfin_apps.llm.builder.kernels.amx.activations import (
     TILE_ROW_BYTES,
     Bf16Tiles,
     Int8Blocks,
+    Int8Tiles,
 )
 from shortfin_apps.llm.builder.kernels.amx.regions import Regions
 from shortfin_apps.llm.builder.kernels.amx.stages import QuantiseBlocksGeometry
-from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
 from shortfin_apps.llm.builder.weights.layout import PANEL
 
 Epilogue = Literal["store", "residual", "silu"]
@@ -136,12 +136,12 @@ class MatmulInt8Geometry(MatmulGeometry):
     max_chunk_tiles: ClassVar[int] = 12  # of a panel along K, which stay in the L1 cache
 
     @property
-    def x(self) -> Int8Rows:
-        return Int8Rows(self.k_size)
+    def x(self) -> Int8Tiles:
+        return Int8Tiles(self.k_size)
 
     @property
     def cached_row_bytes(self) -> int:
-        return TILE_ROW_BYTES * self.x.tiles
+        return self.x.row_bytes
 
     @property
     def panel_bytes(self) -> int:

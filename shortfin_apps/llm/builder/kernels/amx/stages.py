@@ -56,7 +56,7 @@ class QuantiseBlocksGeometry:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseRowsGeometry:
-    """x[rows, size] -> Int8Rows and a scale for each row (quantise_rows_function.mlir.j2).
+    """x[rows, size] -> Int8Tiles and a scale for each row (quantise_rows_function.mlir.j2).
 
     `norm` is applied first, to x f32; without one x is bf16, row by row or in tiles.
     """

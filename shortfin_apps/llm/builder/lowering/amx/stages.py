@@ -11,9 +11,8 @@ from typing import Literal
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
-from shortfin_apps.llm.builder.kernels.amx.activations import TILE_ROWS, Bf16Tiles, Int8Blocks
+from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks, Int8Tiles
 from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeometry
-from shortfin_apps.llm.builder.kernels.cpu.int8_rows import Int8Rows
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
@@ -226,7 +225,7 @@ def operand_bytes(name: str, features: int) -> dict[str, int]:
     return {
         name: Bf16Tiles(features).row_bytes,
         f"{name}_block_int8": Int8Blocks(features).row_bytes,
-        f"{name}_int8": Int8Rows(features).sixteen_bytes // TILE_ROWS,
+        f"{name}_int8": Int8Tiles(features).row_bytes,
         f"{name}_int8.scales": 4,
     }
 
