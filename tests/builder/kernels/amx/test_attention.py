@@ -45,8 +45,15 @@ def test_queries_of_all_tokens_take_tiles_of_sixteen(shape: Any, tokens: int, qu
     assert g.local.bytes < STACK_BYTES
 
 
+def test_weights_of_sixteen_slots_fill_rows_of_tiles_in_turn() -> None:
+    assert [attention(SMOLLM2, tile_tokens=1).weights_at(tile) for tile in range(1)] == [0]
+    assert [attention(WIDE, tile_tokens=1).weights_at(tile) for tile in range(2)] == [0, 32]
+    wide_pages = SMOLLM2 | {"stride": 48}
+    assert [attention(wide_pages, tile_tokens=1).weights_at(tile) for tile in range(3)] == [0, 512, 1024]
+
+
 @pytest.mark.parametrize(("shape", "q_bytes"), [(SMOLLM2, 384), (LLAMA, 1024), (WIDE, 3072)])
-def test_a_decode_keeps_q_and_keys_beside_what_attention_keeps(shape: Any, q_bytes: int) -> None:
+def test_decode_memory_holds_q_keys_and_attention(shape: Any, q_bytes: int) -> None:
     g = DecodeAttentionGeometry(**shape, page_elements=0, step_slots=64, tile_tokens=1)
     assert g.token_local.offsets == {"q": 0, "keys": q_bytes, "rest": q_bytes + g.keys_bytes}
     assert g.token_local.bytes == q_bytes + g.keys_bytes + g.local.bytes

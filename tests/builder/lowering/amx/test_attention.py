@@ -1,4 +1,4 @@
-"""Attention on the matrix unit: rope_store and attention together, over pages, against numpy.
+"""AMX attention: rope_store and attention together, over pages, against numpy.
 
 Every page table is NaN at first, and pages come in random order.
 """
@@ -155,7 +155,7 @@ def entry(
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda s: f"{s.head_dim}x{s.group}-{s.stride}")
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     if not HOST.has_amx:
-        pytest.skip("this CPU has no matrix unit")
+        pytest.skip("this CPU has no AMX")
     shape: Shape = request.param
     options = BuildOptions(block_seq_stride=shape.stride)
     texts: dict[str, str] = {}
@@ -248,7 +248,7 @@ def test_any_mix_agrees_with_numpy(
     assert set(np.flatnonzero((after != cache).any(axis=1))) <= set(blocks.flat)
 
 
-def test_a_token_is_the_same_to_the_bit_however_it_is_computed(kernels: Kernels) -> None:
+def test_a_token_has_the_same_bits_in_any_chunk(kernels: Kernels) -> None:
     shape, rng = kernels.shape, np.random.default_rng(5)
     count = 2 * max(shape.stride, 32) + 21
     qkv = random_qkv(shape, rng, count)

@@ -29,7 +29,7 @@ PAGES = 80
 NAN = -1  # every bit set: NaN as bf16
 Arrays = dict[str, npt.NDArray[Any]]
 
-pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
+pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no AMX")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,9 @@ def make_inputs(lengths: list[int], options: BuildOptions) -> Arrays:
 
 @pytest.mark.parametrize("number", range(WHOLE_TILES.num_hidden_layers))
 @pytest.mark.parametrize("lengths", [[0], [130], [15, -1, 16, 70, 5], [*range(33)]], ids=len)
-def test_one_dispatch_makes_the_bits_of_several(layers: Layers, number: int, lengths: list[int]) -> None:
+def test_the_fused_layer_gives_the_bits_of_separate_dispatches(
+    layers: Layers, number: int, lengths: list[int]
+) -> None:
     inputs = make_inputs(lengths, layers.options)
     together = layers.run(f"together_{number}", inputs)
     apart = layers.run(f"apart_{number}", inputs)
@@ -138,7 +140,7 @@ def test_one_dispatch_makes_the_bits_of_several(layers: Layers, number: int, len
     assert not np.array_equal(together[-1], inputs["cache"])
 
 
-def test_more_workers_than_processors_attend_with_the_same_result(layers: Layers, tmp_path: Path) -> None:
+def test_more_workers_than_cores_finish_with_the_same_result(layers: Layers, tmp_path: Path) -> None:
     inputs = make_inputs([40] * 20, layers.options)
     expected = layers.run("together_0", inputs)
     check_in_a_crowd(layers.vmfb, "together_0", list(inputs.values()), expected, tmp_path, calls=50)

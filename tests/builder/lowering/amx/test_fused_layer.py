@@ -1,4 +1,4 @@
-"""What lies between two attentions, in one dispatch: against numpy, and a row in all kinds of company."""
+"""The fused layer against numpy, its batch invariance, and more workers than cores."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.builder.kernels.test_kernels import (
 )
 
 HOST = resolve_target("cpu")
-# Sizes that cut K into chunks of unequal length and panels into sides of unequal width.
+# Sizes that cut K into chunks of unequal length and panels into partitions of unequal width.
 SPEC = replace(TINY, hidden_size=352, intermediate_size=1056, vocab_size=160, num_hidden_layers=2)
 TOLERANCE = 3e-2
 KINDS: list[WeightType] = ["bf16", "q8_0", "q4", "int8"]
 
-pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no matrix unit")
+pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no AMX")
 
 
 def make_weights(spec: LlamaSpec, options: BuildOptions) -> ConstantWeights:
@@ -133,7 +133,7 @@ def check(actual: Any, expected: F32) -> None:
     np.testing.assert_allclose(actual.to_host() / scale, expected / scale, rtol=0, atol=TOLERANCE)
 
 
-# 600 rows are so many that workers share rows.
+# From 384 rows on, matmuls are partitioned by rows.
 @pytest.mark.parametrize("rows", [*ROWS, 600])
 def test_layers_agree_with_numpy(layers: Layers, rows: int) -> None:
     x, attended = make_inputs(rows)
@@ -146,7 +146,7 @@ def test_layers_agree_with_numpy(layers: Layers, rows: int) -> None:
     check(layers.module.run_logits(x), layers.reference_logits(x))
 
 
-def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(layers: Layers) -> None:
+def test_results_are_batch_invariant(layers: Layers) -> None:
     x, attended = make_inputs(600)
 
     def compute(rows: int) -> list[F32]:
@@ -160,7 +160,7 @@ def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(layers: Layers
             np.testing.assert_array_equal(part, whole[:rows])
 
 
-def test_bytes_come_to_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_int8_gives_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPathFactory) -> None:
     x, attended = make_inputs(600)
     tiles, vectors = (build("int8", target, tmp_path_factory.mktemp("bytes")) for target in (HOST, NO_TILES))
     for one, other in zip(
@@ -170,7 +170,7 @@ def test_bytes_come_to_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("rows", [5, 18])
-def test_rows_of_zeros_and_of_nan_keep_to_themselves(layers: Layers, rows: int) -> None:
+def test_zeros_and_nan_do_not_affect_other_rows(layers: Layers, rows: int) -> None:
     x, attended = make_inputs(rows)
     expected, _ = (result.to_host() for result in layers.module.run_advance(x, attended))
     x[1] = attended[1] = 0
@@ -183,7 +183,7 @@ def test_rows_of_zeros_and_of_nan_keep_to_themselves(layers: Layers, rows: int) 
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_more_workers_than_processors_get_through_with_the_same_result(
+def test_more_workers_than_cores_finish_with_the_same_result(
     layers: Layers, rows: int, tmp_path: Path
 ) -> None:
     x, attended = make_inputs(rows)

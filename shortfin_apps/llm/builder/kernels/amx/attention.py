@@ -154,6 +154,11 @@ class PagedAttentionGeometry(KVPagesGeometry):
         """A query's row of a tile of softmax weights, bf16."""
         return 2 * self.v_slots
 
+    def weights_at(self, slot_tile: int) -> int:
+        """Offset of a query's weights of sixteen slots in those of a page."""
+        v_tile, slot = divmod(TILE_ROWS * slot_tile, self.v_slots)
+        return v_tile * self.v_tile_bytes + 2 * slot
+
     @property
     def page_score_bytes(self) -> int:
         """Scores of a tile of queries over a page, f32."""
