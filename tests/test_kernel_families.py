@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.kernels.cpu.top_k import TopKGeometry
 from tests.kernel_families import describe, families_of
 
 ROOT = Path(__file__).parents[1]
-TOP_K = render("cpu/top_k", "top_k", size=64, k=4, lanes=16, tile=16)
+TOP_K = render("cpu/top_k", "top_k", g=TopKGeometry(size=64, k=4))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_executed_kernels_are_not_listed_as_only_compiled() -> None:
 
 
 def test_the_line_before_the_summary_lists_the_families() -> None:
-    arguments = ["-p", "no:cacheprovider", "tests/builder/kernels/test_kernels.py", "-k", "top_k"]
+    arguments = ["-p", "no:cacheprovider", "tests/builder/lowering/cpu/test_top_k.py"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,

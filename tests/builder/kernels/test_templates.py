@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from shortfin_apps.llm.builder import kernels
@@ -51,3 +52,8 @@ def test_a_template_can_be_read(template: str) -> None:
 )
 def test_a_violation_is_named(lines: list[str], sentence: str) -> None:
     assert list(violations(lines)) == [sentence]
+
+
+def test_an_unknown_parameter_of_a_template_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        kernels.render("cpu/top_k", "top_k", size=64)

@@ -24,8 +24,8 @@ from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import resolve_target
+from tests.builder.compiled_kernels import load
 from tests.builder.compiled_model import PAGES, TINY, block_table
-from tests.builder.kernels.test_kernels import load
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]

@@ -18,10 +18,10 @@ from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from tests.builder.compiled_kernels import load
 from tests.builder.compiled_model import block_table
 from tests.builder.crowd import check_in_a_crowd
 from tests.builder.decode_batch import decode_batch
-from tests.builder.kernels.test_kernels import load
 from tests.builder.lowering.amx.test_fused_layer import HOST, KINDS, SPEC, layer_operations, make_weights
 
 WHOLE_TILES = replace(SPEC, head_dim=32)

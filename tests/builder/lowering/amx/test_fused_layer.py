@@ -17,9 +17,7 @@ from shortfin_apps.llm.builder.model.operations import Attend, Operation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from tests.builder.compiled_model import TINY
-from tests.builder.crowd import check_in_a_crowd
-from tests.builder.kernels.test_kernels import (
+from tests.builder.compiled_kernels import (
     F32,
     NO_TILES,
     ROWS,
@@ -29,6 +27,8 @@ from tests.builder.kernels.test_kernels import (
     load,
     narrow,
 )
+from tests.builder.compiled_model import TINY
+from tests.builder.crowd import check_in_a_crowd
 
 HOST = resolve_target("cpu")
 # Sizes that cut K into chunks of unequal length and panels into partitions of unequal width.

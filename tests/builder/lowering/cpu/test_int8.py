@@ -17,8 +17,7 @@ from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from tests.builder.compiled_model import TINY
-from tests.builder.kernels.test_kernels import (
+from tests.builder.compiled_kernels import (
     HOST,
     NO_TILES,
     ROWS,
@@ -29,6 +28,7 @@ from tests.builder.kernels.test_kernels import (
     narrow,
     widen,
 )
+from tests.builder.compiled_model import TINY
 
 F32 = npt.NDArray[np.float32]
 

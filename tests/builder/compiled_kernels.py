@@ -1,0 +1,111 @@
+"""Kernels by themselves: modules that hold some, compiled for this CPU and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as iree
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.lowering.linalg.operations import yield_as
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.host_cpu import permit_amx
+from tests.builder.compiled_model import DTYPES
+from tests.kernel_families import note_executed
+
+F32 = npt.NDArray[np.float32]
+Inputs = dict[str, tuple[int | str, ...]]
+
+# 130 rows cross a row block, the others take every kind of tail.
+ROWS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 130]
+HOST = resolve_target("cpu")
+# The same CPU without the bf16 dot and wide registers: the tiles that smaller machines get.
+NARROW = replace(HOST, features=frozenset({"avx2", "fma"}))
+NO_TILES = replace(HOST, features=frozenset(f for f in HOST.features if not f.startswith("amx")))
+NAMES = {NARROW.features: "narrow", NO_TILES.features: "no-tiles", HOST.features: "host"}
+
+
+class ConstantWeights(WeightTypes):
+    """Weights that are constants of the module, and `values`, what they are worth after quantisation."""
+
+    def __init__(self, weights: dict[str, F32], layouts: dict[str, WeightLayout]) -> None:
+        self._shapes = {name: weight.shape for name, weight in weights.items()}
+        self._layouts = layouts
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self.values: dict[str, F32] = {}
+        for name, weight in weights.items():
+            layout = layouts[name]
+            value: Blocks | npt.NDArray[Any]
+            if isinstance(layout, Int8Panels):
+                value = weight
+                quants, scales = quantise_rows(weight)
+                self.values[name] = quants * scales[:, None]
+            elif layout.bits is None:
+                value = weight.astype(DTYPES[layout.stored(name, weight.shape)[name][1]])
+                self.values[name] = value.astype(np.float32)
+            else:
+                value = quantise(weight, layout.bits)
+                self.values[name] = value.dequantise()
+            self._arrays |= zip(layout.stored(name, weight.shape), layout.store(value), strict=True)
+
+    def declarations(self) -> list[str]:
+        types = {
+            parameter: tensor_type(*kind)
+            for name, layout in self._layouts.items()
+            for parameter, kind in layout.stored(name, self._shapes[name]).items()
+        }
+        return [
+            f'util.global private @"{name}" = dense<"0x{array.tobytes().hex().upper()}"> : {types[name]}'
+            for name, array in self._arrays.items()
+        ]
+
+
+def load(text: str, folder: Path) -> Any:
+    """The module `text`, compiled for this CPU in `folder`."""
+    compile_text(text, HOST.flags, folder / "kernel.vmfb")
+    permit_amx()
+    config = iree.Config("local-sync")
+    module = iree.VmModule.copy_buffer(config.vm_instance, (folder / "kernel.vmfb").read_bytes())
+    note_executed(text, HOST.architecture)
+    return iree.load_vm_module(module, config)
+
+
+def function(name: str, inputs: dict[str, tuple[int | str, ...]], body: Callable[..., list[Tensor]]) -> str:
+    """A function over f32 tensors (a dimension of "?" is dynamic) that returns what `body` emits."""
+    e = Emitter()
+    tensors = []
+    for arg, shape in inputs.items():
+        kind = tensor_type(shape, "f32")
+        dims = [
+            d if isinstance(d, int) else e.value(f"tensor.dim %arg_{arg}, {e.constant(i)} : {kind}")
+            for i, d in enumerate(shape)
+        ]
+        tensors.append(Tensor(f"%arg_{arg}", tuple(dims), "f32"))
+    results = body(e, *tensors)
+    arguments = ", ".join(f"%arg_{arg}: {tensor_type(shape, 'f32')}" for arg, shape in inputs.items())
+    types = ", ".join(t.type for t in results)
+    lines = "\n".join(e.lines)
+    returned = ", ".join(t.name for t in results)
+    return f"func.func @{name}({arguments}) -> ({types}) {{\n{lines}\nreturn {returned} : {types}\n}}"
+
+
+def narrow(e: Emitter, x: Tensor, dtype: str) -> Tensor:
+    return e.elementwise("td", ("td", x.shape, dtype), [(x, "td")], yield_as("%a", dtype))
+
+
+def widen(e: Emitter, x: Tensor) -> Tensor:
+    body = (
+        "  linalg.yield %a : f32"
+        if x.dtype == "f32"
+        else f"  %w = arith.extf %a : {x.dtype} to f32\n  linalg.yield %w : f32"
+    )
+    return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td")], body)
