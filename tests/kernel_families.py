@@ -1,6 +1,6 @@
-"""Which families of hand-written CPU kernels this run of the tests executed, and which it only compiled.
+"""Records the families of hand-written CPU kernels that this test run executed, and those it only compiled.
 
-A family is told by its instruction in the MLIR, so what a skipped test would have run is not counted.
+A family is recognised by its instruction in the MLIR, so kernels of skipped tests are not counted.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def families_of(text: str, architecture: str) -> set[str]:
 
 
 def note_executed(text: str, architecture: str) -> None:
-    """Says that the kernels of a module run in this process."""
+    """Records that the kernels of a module run in this process."""
     _executed.update(families_of(text, architecture))
 
 
 def note_compiled(text: str, architecture: str) -> None:
-    """Says that they were compiled, for a CPU that need not be here."""
+    """Records that they were compiled, possibly for another CPU."""
     _compiled.update(families_of(text, architecture))
 
 
 def summary() -> str | None:
-    """One line about this run so far; None when it met no kernel."""
+    """One line about this run so far; None if there were no kernels."""
     return describe(_executed, _compiled)
 
 

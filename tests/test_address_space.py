@@ -17,7 +17,7 @@ ENOUGH = 1 << 50
 
 @pytest.fixture
 def limit() -> Iterator[int]:
-    """A limit on this process that nobody reaches."""
+    """Sets a limit on this process that the test does not reach."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (ENOUGH, before[1]))
     yield ENOUGH
@@ -39,7 +39,7 @@ def test_with_a_limit_larger_needs_are_refused(limit: int) -> None:
 
 
 def limited(megabytes: int, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command with so much address space, as `prlimit --as` does."""
+    """Runs a command with limited address space, as `prlimit --as` does."""
     set_limit = (
         "import os, resource, sys;"
         f"resource.setrlimit(resource.RLIMIT_AS, ({megabytes}_000_000,) * 2);"

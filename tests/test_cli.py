@@ -11,7 +11,7 @@ from shortfin_apps.llm import __version__, cli
 from shortfin_apps.llm.cli import COMMANDS, main
 from shortfin_apps.llm.errors import ArtifactError
 
-# What a subcommand that only talks to a server has no use for.
+# Modules that a subcommand must not import if it only talks to a server.
 HEAVY = ("iree", "shortfin", "numpy", "fastapi", "gguf", "tokenizers", "shortfin_apps.llm.builder")
 
 

@@ -109,7 +109,7 @@ ONLY_IN = {
     "starlette": ("api", "server", "server_protocol"),
     "uvicorn": ("server", "server_protocol"),
 }
-# The pure parts: their tests run in milliseconds because nothing here is heavy.
+# The pure parts, whose tests run in milliseconds because they import nothing heavy.
 PURE = ("components.kvcache", "components.request", "components.batching")
 NOT_IN_PURE = ("numpy", "ml_dtypes", "tokenizers", "asyncio", "threading")
 
@@ -178,7 +178,7 @@ def test_imports_point_one_way(module: str) -> None:
 
 
 def test_rooms_stand_in_one_order() -> None:
-    """No room imports one below it in the table, so the rooms have no circle."""
+    """No room imports one below it in the table, so there are no cycles."""
     order = {part: index for index, part in enumerate(MAY_IMPORT)}
     upward = [
         (part, other) for part in MAY_IMPORT for other in MAY_IMPORT[part] if order[other] >= order[part]

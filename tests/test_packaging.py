@@ -1,7 +1,7 @@
-"""The wheel and the editable install live beside shortfin's own `shortfin_apps`, under pip and under uv.
+"""The wheel and the editable install work beside shortfin's own `shortfin_apps`, under pip and uv.
 
-shortfin's wheel has a `shortfin_apps/llm` of its own. Ours must be the one imported, upstream's `sd` and
-`flux` must still be found, and taking ours away must give shortfin back as it came.
+shortfin's wheel contains a `shortfin_apps/llm`, too. Ours must be imported, upstream's `sd` and `flux` must
+still be found, and uninstalling ours must restore shortfin's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ json.dump({name: list(spec.submodule_search_locations) for name, spec in specs.i
 
 @dataclass(frozen=True)
 class Environment:
-    """A fresh virtual environment and the installer it is filled with; nothing resolves dependencies."""
+    """A fresh virtual environment and its installer, which does not resolve dependencies."""
 
     path: Path
     installer: str
@@ -87,7 +87,7 @@ def hatchling_build(target: str, source: Path, directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the source tree, which cannot change between one build and the next."""
+    """A copy of the source tree that cannot change between builds."""
     directory = tmp_path_factory.mktemp("checkout") / "source"
     shutil.copytree(ROOT, directory, ignore=NOT_SOURCES)
     return directory

@@ -1,4 +1,4 @@
-"""Nothing that runs code from data: a pickle, in a file or in a cache, is a program."""
+"""The package uses nothing that executes code from data, such as pickle."""
 
 from __future__ import annotations
 

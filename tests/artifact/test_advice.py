@@ -20,7 +20,7 @@ def said(path: Path) -> str:
 
 
 def commands(sentence: str) -> list[list[str]]:
-    """The command lines in it, without those that have a place to fill in."""
+    """The command lines in a sentence, without those that have a placeholder."""
     lines = [shlex.split(line) for line in re.findall(r"`(shortfin-llm [^`]+)`", sentence)]
     return [words[1:] for words in lines if "SOURCE" not in words]
 

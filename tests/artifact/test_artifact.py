@@ -18,7 +18,7 @@ from shortfin_apps.llm.errors import ArtifactError
 
 @pytest.fixture
 def folder(tiny_artifact: Artifact, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy of an artefact that a test may change."""
     copy = tmp_path / "artefact"
     shutil.copytree(tiny_artifact.vmfb.parent, copy)
     for path in copy.iterdir():
@@ -84,7 +84,7 @@ def test_a_program_for_missing_cpu_features_is_refused(folder: Path) -> None:
 
 
 def test_a_program_for_another_architecture_is_refused(folder: Path) -> None:
-    """Even one without a feature that could be missed here."""
+    """Also one without features that could be missing here."""
     manifest = Manifest.load(folder / layout.MANIFEST)
     other = "arm_64" if manifest.target.architecture == "x86_64" else "x86_64"
     target = replace(manifest.target, architecture=other, cpu="generic", features=())

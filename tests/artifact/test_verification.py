@@ -17,7 +17,7 @@ from shortfin_apps.llm.errors import ArtifactError
 
 @pytest.fixture
 def folder(tiny_artifact: Artifact, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
+    """A copy of an artefact that a test may change."""
     return Path(shutil.copytree(tiny_artifact.vmfb.parent, tmp_path / "artefact"))
 
 
@@ -28,7 +28,7 @@ def flip(path: Path) -> None:
 
 
 def load(folder: Path, verify: Verify = "hash", happened: list[str] | None = None) -> list[str]:
-    """Events in their order: the model is loaded, then confirmed."""
+    """The events in order: the model is loaded, then verified."""
     happened = [] if happened is None else happened
     with verifying(Artifact.open(folder, for_this_host=False), verify) as confirm:
         happened.append("loaded")

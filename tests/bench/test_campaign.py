@@ -20,7 +20,7 @@ def letters() -> Answer:
 async def campaign(
     server: ScriptedServer, workloads: list[Workload], labels: str = "a", repeats: int = 1
 ) -> tuple[list[PassResult], list[str]]:
-    """Results, and what began in which order; every label is the same server."""
+    """The results and the order of passes; all labels are the same server."""
     server.on("/tokenize", letters())
     server.on("/v1/completions", completes(["x", "y"]))
     began: list[str] = []

@@ -30,7 +30,7 @@ async def http(server: ScriptedServer) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def letters(field: str) -> Answer:
-    """A /tokenize that knows one field's name and gives a token a letter."""
+    """A /tokenize that reads one field and returns one token per letter."""
     return lambda request, body: says({"tokens": [ord(c) for c in body.get(field, "")]})(request, body)
 
 
@@ -55,7 +55,7 @@ async def test_tokenize_of_vllm_and_of_llama_cpp(
 
 
 async def test_a_kept_connection_that_the_server_closes_is_replaced() -> None:
-    """Each connection answers one request and hangs up on the next, though it promised to be kept."""
+    """Each connection answers one request and closes on the next, although it is keep-alive."""
     body = b'{"tokens": [1]}'
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
 

@@ -1,4 +1,4 @@
-"""Writes `random:tiny` as other tools would: a GGUF file, a Hugging Face directory."""
+"""Writes `random:tiny` in the formats of other tools: a GGUF file, a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_gguf(
     without: str | None = None,
     quantised: GGMLQuantizationType | None = None,
 ) -> Path:
-    """`keys` (`llama.` keys, without the prefix) and `tensors` add to what is written or replace it;
+    """Writes a GGUF file. `keys` (`llama.` keys without prefix) and `tensors` add to or replace its content;
     matrices are `quantised`."""
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
@@ -68,7 +68,7 @@ def write_gguf(
 def write_hf(
     directory: Path, *, config: Mapping[str, object] | None = None, shards: int = 1, dtype: Any = np.float32
 ) -> Path:
-    """`config` adds to `config.json` or replaces what is there."""
+    """Writes a Hugging Face directory. `config` adds to or replaces the fields of `config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     values = {
         "model_type": "llama",
@@ -136,7 +136,7 @@ def _add_vocabulary(writer: GGUFWriter, files: TokenizerFiles) -> None:
 
 
 def _interleaved(name: str, array: Array) -> Array:
-    """llama.cpp's `permute` of convert_hf_to_gguf.py, which the GGUF reader has to undo."""
+    """The `permute` of llama.cpp's convert_hf_to_gguf.py, which the GGUF reader reverses."""
     heads = {"attn_q": SPEC.num_attention_heads, "attn_k": SPEC.num_key_value_heads}
     kind = name.split(".")[-2]
     if kind not in heads or array.ndim == 1:

@@ -1,6 +1,6 @@
-"""Files with some bytes changed, cut off or put in: a typed error or a model, never anything else.
+"""Files with bytes changed, removed or inserted give a typed error or a model, and nothing else.
 
-A length in a damaged file may be any number, so what the readers take of memory is looked at, too.
+A length in a damaged file may be any number, so the readers' memory use is checked, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_tokenizer(path: Path) -> None:
     tokenizer.apply_chat_template(MESSAGES)
 
 
-# The file to damage in the folder that `folder` makes, and who reads it.
+# The file to damage in the folder made by `folder`, and its reader.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "gguf": ("tiny.gguf", lambda path: read_source(GgufSource(path))),
     "safetensors": ("hf/model.safetensors", lambda path: read_source(HfDirectorySource(path.parent))),
@@ -109,7 +109,7 @@ def test_damage_is_a_typed_error(
     name, read = READERS[kind]
     path = folder / name
     whole = path.read_bytes()
-    # A new file, not new bytes in the old one: somebody may still have that mapped.
+    # A new file instead of new bytes in the old one, which may still be mapped.
     path.unlink()
     path.write_bytes(damaged(whole, damage))
     try:

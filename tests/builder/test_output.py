@@ -98,7 +98,7 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
 def test_an_unwritable_parent_is_refused_before_downloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forbid(path: Path, mode: int) -> bool:  # the tests may run as root, whom no mode stops
+    def forbid(path: Path, mode: int) -> bool:  # the tests may run as root, which ignores file modes
         return path != tmp_path
 
     monkeypatch.setattr(os, "access", forbid)
@@ -142,7 +142,7 @@ def fail(*args: object) -> None:
     raise BuildError("no")
 
 
-# A build of {out} in a process of its own; its compiler says that it runs, and ends when a line comes in.
+# A build of {out} in its own process; its compiler prints a line when it starts and waits for one to end.
 SLOW = """
 import sys
 from pathlib import Path
@@ -161,7 +161,7 @@ builder.build("random:tiny", Path({out!r}), BuildOptions(), PlainProgress())
 
 @contextmanager
 def slow_build(out: Path, cache: Path) -> Iterator[subprocess.Popen[str]]:
-    """Killed after LONGEST_WAIT_S, so that whoever reads from it does not wait for ever."""
+    """A build that is killed after LONGEST_WAIT_S, so that a reader of its output does not wait for ever."""
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW.format(out=str(out))],
         env={**os.environ, "SHORTFIN_LLM_CACHE": str(cache), "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -208,7 +208,7 @@ def test_builds_through_different_paths_share_a_lock(tmp_path: Path) -> None:
 
 
 def _is_first(first: subprocess.Popen[str], second: subprocess.Popen[str]) -> bool:
-    """Which of two builds got the lock: that one compiles."""
+    """Whether the first of two builds has the lock, because it compiles."""
     assert first.stdout is not None
     assert second.stdout is not None
     ready, _, _ = select.select([first.stdout, second.stdout], [], [], LONGEST_WAIT_S)

@@ -1,4 +1,4 @@
-"""Against the `gguf` package, which knows what llama.cpp makes of such blocks."""
+"""Compares quantisation with the `gguf` package, which does the same as llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MATRICES = arrays(np.float32, (3, 2 * BLOCK), elements=st.floats(-100, 100, widt
 def test_the_error_is_at_most_half_a_step(bits: Bits, matrix: F32) -> None:
     blocks = quantise(matrix, bits)
     step = np.repeat(blocks.scales.astype(np.float32), BLOCK, axis=1)
-    rounding = 2.0**-10 * np.abs(matrix).max() + 1e-6  # of the terms themselves, to f16
+    rounding = 2.0**-10 * np.abs(matrix).max() + 1e-6  # rounding of the terms to f16
     assert (np.abs(blocks.dequantise() - matrix) <= step / 2 + 3 * rounding).all()
 
 

@@ -1,4 +1,4 @@
-"""Every kernel, for CPUs that the tests may not run on: written, parsed, verified and compiled."""
+"""Compiles every kernel, also for CPUs that this machine is not."""
 
 from __future__ import annotations
 

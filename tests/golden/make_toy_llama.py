@@ -1,4 +1,4 @@
-"""Exports upstream's toy Llama with upstream's own exporter, and records what upstream's model says in torch.
+"""Exports upstream's toy Llama with upstream's exporter, and records its answers in torch.
 
     pip install torch==2.13.0 amdsharktank==3.9.0 iree-turbine==3.9.0 'wave-lang==3.9.*' \\
         'iree-base-compiler==3.9.*' 'iree-base-runtime==3.9.*'

@@ -1,4 +1,4 @@
-"""Runs real artefacts through the engine, step by step, and compares what they say."""
+"""Runs real artefacts on the engine, step by step, and compares their tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.runtime.open import open_device
 
 @dataclass(frozen=True)
 class Continuation:
-    """Greedy tokens and, for each, how far the best logit was above the second."""
+    """Greedy tokens and, for each, the gap between the best and the second logit."""
 
     token_ids: tuple[int, ...]
     gaps: tuple[float, ...]
@@ -59,7 +59,7 @@ def generate(
 
 
 def assert_same(expected: Continuation, got: Sequence[int], tolerance: float) -> int:
-    """Equal tokens, up to the first place where `expected`'s two best logits lie within `tolerance`.
+    """Asserts equal tokens, up to the first where `expected`'s two best logits are within `tolerance`.
 
     Returns how many tokens were compared.
     """

@@ -1,4 +1,4 @@
-"""The program as a person runs it: a server process on a real artefact."""
+"""Runs the server as a process on a real artefact."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ PATIENCE_S = 60.0  # for what takes seconds
 class Service:
     url: str
     process: subprocess.Popen[str]
-    log: IO[str]  # a file: a pipe that nobody reads is soon full, and then the server stands
+    log: IO[str]  # a file, as an unread pipe would fill up and block the server
 
     def metric(self, name: str) -> float:
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
     def cpu_s(self) -> float:
-        """Processor time of all its threads so far."""
+        """CPU time used by all its threads so far."""
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in self._threads()) / 1e9
 
     def num_sleeps(self) -> int:
-        """How often its threads have gone to sleep so far."""
+        """Voluntary context switches of all its threads so far."""
         texts = ((thread / "status").read_text() for thread in self._threads())
         return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
 
@@ -52,7 +52,7 @@ def start(artifact: Artifact, *flags: str) -> Service:
 
 
 def start_with(*flags: str) -> Service:
-    """A server of what the flags name, on a free port."""
+    """Starts a server with these flags on a free port."""
     command = [sys.executable, "-m", "shortfin_apps.llm.server", "--port", "0"]
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `stop`
     process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=log, text=True)
@@ -73,4 +73,4 @@ def stop(service: Service) -> int:
         assert service.process.stdout is not None
         with service.process.stdout, service.log as log:
             log.seek(0)
-            print(log.read())  # pytest shows it where a test failed
+            print(log.read())  # pytest shows it if a test fails

@@ -1,7 +1,7 @@
-"""What took upstream's server down, one request each, against a server process of ours.
+"""Requests that broke upstream's server, one by one, against a server process.
 
-There every one of these killed the process, hung all later requests, or was answered as if nothing were
-wrong. Here each must have its answer, and the server must go on.
+Each of them killed upstream's process, blocked all later requests, or got an answer as if it were correct.
+Here each must be answered correctly, and the server must keep serving.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def with_params(**params: Any) -> dict[str, Any]:
     return {"text": "hello", "sampling_params": params}
 
 
-# The request, the field that the answer names, and what it did to upstream's server.
+# The request, the field named by the answer, and its effect on upstream's server.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "id above the vocabulary: segfault": ({"input_ids": [99_999]}, "input_ids"),
     "negative id: garbage": ({"input_ids": [-3]}, "input_ids"),
@@ -92,14 +92,14 @@ def answer_text(answer: Any) -> str:
 
 
 def test_several_choices_of_one_text(service: Service, healthy_answer: Any) -> None:
-    """Upstream's main loop ended here, and with it every later request."""
+    """This ended upstream's main loop, so that every later request failed."""
     body = with_params(n=2, max_completion_tokens=4)
     [answer] = httpx.post(f"{service.url}/generate", json=body, timeout=PATIENCE_S).json()["responses"]
     assert [each["text"] for each in answer["responses"]] == [answer_text(healthy_answer)] * 2
 
 
 def test_return_input_ids(service: Service) -> None:
-    """Upstream's request hung: its answer could not be serialised."""
+    """Upstream's request never ended, as its answer could not be serialised."""
     body = {**HEALTHY, "return_input_ids": True}
     [answer] = httpx.post(f"{service.url}/generate", json=body, timeout=PATIENCE_S).json()["responses"]
     assert answer["input_ids"]

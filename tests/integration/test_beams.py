@@ -1,4 +1,4 @@
-"""Beam search on a compiled model, against one over the forward pass in numpy. All in f32: no near ties."""
+"""Compares beam search on a compiled model with one over a numpy forward pass, in f32 to avoid near ties."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_beams_match_the_reference(
     prefix_cache: PrefixCache,
     chunk_tokens: int,
 ) -> None:
-    """1, 2 and 4 beams of every prompt, all at once."""
+    """1, 2 and 4 beams of every prompt, all concurrently."""
     options = EngineOptions(prefix_cache=prefix_cache, mode=DefaultModeOptions(chunk_tokens=chunk_tokens))
     cases = [(prompt, num_beams) for prompt in prompts for num_beams in (1, 2, 4)]
     async with serving(artifact, options) as engine:

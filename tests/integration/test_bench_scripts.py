@@ -1,4 +1,4 @@
-"""The scripts of `bench/` still understand the server and the bench."""
+"""The scripts in `bench/` work with the current server and `shortfin-llm bench`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_long_prefill(tiny_artifact: Artifact) -> None:
 
 
 def test_overload(tiny_artifact: Artifact, tmp_path: Path) -> None:
-    """Sixteen times, as half a second on a busy machine measures a capacity that is several times too low."""
+    """At 16 times the capacity, as half a second on a busy machine underestimates it several times."""
     flags = ("--ramp=0.2", "--seconds=0.5", "--max-running=2", "--max-queue=2", "--loads=16", "--no-plot")
     printed = script("overload.py", tiny_artifact, *flags, f"--output={tmp_path / 'overload'}")
     [trial] = json.loads((tmp_path / "overload.json").read_text())["trials"]
@@ -54,7 +54,7 @@ def test_overload(tiny_artifact: Artifact, tmp_path: Path) -> None:
 
 
 def test_soak(tiny_artifact: Artifact) -> None:
-    """Too short to say anything of memory; `make soak` does."""
+    """Too short to measure memory growth, which `make soak` does."""
     command = [sys.executable, str(BENCH / "soak.py"), str(tiny_artifact.vmfb.parent)]
     run = subprocess.run([*command, "--minutes=0.05", "--clients=16"], capture_output=True, text=True)
     assert "ok  no error but the clients' own: 0" in run.stdout
@@ -63,7 +63,7 @@ def test_soak(tiny_artifact: Artifact) -> None:
 
 
 def test_perplexity(tiny_artifact: Artifact) -> None:
-    """The same model twice: the same to the last digit, and no better than a model that knows nothing."""
+    """The same model twice has equal perplexity, about that of a uniform distribution, as it is random."""
     printed = script("perplexity.py", tiny_artifact, str(tiny_artifact.vmfb.parent), "--length=16")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()[2:]]
     assert tiny_artifact.vocab_size is not None

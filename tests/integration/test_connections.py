@@ -1,4 +1,4 @@
-"""Connections that do what no good client does, against a server process and its engine."""
+"""Misbehaving connections, against a server process and its engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def connect(service: Service) -> socket.socket:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Returns when `holds` does; fails after PATIENCE_S, saying `what` did not come."""
+    """Waits until `holds()`; after PATIENCE_S it fails, naming `what`."""
     give_up = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < give_up, f"for {PATIENCE_S:g} s not: {what}"

@@ -1,4 +1,4 @@
-"""A device that dies under a real server: everybody is answered, and `/health` tells the truth."""
+"""A device that fails under a real server: all clients are answered, and `/health` reports it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Served:
         return (await self.loop.client.get(path)).status_code
 
     async def until_well(self) -> None:
-        """Healthy, and done with what it was given."""
+        """Waits until the engine is healthy and idle."""
         async with asyncio.timeout(20):
             while await self.status("/health") != 200:
                 await asyncio.sleep(0)
@@ -46,7 +46,7 @@ class Served:
 
 @asynccontextmanager
 async def served() -> AsyncIterator[Served]:
-    """A server on a loopback port, over the engine and its thread, over the fake device."""
+    """A server on a loopback port, with a real engine and thread on the fake device."""
     rig, clock = make_rig(fake_config(pages=64), max_running=2), SteppedClock()
     engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=STALL_TIMEOUT_S, clock=clock)
     generator = TextGenerator(

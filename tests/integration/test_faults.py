@@ -1,4 +1,4 @@
-"""Damaged files, full disks and signals: a sentence and an exit status, from the program as it is run."""
+"""Damaged files, full disks and signals: the program ends with one sentence and an exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def zero(path: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    """A byte in the middle, as a bad disk would."""
+    """Flips a byte in the middle, as a bad disk would."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
@@ -47,7 +47,7 @@ def ask_for_too_much(path: Path) -> None:
 
 
 def swap_two_letters(path: Path) -> None:
-    """The ids of two tokens: it loads, and says other words."""
+    """Swaps the ids of two tokens: the file loads, but the text is different."""
     path.write_text(path.read_text().replace('"a":97,', '"b":97,').replace('"b":98,', '"a":98,'))
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_artefact_is_one_sentence(
 def test_loose_files_with_a_larger_tokenizer_are_one_sentence(
     tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No manifest tells; the width of the logits does."""
+    """Detected without a manifest, by the width of the logits."""
     folder = Path(shutil.copytree(tiny_artifact.vmfb.parent, tmp_path / "loose"))
     (folder / "manifest.json").unlink()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -134,7 +134,7 @@ def test_a_killed_build_leaves_nothing_broken(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for the weights of `random:tiny` and not for its program."""
+    """A file system with space for the weights of `random:tiny` but not for its program."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
@@ -161,14 +161,14 @@ def test_a_full_disk_is_one_sentence(small_disk: Path) -> None:
 
 @pytest.fixture
 def forgetful(tiny_artifact: Artifact) -> Iterator[Service]:
-    """A server that gives running requests no time when it is told to stop."""
+    """A server with a short drain timeout for running requests."""
     running = start(tiny_artifact, "--shutdown-timeout", str(FORGETFUL))
     yield running
     stop(running)
 
 
 def long_stream(service: Service, choices: int = 1) -> Generator[str, None, None]:
-    """The lines of an answer that takes seconds; the first token has come when this returns."""
+    """The lines of an answer that takes seconds; returns after its first token."""
     params = {"max_completion_tokens": 900, "ignore_eos": True, "n": choices}
     body = {"text": "hello", "sampling_params": params, "stream": True}
     with httpx.stream("POST", f"{service.url}/generate", json=body, timeout=PATIENCE_S) as response:

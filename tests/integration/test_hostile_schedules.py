@@ -1,8 +1,8 @@
-"""Few pages, and a schedule that is out to get the requests, on a compiled model in both modes.
+"""Adversarial schedules with few pages, on a compiled model in both modes.
 
-They are aborted and late at any moment, the cache is flushed under them, invocations fail before and after
-they ran, and pages in use turn to NaN. Whatever comes out is what the prompt gets alone, and a request ends
-in error only if that befell it.
+Requests are aborted and time out at any moment, the cache is flushed, invocations fail before and after
+execution, and pages in use turn to NaN. All tokens must equal those of the prompt alone, and a request may
+fail only if one of these faults affected it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Prompt = tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact) -> dict[Prompt, Continuation]:
-    """Prompts, many with a common beginning, and what follows each with nothing beside it."""
+    """Prompts, many with a common prefix, and the continuation of each when it runs alone."""
     rng = random.Random(17)
     stems = [[rng.randrange(128, 250) for _ in range(max(LENGTHS))] for _ in range(2)]
     prompts = [(*stem[:length], rng.randrange(128, 250)) for stem in stems for length in LENGTHS]
@@ -114,7 +114,7 @@ class Schedule:
     def _step(self) -> None:
         self._clock.now_s += 1
         self._take(self._engine.step())
-        # What was cleared or written over is good again; a byte of a number may look bad, and only that.
+        # Pages that were zeroed or overwritten are good again; only values that are still NaN are bad.
         self._bad_pages = {page for page in self._bad_pages if (self._pages[page] == NAN_BYTE).any()}
 
     def _take(self, deltas: Sequence[Delta]) -> None:

@@ -1,4 +1,4 @@
-"""The same tokens in both batching modes, whatever arrives when: bit for bit, so without a tolerance."""
+"""Both batching modes give the same tokens under any arrivals, bit for bit, so without a tolerance."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.runtimes import RUNTIMES
 MAX_TOKENS = 12
 TOLERANCE = 0.02  # as in test_same_tokens.py
 LENGTHS = (1, 2, 16, 17, 63, 80, 130, 300)
-SHARED = 48  # tokens that the longer half of the prompts begin with
+SHARED = 48  # length of the prefix shared by the longer half of the prompts
 STRIDE = 16
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Which prompts come, before which step each, and how they are batched."""
+    """The prompts, the step before which each arrives, and the batching options."""
 
     prompts: tuple[int, ...]
     arrivals: tuple[int, ...]
@@ -63,7 +63,7 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
-    """Each prompt whole, on an engine in the default mode that has nothing else to do."""
+    """The tokens of each prompt when it runs alone and whole, in the default mode."""
     options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
     with open_engine(tiny_artifact, options) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
@@ -95,8 +95,8 @@ def test_the_modes_agree(
 
 
 def test_after_preemption(tiny_artifact: Artifact) -> None:
-    """Twelve requests that grow from one page to three, in 25 pages. What a preempted one had generated is
-    then computed as a prefill, whose sums are in another order, so near ties may go the other way.
+    """Twelve requests that grow from one page to three, in 25 pages. The output of a preempted one is then
+    recomputed as a prefill, whose sums have another order, so near ties may differ.
     """
     options = EngineOptions(runtime="iree", mode=ExtendAttentionOptions(), prefix_cache="none", pages=26)
     prompts = [[index] for index in range(12)]

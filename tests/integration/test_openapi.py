@@ -1,4 +1,4 @@
-"""schemathesis reads the server's own description of itself and holds it to that."""
+"""Tests the server against its own OpenAPI document, with schemathesis."""
 
 from __future__ import annotations
 

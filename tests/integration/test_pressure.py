@@ -1,4 +1,4 @@
-"""Too little memory, too many requests, and clients that leave: on a server process with 24 pages."""
+"""Too few pages, too many requests and disconnecting clients, on a server process with 24 pages."""
 
 from __future__ import annotations
 

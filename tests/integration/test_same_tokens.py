@@ -1,6 +1,6 @@
-"""The same prompt gives the same tokens whatever runs beside it, however it is cut, cached or run.
+"""A prompt gives the same tokens whatever else is in its batch, and however it is chunked, cached or run.
 
-Where the two best logits lie within TOLERANCE either may come out, and the comparison ends there.
+If the two best logits are within TOLERANCE, either token is accepted and the comparison ends there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prompts(tiny_artifact: Artifact) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
-    """Each prompt on an engine that has nothing else to do, whole, without a prefix cache."""
+    """The tokens of each prompt when it runs alone and whole, without a prefix cache."""
     options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
     with open_engine(tiny_artifact, options) as engine:
         return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
@@ -73,7 +73,7 @@ def test_batched_and_chunked(
 def test_in_every_decode_bucket(
     tiny_artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation], size: int
 ) -> None:
-    """`size` requests at once; the crowd repeats the prompts, so that rows hold different requests."""
+    """`size` requests at once; prompts are repeated so that all rows are used."""
     crowd = [index % len(prompts) for index in range(size)]
     with open_engine(tiny_artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
         got = generate(engine, [prompts[index] for index in crowd], MAX_TOKENS)
@@ -87,7 +87,7 @@ def test_in_every_decode_bucket(
 def test_after_preemption(
     tiny_artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation]
 ) -> None:
-    """A pool that holds the largest request and little more."""
+    """The page pool holds little more than the largest request."""
     with open_engine(tiny_artifact, EngineOptions(runtime="iree", pages=26)) as engine:
         got = generate(engine, prompts, MAX_TOKENS)
         assert engine.stats().preemptions > 0

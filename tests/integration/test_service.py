@@ -1,4 +1,4 @@
-"""The whole program, as a person runs it: a server process on a real artefact, and clients beside it."""
+"""End-to-end tests of a server process on a real artefact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def service(request: pytest.FixtureRequest, tiny_artifact: Artifact) -> Iterator
 
 
 async def test_many_chunked_prompts_at_once_do_not_lock_up(service: Service) -> None:
-    """Upstream's server deadlocked here, holding the interpreter lock in a buffer allocation."""
+    """Upstream's server deadlocked here, holding the GIL in a buffer allocation."""
     async with LlmClient(service.url) as client:
         async with asyncio.timeout(PATIENCE_S):
             together = await client.generate_batch(PROMPTS, max_tokens=8, temperature=0)
@@ -75,9 +75,9 @@ def test_upstreams_request_body(service: Service) -> None:
 
 
 def test_an_idle_server_uses_no_cpu(service: Service) -> None:
-    """What a timer's tick costs is the machine's; how many there are, and that nothing spins, is ours."""
+    """Checks the number of wake-ups and that nothing spins; the cost of one depends on the machine."""
     begin, cpu, sleeps = time.monotonic(), service.cpu_s(), service.num_sleeps()
-    time.sleep(3)  # the thing under test is what happens while nothing happens
+    time.sleep(3)  # the test measures an idle server
     seconds = time.monotonic() - begin
     assert (service.num_sleeps() - sleeps) / seconds < 30
     assert (service.cpu_s() - cpu) / seconds < 0.2

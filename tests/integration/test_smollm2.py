@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct against what transformers makes of the same weights in f32.
+"""Compares SmolLM2-135M-Instruct with transformers on the same weights in f32.
 
-`tests/golden/smollm2_greedy.json` holds token ids and, for each, the gap between the two best logits
-there; `tests/golden/make_smollm2_greedy.py` made it. Below TOLERANCE either token counts and the
+`tests/golden/smollm2_greedy.json`, written by `tests/golden/make_smollm2_greedy.py`, has token ids and, for
+each, the gap between its two best logits. Where the gap is below TOLERANCE, either token is accepted and the
 comparison of that text ends.
 """
 
@@ -29,7 +29,7 @@ from tests.integration.generation import Continuation, assert_same, generate, op
 from tests.runtimes import RUNTIMES
 
 TOLERANCE = {"f32": 0.02, "bf16": 0.6, "int8": 1.0}
-# Of the golden tokens: those compared before a near tie ends it.
+# Share of the golden tokens that are compared before a near tie.
 LEAST = {"f32": 0.9, "bf16": 0.5, "int8": 0.1}
 GOLDEN = Path(__file__).parents[1] / "golden" / "smollm2_greedy.json"
 CASES: list[dict[str, Any]] = json.loads(GOLDEN.read_text())["cases"]
@@ -80,7 +80,7 @@ def test_greedy_agrees_with_transformers(
 def test_mixed_invocations_agree_with_transformers(
     smollm2: Artifact, weights: WeightType, token_budget: int | None, apart: int
 ) -> None:
-    """All at once under the default budget; and each joining a few steps after the other, in chunks of one
+    """All at once with the default budget; and each starting a few steps after the other, in chunks of one
     or two pages beside the decodes of those before."""
     arrivals = [apart * index for index in range(len(PROMPTS))][::-1]
     options = EngineOptions(mode=ExtendAttentionOptions(token_budget=token_budget), pages=256)
@@ -92,7 +92,7 @@ def test_mixed_invocations_agree_with_transformers(
 
 
 def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:
-    """The same prompts at the same steps in either mode; the last finds most of itself in the cache."""
+    """The same prompts at the same steps in both modes; most of the last is found in the cache."""
     crowd = [*PROMPTS[::-1], PROMPTS[-1] + PROMPTS[0]]
     arrivals = [(5 * index) % 11 for index in range(len(crowd) - 1)] + [20]
     said = []

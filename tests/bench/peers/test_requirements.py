@@ -24,7 +24,7 @@ def executable(file: Path, script: str) -> Path:
 
 @pytest.fixture
 def nothing_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without programs or libraries, and a pip without an index. Returns its one folder."""
+    """A machine without programs or libraries, and a pip without an index. Returns its only folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -116,7 +116,7 @@ def test_a_finished_set_up_needs_no_space_or_compiler(nothing_there: Path, tmp_p
 
 
 def test_the_real_machine_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is a compiler: what is compiled is no nonsense."""
+    """The test programs compile, where there is a compiler."""
     if not any(os.access(Path(folder, "g++"), os.X_OK) for folder in os.get_exec_path()):
         pytest.skip("there is no g++ here")
     monkeypatch.setenv("CXX", "g++")

@@ -11,7 +11,7 @@ import pytest
 from bench.peers.cache import SetUpError
 from bench.peers.server import Launch, Server, free_port
 
-# Answers /well; a child of its own does nothing but spin, as some servers' workers do.
+# Answers /well; has a child process that spins, as some servers' workers do.
 SPINNER = """
 import http.server, os, subprocess, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -38,13 +38,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def states(group: str) -> set[str]:
-    """The states that `ps` tells of a process and its children, one letter each."""
+    """The states of a process and its children, a letter each, as in `ps`."""
     listed = subprocess.run(["ps", "-o", "stat=", "-g", group], capture_output=True, text=True, check=True)
     return {line.strip()[0] for line in listed.stdout.splitlines()}
 
 
 def come_to(group: str, wanted: Callable[[set[str]], bool]) -> bool:
-    """Whether the states become as wanted; a signal takes a moment to reach every process."""
+    """Waits for the expected states; a signal takes a moment to reach every process."""
     return any(wanted(states(group)) for _ in range(500))
 
 

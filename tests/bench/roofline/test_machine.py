@@ -12,7 +12,7 @@ from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, f
 
 
 class Ticking(FakeProgram):
-    """Counts what it is asked to run, and runs nothing."""
+    """Counts its runs and does nothing."""
 
     def __init__(self) -> None:
         super().__init__(fake_config())
@@ -24,7 +24,7 @@ class Ticking(FakeProgram):
 
 
 def clock() -> Iterator[float]:
-    """Runs that take 3 s, but for the second one: 2 s."""
+    """A clock by which runs take 3 s, except the second, which takes 2 s."""
     now = 0.0
     for run in range(100):
         yield now
@@ -42,7 +42,7 @@ def test_speeds_are_of_the_best_run() -> None:
 
 
 def test_the_probes_compute_the_right_result(tiny_artifact: Artifact) -> None:
-    """Real ones: the stream adds up every column, and both speeds are speeds."""
+    """Runs the real probes: the stream adds up every column, and both speeds are positive."""
     manifest = tiny_artifact.manifest
     assert manifest is not None
     device = open_device()

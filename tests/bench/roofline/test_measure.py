@@ -13,7 +13,7 @@ CASE = Case("decode_bs1", PLAN, make_batch(PLAN, 4))
 
 
 class Runner:
-    """Takes the given times, over and over; the first run is the unmeasured one."""
+    """Runs that take the given times, repeated; the first run is not measured."""
 
     def __init__(self, *times: float) -> None:
         self._times = times
@@ -59,7 +59,7 @@ def test_cases_take_turns() -> None:
 
 
 def test_a_ratio_is_taken_within_a_repeat() -> None:
-    """The machine is half as fast in the second repeat, and so is the entry."""
+    """In the second repeat, both the machine and the entry are half as fast."""
     result = Result(CASE, Work(100, 1), (Sample(2.0, 100, 100), Sample(4.0, 50, 100)))
     assert result.ratios == [2.0, 2.0]
     assert (result.time_s, result.min_time_s, result.floor_s) == pytest.approx((3.0, 2.0, 1.5))

