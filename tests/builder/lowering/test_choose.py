@@ -17,8 +17,8 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, Weight
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.errors import BuildError
+from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import GENERIC, HOST, TINY
-from tests.builder.kernels.test_kernels import ConstantWeights, function, load
 
 TILES = replace(TINY, head_dim=32)  # fills the tiles of AMX
 AMX = resolve_target("cpu:sapphirerapids")

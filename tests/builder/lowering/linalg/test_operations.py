@@ -10,8 +10,8 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import HOST, TINY
-from tests.builder.kernels.test_kernels import ConstantWeights, function, load
 
 BIAS = "blk.0.attn_qkv.bias"
 
