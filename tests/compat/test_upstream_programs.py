@@ -167,9 +167,14 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
     variant = VARIANTS[name]
     device = open_device("local-task", runtime)
     try:
-        make(device, compiled(variant), variant.config(), EngineOptions(num_tokens=VOCABULARY))
+        make(device, compiled(variant), variant.config(), EngineOptions(tokenizer_vocab_size=VOCABULARY))
         with pytest.raises(ArtifactError, match=f"{VOCABULARY + 1} tokens but the model only {VOCABULARY}"):
-            make(device, compiled(variant), variant.config(), EngineOptions(num_tokens=VOCABULARY + 1))
+            make(
+                device,
+                compiled(variant),
+                variant.config(),
+                EngineOptions(tokenizer_vocab_size=VOCABULARY + 1),
+            )
     finally:
         device.close()
 

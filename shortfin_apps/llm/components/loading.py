@@ -15,12 +15,7 @@ from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
 from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
-from shortfin_apps.llm.components.runtime.check import (
-    check_program,
-    check_results,
-    check_vocabulary,
-    logits_width,
-)
+from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
@@ -36,8 +31,8 @@ class EngineOptions:
 
     `pages` overrides the size of the page table. `max_running` is the most requests in progress at once
     (default: the mode's own), `max_queue` the most that wait besides them, `max_queue_tokens` the most
-    prompt tokens that wait. `num_tokens` is the size of the tokenizer's vocabulary, `stall_timeout_s` how
-    long a step may take.
+    prompt tokens that wait. `vocab_size` is the size of the model's vocabulary by its manifest, which the
+    tokenizer's must fit. `stall_timeout_s` is how long a step may take.
     """
 
     device: str = "cpu"
@@ -51,7 +46,8 @@ class EngineOptions:
     max_running: int | None = None
     max_queue: int = 0
     max_queue_tokens: int = MAX_QUEUE_TOKENS
-    num_tokens: int | None = None
+    vocab_size: int | None = None
+    tokenizer_vocab_size: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
 
 
@@ -97,17 +93,15 @@ def make_engine(
     num_pages = options.pages or config.paged_kv_cache.device_block_count
     if num_pages < 2:
         raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
+    check_vocabulary(options.vocab_size, options.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
-    check_program(program, config)
-    check_vocabulary(embedding_rows(parameters), options.num_tokens)
-    for entry in program.entries.values():
-        check_vocabulary(logits_width(entry, config), options.num_tokens)
+    check_program(program, config, options.tokenizer_vocab_size)
+    check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
     runner = make_runner(device, program, config, num_pages)
     mode = options.mode.make(config, runner.buckets)
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
     for entry in runner.warm_up():
-        check_results(entry, config)
-        check_vocabulary(logits_width(entry, config), options.num_tokens)
+        check_results(entry, config, options.tokenizer_vocab_size)
     return Engine(
         scheduler=Scheduler(cache, mode, max_running(config, options), options.scheduling),
         cache=cache,

@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_object
-from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 
 
@@ -70,7 +70,9 @@ def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics)
 def _load_model(
     artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, confirm: Callable[[], None]
 ) -> Loaded:
-    tokenizer = _load_tokenizer(artifact, config)
+    tokenizer = Tokenizer.load(
+        artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
+    )
     _check_num_beams(artifact, config)
     generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
     engine = load_engine(artifact, tokenizer, config, confirm)
@@ -91,19 +93,6 @@ def _load_model(
         default_num_beams=config.num_beams,
     )
     return Loaded(model, engine)
-
-
-def _load_tokenizer(artifact: Artifact, config: ServerConfig) -> Tokenizer:
-    tokenizer = Tokenizer.load(
-        artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
-    )
-    rows = artifact.vocab_size
-    if rows is not None and tokenizer.vocab_size > rows:
-        raise ArtifactError(
-            f"{artifact.tokenizer}: has {tokenizer.vocab_size} tokens but the model only {rows};"
-            " it belongs to another model"
-        )
-    return tokenizer
 
 
 def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
@@ -131,7 +120,8 @@ def load_engine(
         max_running=config.max_running,
         max_queue=config.max_queue,
         max_queue_tokens=config.max_queue_tokens,
-        num_tokens=tokenizer.vocab_size,
+        vocab_size=artifact.vocab_size,
+        tokenizer_vocab_size=tokenizer.vocab_size,
         stall_timeout_s=config.stall_timeout,
     )
     return loading.load_engine(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.runtime.check import check_program, check_vocabulary, logits_width
+from shortfin_apps.llm.components.runtime.check import check_program, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, TensorType
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -129,13 +129,18 @@ def test_a_stride_that_does_not_match_the_page_size_is_named(stride: int) -> Non
         check_program(Listed(*WHOLE), dataclasses.replace(CONFIG, paged_kv_cache=cache))
 
 
-def test_the_vocabulary_size_is_the_width_of_the_logits() -> None:
-    three = dataclasses.replace(PREFILL_ENTRY, results=(VALUES, INDICES, LOGITS))
-    alone = dataclasses.replace(PREFILL_ENTRY, results=(LOGITS,))
-    assert logits_width(three, CONFIG) == 64
-    assert logits_width(alone, dataclasses.replace(CONFIG, top_k=None)) == 64
-    assert logits_width(PREFILL_ENTRY, CONFIG) is None
-    assert logits_width(EntrySignature("prefill_bs1", None, None), CONFIG) is None
+@pytest.mark.parametrize("top_k", [8, None])
+def test_the_width_of_the_logits_is_the_vocabulary_size(top_k: int | None) -> None:
+    results = (LOGITS,) if top_k is None else (VALUES, INDICES, LOGITS)
+    program = Listed(*(dataclasses.replace(entry, results=results) for entry in WHOLE))
+    config = dataclasses.replace(CONFIG, top_k=top_k)
+    check_program(program, config, tokenizer_vocab_size=64)
+    with pytest.raises(ArtifactError, match="has 65 tokens but the model only 64"):
+        check_program(program, config, tokenizer_vocab_size=65)
+
+
+def test_without_declared_logits_any_tokenizer_fits() -> None:
+    check_program(Listed(*WHOLE), CONFIG, tokenizer_vocab_size=65)
 
 
 def test_a_tokenizer_may_be_smaller_than_the_vocabulary_but_not_larger() -> None:

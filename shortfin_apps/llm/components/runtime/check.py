@@ -18,7 +18,7 @@ from shortfin_apps.llm.errors import ArtifactError
 _I64 = np.dtype(np.int64)
 
 
-def check_program(program: Program, config: ModelConfig) -> None:
+def check_program(program: Program, config: ModelConfig, tokenizer_vocab_size: int | None = None) -> None:
     """Raises ArtifactError naming the entry, what was found, what was expected and what to do."""
     for required in _required_entries(config):
         if required.name not in program.entries:
@@ -26,26 +26,17 @@ def check_program(program: Program, config: ModelConfig) -> None:
     for name, signature in program.entries.items():
         if entry := Entry.parse(name):
             _check_arguments(signature, _expected_arguments(entry, signature, config), config)
-            check_results(signature, config)
+            check_results(signature, config, tokenizer_vocab_size)
     _check_stride(config)
 
 
-def check_vocabulary(rows: int | None, num_tokens: int | None) -> None:
-    """Raises ArtifactError when a tokenizer of `num_tokens` has ids outside a model's vocabulary of `rows`.
-
-    None stands for an unknown size, which fits any.
-    """
-    if rows is not None and num_tokens is not None and num_tokens > rows:
+def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -> None:
+    """Raises ArtifactError when the tokenizer has ids outside the model's vocabulary; None fits any size."""
+    if vocab_size is not None and tokenizer_vocab_size is not None and tokenizer_vocab_size > vocab_size:
         raise ArtifactError(
-            f"the tokenizer has {num_tokens} tokens but the model only {rows}; it belongs to another model: "
-            "give the tokenizer.json that the model was made with"
+            f"the tokenizer has {tokenizer_vocab_size} tokens but the model only {vocab_size}; it belongs to "
+            "another model: give the tokenizer.json that the model was made with"
         )
-
-
-def logits_width(signature: EntrySignature, config: ModelConfig) -> int | None:
-    """The size of the model's vocabulary; None where the entry does not declare logits of that width."""
-    logits = named_results(signature.results or (), config.top_k).get("logits")
-    return None if logits is None else logits.shape[-1]
 
 
 def _check_stride(config: ModelConfig) -> None:
@@ -99,8 +90,10 @@ def _check_arguments(signature: EntrySignature, expected: dict[str, TensorType],
             )
 
 
-def check_results(signature: EntrySignature, config: ModelConfig) -> None:
-    """Raises ArtifactError when the results, if declared, do not match `top_k`."""
+def check_results(
+    signature: EntrySignature, config: ModelConfig, tokenizer_vocab_size: int | None = None
+) -> None:
+    """Raises ArtifactError when the results, if declared, do not match `top_k` and the tokenizer."""
     found = signature.results
     if found is None:
         return
@@ -116,6 +109,8 @@ def check_results(signature: EntrySignature, config: ModelConfig) -> None:
             f"`{signature.name}` returns {width} candidates a token where `top_k` in config.json says "
             f"{config.top_k}; correct `top_k` there, or rebuild with `shortfin-llm build`"
         )
+    if logits := named_results(found, config.top_k).get("logits"):
+        check_vocabulary(logits.shape[-1], tokenizer_vocab_size)
 
 
 def _fits(actual: TensorType, wanted: TensorType) -> bool:
