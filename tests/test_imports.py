@@ -32,8 +32,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "builder.graph": ("builder.model",),
     "builder.sources": ("builder.model", "builder.progress", "builder.quantise", "errors"),
     "builder.weights": (
-        *("builder.graph", "builder.model", "builder.quantise", "builder.sources", "builder.target"),
-        "irpa",
+        *("abi", "builder.graph", "builder.model", "builder.quantise", "builder.sources"),
+        *("builder.target", "irpa"),
     ),
     "builder.kernels": ("builder.quantise", "builder.weights"),
     "builder.lowering": (

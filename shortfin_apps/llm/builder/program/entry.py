@@ -12,7 +12,7 @@ from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFam
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 Body = Callable[[Emitter, Tensor, Batch], tuple[Tensor, Tensor, Tensor]]
 
@@ -28,8 +28,8 @@ def entries_of(options: BuildOptions) -> list[Entry]:
     ]
 
 
-def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: int, body: Body) -> str:
-    """The function's text; `body` gets the imported tensors (and sets the batch's rotary)."""
+def write_entry(entry: Entry, options: BuildOptions, elements: int, body: Body) -> str:
+    """The function's MLIR; `body` computes values, indices and logits from the imported tensors."""
     e = Emitter()
     tokens, batch = _arguments(e, entry, options, elements)
     values, indices, logits = body(e, tokens, batch)
@@ -49,7 +49,7 @@ def write_entry(entry: Entry, spec: LlamaSpec, options: BuildOptions, elements: 
 
 
 def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -> tuple[Tensor, Batch]:
-    """Imports the arguments: token ids [tokens] i64, and where each token belongs."""
+    """Imports the arguments: token ids `[tokens]` i64, and the batch that they belong to."""
     is_packed = entry.layout() is Layout.PACKED
     length = entry.length or _dim(e, "tokens", 0 if is_packed else 1)
     rows = entry.rows or _dim(e, "offsets", 0)
@@ -110,7 +110,7 @@ def _return(e: Emitter, results: list[Tensor], cache: Tensor) -> None:
 
 
 def _declaration(entry: Entry, elements: int, options: BuildOptions, results: list[Tensor]) -> str:
-    """The signature in the words IREE uses for its own entries; the runtime border reads it back."""
+    """The signature as IREE declares its own entries; `runtime/declaration.py` parses it."""
     shapes = entry.argument_shapes().values()
     types = [tensor_type([dim or "?" for dim in shape], "i64") for shape in shapes]
     types.append(tensor_type(("?", elements), options.kv))

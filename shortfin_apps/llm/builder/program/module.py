@@ -54,4 +54,4 @@ class ModelModule:
             return values["values"], values["indices"], values["logits"]
 
         elements = page_elements(self._spec, self._options)
-        return write_entry(entry, self._spec, self._options, elements, body)
+        return write_entry(entry, self._options, elements, body)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import StoredTypes, WeightLayout, weight_layout
-
-SCOPE = "model"
 
 
 def parameter_types(spec: LlamaSpec, options: BuildOptions, target: Target) -> StoredTypes:
@@ -40,8 +39,8 @@ class WeightTypes:
 
     def declarations(self) -> list[str]:
         return [
-            f'util.global private @"{parameter}" = #flow.parameter.named<"{SCOPE}"::"{parameter}"> : '
-            f"{tensor_type(shape, dtype)}"
+            f'util.global private @"{parameter}" = '
+            f'#flow.parameter.named<"{PARAMETER_SCOPE}"::"{parameter}"> : {tensor_type(shape, dtype)}'
             for name, layout in self._layouts.items()
             for parameter, (shape, dtype) in layout.stored(name, self._shapes[name]).items()
         ]
