@@ -66,6 +66,14 @@ def test_kernels_of_a_cpu(
     assert {choice.kind.__name__: choice.candidate.name for choice in choices} == ON_CPU | expected
 
 
+def test_a_decode_attends_within_the_fused_layer() -> None:
+    joined, apart = (
+        [str(choice) for choice in choose(context(TILES, BuildOptions(kv=kv), AMX))] for kv in ("bf16", "f16")
+    )
+    assert any("a decode's is a stage of amx/fused_layer" in line for line in joined)
+    assert not any("a decode's" in line for line in apart)
+
+
 def test_a_gpu_takes_linalg_and_the_reason_is_given() -> None:
     choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
     assert {choice.candidate.name for choice in choices.values()} == {"linalg"}

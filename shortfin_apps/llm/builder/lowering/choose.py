@@ -6,7 +6,7 @@ To hook in a kernel, give a class the methods that lowering.py names and add a C
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
@@ -100,20 +100,23 @@ def _linalg(c: LoweringContext) -> LinalgOperations:
     return LinalgOperations(c.spec, c.options, c.weights)
 
 
+FUSED_LAYER = Candidate(
+    "amx/fused_layer",
+    BETWEEN_ATTENTIONS,
+    _amx_tiles,
+    lambda c: FusedLayers(c.spec, c.weights, c.render, operations(c.spec)),
+)
+AMX_ATTENTION = Candidate(
+    "amx/paged_attention",
+    (Attend,),
+    _amx_attention,
+    lambda c: AmxAttention(c.spec, c.options, c.render),
+)
+
 # In order of preference: each kind takes the first candidate whose needs are met.
 CANDIDATES = (
-    Candidate(
-        "amx/fused_layer",
-        BETWEEN_ATTENTIONS,
-        _amx_tiles,
-        lambda c: FusedLayers(c.spec, c.weights, c.render, operations(c.spec)),
-    ),
-    Candidate(
-        "amx/paged_attention",
-        (Attend,),
-        _amx_attention,
-        lambda c: AmxAttention(c.spec, c.options, c.render),
-    ),
+    FUSED_LAYER,
+    AMX_ATTENTION,
     Candidate(
         "cpu/matmul_int8",
         BETWEEN_ATTENTIONS,
@@ -137,7 +140,12 @@ CANDIDATES = (
 def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[Choice, ...]:
     """A choice for each kind of operation. Raises BuildError for a model or target that has none."""
     _check_sizes(context)
-    return tuple(_choose(kind, context, candidates) for kind in KINDS)
+    choices = {kind: _choose(kind, context, candidates) for kind in KINDS}
+    attend = choices[Attend]
+    if choices[Linear].candidate is FUSED_LAYER and attend.candidate is AMX_ATTENTION:
+        reason = f"{attend.reason}; a decode's is a stage of {FUSED_LAYER.name}"
+        choices[Attend] = replace(attend, reason=reason)
+    return tuple(choices.values())
 
 
 def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Lowering:
