@@ -20,7 +20,7 @@ from shortfin_apps.llm.builder.weights.layout import (
 
 @dataclass(frozen=True)
 class Place:
-    """Where panels hold a weight of the matrix."""
+    """The place of an output feature in the panels."""
 
     panel: int
     half: int

@@ -100,7 +100,7 @@ class Kernels:
         return cls(weights, load("\n".join(["module @kernels {", *text, "}"]), folder))
 
     def outputs(self, inputs: dict[str, F32], rows: int, suffix: str = "") -> dict[str, F32]:
-        """What each function makes of the first `rows` rows."""
+        """The results of each function for the first `rows` rows."""
         x, h, wide = (inputs[name][:rows] for name in ("x", "h", "wide"))
         arguments = {"plain": (x,), "gated": (x,), "down": (h, x), "output": (wide, x)}
         return {name: getattr(self.module, name + suffix)(*a).to_host() for name, a in arguments.items()}
@@ -124,7 +124,7 @@ def random_inputs(rows: int) -> dict[str, F32]:
 
 
 def rounded(x: F32) -> F32:
-    """What bytes with one scale a row keep of it."""
+    """x quantised to bytes with one scale for each row, and dequantised."""
     largest = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-30))
     kept: F32 = np.rint(x * (np.float32(127) / largest)) * (largest / np.float32(127))
     return kept
@@ -144,7 +144,7 @@ def expected(weights: dict[str, F32], inputs: dict[str, F32]) -> dict[str, F32]:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_kernels_agree_with_numpy(kernels: Kernels, rows: int) -> None:
+def test_results_agree_with_numpy(kernels: Kernels, rows: int) -> None:
     inputs = random_inputs(rows)
     wanted = expected(kernels.weights.values, inputs)
     for name, got in kernels.outputs(inputs, rows).items():
@@ -153,7 +153,7 @@ def test_kernels_agree_with_numpy(kernels: Kernels, rows: int) -> None:
         np.testing.assert_allclose(got / scale, wanted[name] / scale, rtol=0, atol=tolerance, err_msg=name)
 
 
-def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(kernels: Kernels) -> None:
+def test_a_row_does_not_depend_on_its_batch(kernels: Kernels) -> None:
     inputs = random_inputs(ROWS[-1])
     everything = kernels.outputs(inputs, ROWS[-1])
     for rows, suffix in [*((rows, "") for rows in ROWS), *((few, f"_{few}") for few in FEW)]:
@@ -162,7 +162,7 @@ def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it(kernels: Kerne
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
-def test_what_is_no_number_befalls_its_own_row_and_no_other(kernels: Kernels, odd: float) -> None:
+def test_nan_and_infinity_stay_in_their_row(kernels: Kernels, odd: float) -> None:
     inputs = random_inputs(20)
     clean = kernels.outputs(inputs, 20)
     for values in inputs.values():

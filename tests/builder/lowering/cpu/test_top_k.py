@@ -18,7 +18,7 @@ SHAPES = [(512, 1), (512, 64), (1000, 7), (96, 96), (49152, 64)]
 
 @pytest.fixture(scope="module")
 def top_k_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """For every shape a function of the kernel and one of the linalg form."""
+    """A function of the kernel and one of the linalg form, for every shape."""
     functions: list[str] = []
     declarations: list[str] = []
     for size, k in SHAPES:

@@ -77,7 +77,7 @@ class Int8Operations:
         return dispatch(e, kernel, geometry.interface, [rows], operands)["out"]
 
     def _quantise(self, e: Emitter, x: Input) -> dict[str, Tensor]:
-        """x as the buffers of Int8Rows."""
+        """x as Int8Tiles and a scale for each row, by name."""
         rows, size = x.x.shape
         assert isinstance(size, int)
         geometry = QuantiseRowsGeometry(size, x.x.dtype, self._spec.rms_norm_eps if x.norm else None)
