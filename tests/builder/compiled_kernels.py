@@ -15,11 +15,10 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.linalg.operations import yield_as
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
-from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.host_cpu import permit_amx
-from tests.builder.compiled_model import DTYPES
+from tests.builder.compiled_model import DTYPES, HOST
 from tests.kernel_families import note_executed
 
 F32 = npt.NDArray[np.float32]
@@ -27,7 +26,6 @@ Inputs = dict[str, tuple[int | str, ...]]
 
 # 130 rows cross a row block, the others take every kind of tail.
 ROWS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 130]
-HOST = resolve_target("cpu")
 # The same CPU without the bf16 dot and wide registers: the tiles that smaller machines get.
 NARROW = replace(HOST, features=frozenset({"avx2", "fma"}))
 NO_TILES = replace(HOST, features=frozenset(f for f in HOST.features if not f.startswith("amx")))

@@ -18,7 +18,6 @@ from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import (
-    HOST,
     NO_TILES,
     ROWS,
     ConstantWeights,
@@ -28,7 +27,7 @@ from tests.builder.compiled_kernels import (
     narrow,
     widen,
 )
-from tests.builder.compiled_model import TINY
+from tests.builder.compiled_model import HOST, TINY
 
 F32 = npt.NDArray[np.float32]
 

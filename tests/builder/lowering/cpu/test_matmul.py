@@ -17,7 +17,6 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import (
     F32,
-    HOST,
     NAMES,
     NARROW,
     NO_TILES,
@@ -29,7 +28,7 @@ from tests.builder.compiled_kernels import (
     narrow,
     widen,
 )
-from tests.builder.compiled_model import DTYPES, TINY
+from tests.builder.compiled_model import DTYPES, HOST, TINY
 
 FLOATS = get_args(FloatType)
 WIDENED: list[WeightType] = [kind for kind in get_args(WeightType) if kind != "int8"]

@@ -14,8 +14,8 @@ from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from tests.builder.compiled_kernels import HOST, NAMES, NARROW, NO_TILES, ConstantWeights, function, load
-from tests.builder.compiled_model import TINY
+from tests.builder.compiled_kernels import NAMES, NARROW, NO_TILES, ConstantWeights, function, load
+from tests.builder.compiled_model import HOST, TINY
 
 UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
 # What fills tiles of the matrix unit.
