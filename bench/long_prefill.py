@@ -33,7 +33,7 @@ NUM_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure; `stream_tokens` is more than any stream generates before it is stopped."""
+    """The measurement's parameters; `stream_tokens` is more than a stream generates before it is stopped."""
 
     streams: int
     prompt_tokens: int

@@ -61,7 +61,7 @@ class Environment:
         self._installer("uninstall", "--quiet", *(["--yes"] if self.installer == "pip" else []), name)
 
     def homes(self) -> dict[str, list[str]]:
-        """Where the packages `llm`, `sd` and `flux` of `shortfin_apps` are found, without importing them."""
+        """The locations of the packages `llm`, `sd` and `flux` of `shortfin_apps`, without importing them."""
         found = json.loads(run(self.python, "-I", "-c", LOCATE))
         assert isinstance(found, dict)
         return found

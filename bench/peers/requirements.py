@@ -31,7 +31,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How CMake finds a language's compiler, and a program to test its headers and libraries with."""
+    """A language: how CMake finds its compiler, and a program to test its headers and libraries with."""
 
     variable: str
     compilers: tuple[str, ...]

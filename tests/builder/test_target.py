@@ -80,7 +80,7 @@ def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _with_references(names: set[str], environment: jinja2.Environment) -> set[str]:
-    """Those templates, and what they import."""
+    """The templates, and the ones they import."""
     assert environment.loader is not None
     found: set[str] = set()
     waiting = set(names)

@@ -1,4 +1,4 @@
-"""Both batching modes give the same tokens under any arrivals, bit for bit, so without a tolerance."""
+"""The batching modes give the same tokens under any arrivals, bit for bit, so without a tolerance."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """How an artefact was built. Equal artefacts have equal `identity`."""
+    """Manifest: the provenance of an artefact. Equal artefacts have equal `identity`."""
 
     format_version: int
     identity: str

@@ -33,7 +33,7 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class _Arrivals:
-    """What has arrived of one stream so far."""
+    """The arrivals of one stream so far."""
 
     chunks_s: list[float] = field(default_factory=list)
     usage: Usage | None = None
