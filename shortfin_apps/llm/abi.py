@@ -54,7 +54,7 @@ class EntryFamily(StrEnum):
 
 
 class Layout(StrEnum):
-    """Which arguments an entry takes, and in which order."""
+    """The arguments of an entry, in order."""
 
     PREFILL = "prefill"
     DECODE = "decode"

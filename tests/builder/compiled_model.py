@@ -55,7 +55,7 @@ TINY = LlamaSpec(
 
 @dataclass(frozen=True)
 class Result:
-    """What an entry returns, without the dimension of 1."""
+    """An entry's results, without the dimension of 1."""
 
     values: Array  # [rows, k]
     indices: Array  # [rows, k]

@@ -1,4 +1,4 @@
-"""A compiled function on more workers than there are processors, so that those wait for one another."""
+"""Runs a compiled function on more workers than there are CPUs, so that they wait for one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward pass in numpy, f32, dense, without a cache: what the compiled model is held against."""
+"""Reference for the compiled model: the forward pass in numpy, f32, dense, without a cache."""
 
 from __future__ import annotations
 

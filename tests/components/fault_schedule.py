@@ -99,7 +99,7 @@ class Client:
         self._reads.set()
 
     def leave(self) -> None:
-        """As when the connection closes: while it waits, or before it has begun to."""
+        """Aborts as a closed connection does: while the reader waits, or before."""
         self.has_left = True
         self.task.cancel()
         self.task = asyncio.ensure_future(self._close(self.task))

@@ -122,7 +122,7 @@ async def test_a_request_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def unread() -> Iterator[tuple[TextIO, TextIO]]:
-    """Both ends of a small pipe without a reader, as that of a parent which ignores its output."""
+    """The ends of a small pipe without a reader, as of a parent process that ignores the output."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     reader, writer = os.fdopen(reading), os.fdopen(writing, "w")

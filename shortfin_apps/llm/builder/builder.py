@@ -1,6 +1,6 @@
-"""From a source to an artefact: fetch, weights, compile, write.
+"""Builds an artefact from a source: fetch, weights, compile, write.
 
-The two slow steps are cached by what they depend on: weights by the source's content and the weight
+The two slow steps are cached by their inputs: weights by the source's content and the weight
 type, the program by the model's shape, the options, the target, the compiler and the graph's code.
 """
 

@@ -25,7 +25,7 @@ COMMANDS = r"stream\.\w+\.(copy|clone|fill|update)"
 
 
 def cache_commands(text: str) -> list[str]:
-    """What would copy the cache, or into it, or fill it, in the module once compiled to command buffers."""
+    """Commands of the compiled module that copy or fill the cache."""
     target = resolve_target("cpu")
     run = subprocess.run(
         [find_tool("iree-compile"), "-", "--compile-to=stream", *target.flags],

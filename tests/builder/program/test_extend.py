@@ -140,7 +140,7 @@ def test_more_tasks_than_any_decode_entry_takes(model: CompiledModel) -> None:
 
 
 def test_an_invocation_of_padding_alone_touches_the_scratch_page_only(model: CompiledModel) -> None:
-    """What a server warms up with."""
+    """A server's warm-up invocation."""
     before = model.read_cache().copy()
     zeros = np.zeros(1, np.int64)
     model.extend(

@@ -232,7 +232,7 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
 def test_quantised_weights_agree_with_the_reference(
     device: Device, tmp_path: Path, weights: WeightType
 ) -> None:
-    """Whose weights are what the blocks are worth."""
+    """The reference has the dequantised weights."""
     options = BuildOptions(
         weights=weights, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
     )

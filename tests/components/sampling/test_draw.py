@@ -17,7 +17,7 @@ def test_draws_follow_the_distribution(temperature: float) -> None:
 
 
 def test_weights_that_are_not_finite_are_an_error() -> None:
-    """As of a row whose candidates are finite but whose logits are not."""
+    """A row's candidates can be finite when its logits are not."""
     spoiled = LOGITS.copy()
     spoiled[2] = np.nan
     candidates = Candidates(LOGITS[[1, 4]], np.array([1, 4]), spoiled)

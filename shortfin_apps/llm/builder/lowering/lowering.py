@@ -96,7 +96,7 @@ class Values:
         return self._values[name]
 
     def tensors(self, names: set[str]) -> dict[str, Tensor]:
-        """Those values, in the order in which they were first written."""
+        """The named values, in the order in which they were first written."""
         return {name: self[name] for name in self._values if name in names}
 
 

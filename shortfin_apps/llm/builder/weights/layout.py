@@ -46,7 +46,7 @@ FLOAT_DTYPES: dict[FloatType, np.dtype[Any]] = {
 
 
 class WeightLayout(Protocol):
-    """How parameters hold one weight; `name` is the weight's and `shape` its matrix's."""
+    """Layout of one weight in the parameter file; `name` is the weight's and `shape` its matrix's."""
 
     @property
     def bits(self) -> Bits | None:

@@ -18,7 +18,7 @@ DEFAULT_IDLE_BUDGET = 512
 
 
 class CompiledEntries(Protocol):
-    """What a mode needs to know about the entries of a VMFB."""
+    """Properties of a VMFB's entries that a mode depends on."""
 
     @property
     def has_extend(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which chunks of which prompts one prefill invocation computes.
+"""Prefill chunks: picks the parts of prompts for one prefill invocation.
 
 Two chunks are equal when they fill the same number of pages: with pages of 16 tokens, a last chunk of 122
 tokens runs beside one of 128, as both fill 8 pages; a chunk of 44 does not.

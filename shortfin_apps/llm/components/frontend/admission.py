@@ -85,7 +85,7 @@ class _Rate:
         self._counts.clear()
 
     def seconds_for(self, count: int) -> float:
-        """How long `count` take, between MIN_WAIT_S (also without measurements) and MAX_WAIT_S."""
+        """The estimated time for `count`, between MIN_WAIT_S (also without measurements) and MAX_WAIT_S."""
         if len(self._counts) < 2:
             return MIN_WAIT_S
         (first_s, first), (last_s, _) = self._counts[0], self._counts[-1]

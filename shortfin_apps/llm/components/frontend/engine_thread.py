@@ -88,7 +88,7 @@ class EngineThread:
 
     @property
     def turn_s(self) -> float:
-        """How long the turn under way has taken; 0 while the thread sleeps."""
+        """The duration of the current turn so far; 0 while the thread sleeps."""
         began_s = self._turn_began_s
         return 0.0 if began_s is None else self._clock() - began_s
 

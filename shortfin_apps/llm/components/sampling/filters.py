@@ -49,7 +49,7 @@ def _suffice(sorted_weights: Floats, weights: Floats, params: SamplingParams) ->
 
 
 def _filtered(sorted_weights: Floats, weights: Floats | None, params: SamplingParams) -> Floats:
-    """Those of the `sorted_weights` that pass; `weights` are the whole row's, or None if not known."""
+    """The `sorted_weights` that pass; `weights` are the whole row's, or None if not known."""
     passing = sorted_weights[: params.top_k] if params.top_k else sorted_weights
     if params.top_p < 1:
         mass = passing.sum() if params.top_k or weights is None else weights.sum()

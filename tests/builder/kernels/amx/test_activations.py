@@ -1,4 +1,4 @@
-"""How activations lie in memory before a matmul."""
+"""Layout of activations in memory before a matmul."""
 
 from __future__ import annotations
 

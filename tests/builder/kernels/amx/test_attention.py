@@ -1,4 +1,4 @@
-"""How attention cuts heads, slots and pages into tiles."""
+"""Tiling of heads, slots and pages in attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the AMX matmuls cut rows, columns and K."""
+"""Tiling of rows, columns and K in the AMX matmuls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rows are normed and quantised."""
+"""Norm and quantisation stages."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_every_batch_keeps_the_budget_and_every_request_advances_in_order(
 
 
 def padded(task: LlmTaskInput) -> int:
-    """What a task counts against the budget."""
+    """The tokens that a task takes from the budget."""
     size = len(task.input_tokens)
     return 1 if task.request.num_uncomputed == 1 else -(-size // STRIDE) * STRIDE
 

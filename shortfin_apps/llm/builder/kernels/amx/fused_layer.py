@@ -108,7 +108,7 @@ class FusedLayerGeometry:
 
     @property
     def attention(self) -> DecodeAttentionGeometry | None:
-        """Of the first stage, if it is a decode's attention."""
+        """The attention of the first stage, if it is a decode's."""
         first = self.stages[0].geometry
         return first if isinstance(first, DecodeAttentionGeometry) else None
 

@@ -196,7 +196,7 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def quantise(self) -> QuantiseBlocksGeometry:
-        """Of `out`, with `silu`."""
+        """The quantisation of `out`, with `silu`."""
         return QuantiseBlocksGeometry(self.out_features, self.bits)
 
     @property

@@ -53,5 +53,5 @@ class KvPages:
 
     @property
     def batch(self) -> dict[str, Buffer]:
-        """What both kernels read of the batch's rows."""
+        """The buffers that both kernels read of the batch's rows."""
         return {"seq_lens": buffer("i64", "rows"), "blocks": buffer("i64", "rows", "width")}

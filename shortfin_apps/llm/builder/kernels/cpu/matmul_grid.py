@@ -1,4 +1,4 @@
-"""How the vector matmuls split their work; see matmul_grid.mlir.j2."""
+"""Work split of the vector matmuls; see matmul_grid.mlir.j2."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class AmxAttention:
         )[0]
 
     def decode_geometry(self, batch: Batch) -> DecodeAttentionGeometry:
-        """Of the kernel for rows of one token each."""
+        """The geometry of the kernel for rows of one token each."""
         return DecodeAttentionGeometry(**self._shape(batch), tile_tokens=1, step_slots=_STEP_SLOTS)
 
     def _geometry(self, batch: Batch) -> PagedAttentionGeometry:

@@ -29,7 +29,7 @@ class Input:
 
     @property
     def suffix(self) -> str:
-        """Of a kernel's name."""
+        """Suffix of the kernel's name."""
         return self.x.dtype + ("_normed" if self.norm else "")
 
     @property
