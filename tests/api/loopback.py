@@ -87,7 +87,7 @@ async def loopback(
 
 @asynccontextmanager
 async def ready_server(script: Script | None = None, **options: Any) -> AsyncIterator[Loopback]:
-    """As `loopback`, with the model loaded."""
+    """Like `loopback`, with the model loaded."""
     async with loopback(script, **options) as server:
         await server.until_ready()
         yield server

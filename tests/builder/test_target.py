@@ -31,7 +31,7 @@ CASES: list[tuple[str, WeightType]] = [
 ]
 # Whole tiles; a first layer and a last.
 SPEC = replace(TINY, head_dim=32)
-# Attention takes the matrix unit here, and matmuls do not.
+# Attention uses AMX here, and matmuls do not.
 UNEVEN = replace(SPEC, hidden_size=80)
 
 

@@ -180,7 +180,7 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(
 
 
 def test_chunks_are_refused_for_a_model_without_prefill_position(compiled: Compiled) -> None:
-    """As upstream does: its `--chunk_block_size` needs `has_prefill_position`."""
+    """Like upstream, whose `--chunk_block_size` needs `has_prefill_position`."""
     variant = VARIANTS["logits"]
     options = EngineOptions(mode=DefaultModeOptions(chunk_tokens=STRIDE))
     device = open_device("local-task", "iree")

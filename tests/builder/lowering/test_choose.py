@@ -1,4 +1,4 @@
-"""Which kernels each target, type and shape gets, one kind of operation at a time."""
+"""The kernels chosen for each target, type and shape, one kind of operation at a time."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ ODD_SHAPES = {
         replace(TINY, num_hidden_layers=1, hidden_size=128, num_attention_heads=2, head_dim=128),
         BuildOptions(weights="bf16", kv="f16", block_seq_stride=32),
     ),
-    "whole tiles of a matrix unit": (
+    "whole AMX tiles": (
         replace(TINY, num_attention_heads=6, num_key_value_heads=2, head_dim=32),
         BuildOptions(weights="bf16", kv="bf16"),
     ),

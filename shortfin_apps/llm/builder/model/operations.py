@@ -1,6 +1,6 @@
 """The vocabulary in which a model family is written: its tensors, and a layer as a list of operations.
 
-Values are named by strings and may be written again: whoever reads one gets what was last written.
+Values are named by strings and may be overwritten: a read gets the value written last.
 Activations are `[tokens, features]`; a weight goes by the name of its parameters' weight (model/family.py).
 """
 

@@ -18,7 +18,7 @@ from tests.builder.compiled_kernels import NAMES, NARROW, NO_TILES, ConstantWeig
 from tests.builder.compiled_model import HOST, TINY
 
 UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
-# What fills tiles of the matrix unit.
+# Sizes that fill AMX tiles.
 WHOLE = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=64)
 NAME = "token_embd.weight"
 

@@ -47,7 +47,7 @@ class RowQuantisation:
 
     @property
     def part_offsets(self) -> list[int]:
-        """Where a segment's four vectors begin: one after another, or in two tiles of two vectors a row."""
+        """Offsets of a segment's four vectors: one after another, or in two tiles of two vectors a row."""
         tile = TILE_ROWS * 2 * LANES
         return [0, LANES, tile, tile + LANES] if self.is_tiled else [part * LANES for part in range(4)]
 

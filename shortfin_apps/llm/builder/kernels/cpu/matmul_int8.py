@@ -43,7 +43,7 @@ class MatmulInt8Geometry:
 
     @property
     def local_tiles_bytes(self) -> int:
-        """Of the rows that a workgroup quantises itself."""
+        """Bytes of the rows that a workgroup quantises itself."""
         return -(-FEW_ROWS // TILE_ROWS) * self.x.tile_row_bytes
 
     @property

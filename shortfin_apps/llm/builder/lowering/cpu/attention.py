@@ -69,7 +69,7 @@ class VectorAttention:
 
 
 def _batch_operands(pages: KvPages, constants: list[Dim], batch: Batch) -> dict[str, Dim | Tensor]:
-    """What both kernels take of the batch's rows."""
+    """The operands of both kernels that describe the batch's rows."""
     rows = {"seq_lens": batch.seq_lens, "blocks": batch.blocks}
     return {**dict(zip(pages.constants, constants, strict=True)), **rows}
 

@@ -5,7 +5,7 @@ element of any other tile is preceded by k tile maxima. So: rank the tiles by th
 best, rank the candidates by (value, then lower index), and pick ranks 0 to k - 1. A rank is the number of
 elements that come before, a reduction over all pairs.
 
-Comparisons pass NaN by, so a row that holds any gets NaN for all its values: whoever reads them alone knows.
+Comparisons ignore NaN, so a row that contains any gets NaN for all its values; readers need no other sign.
 """
 
 from __future__ import annotations
