@@ -31,8 +31,8 @@ def windows(artifact: Artifact, rows: int, length: int) -> Tokens:
     """[rows, length] token ids of the text."""
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     content = LICENSE.read_text(encoding="utf-8") + text("perplexity", rows * length)
-    ids = tokenizer.encode(content, add_special_tokens=False)
-    return np.array(ids[: rows * length], np.int64).reshape(rows, length)
+    token_ids = tokenizer.encode(content, add_special_tokens=False)
+    return np.array(token_ids[: rows * length], np.int64).reshape(rows, length)
 
 
 def decode(

@@ -17,14 +17,14 @@ async def test_special_tokens_in_a_message_may_be_plain_text(
     harness = Harness(tokenizer=tokenizer)
     messages = [{"role": "user", "content": f"hi{EOS}"}]
     assert (await harness.post(CHAT, {"messages": messages})).status_code == 200
-    prompt_ids = list(harness.engine.calls[0].prompt_ids)
-    assert tokenizer.decode(prompt_ids, skip_special_tokens=False) == f"{BOS}[user]hi{EOS}\n[assistant]"
+    prompt_token_ids = list(harness.engine.calls[0].prompt_token_ids)
+    assert tokenizer.decode(prompt_token_ids, skip_special_tokens=False) == f"{BOS}[user]hi{EOS}\n[assistant]"
     [bos], [eos] = tokenizer.encode(BOS), tokenizer.encode(EOS)
-    assert (prompt_ids.count(bos), prompt_ids.count(eos)) == (1, int(special_in_content))
+    assert (prompt_token_ids.count(bos), prompt_token_ids.count(eos)) == (1, int(special_in_content))
     tokenized = await harness.post("/tokenize", {"messages": messages})
-    assert tokenized.json()["tokens"] == prompt_ids
+    assert tokenized.json()["tokens"] == prompt_token_ids
     await harness.post(COMPLETIONS, {"prompt": f"hi{EOS}"})  # special tokens in a prompt are never escaped
-    assert harness.engine.calls[1].prompt_ids[-1] == eos
+    assert harness.engine.calls[1].prompt_token_ids[-1] == eos
 
 
 async def test_the_rendered_text_counts_against_the_limit() -> None:

@@ -80,7 +80,7 @@ async def test_token_ids_alone_and_in_a_batch(harness: Harness) -> None:
     assert (one["prompt"], one["input_ids"]) == (None, [1, 2])
     two = await answers(harness, {"input_ids": [[1, 2], [3]]})
     assert [a["prompt"] for a in two] == [None, None]
-    assert [call.prompt_ids for call in harness.engine.calls[1:]] == [(1, 2), (3,)]
+    assert [call.prompt_token_ids for call in harness.engine.calls[1:]] == [(1, 2), (3,)]
 
 
 async def test_n_answers_have_different_seeds(harness: Harness) -> None:

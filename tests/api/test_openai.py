@@ -52,7 +52,7 @@ async def test_chat_with_openais_client(harness: Harness, client: openai.AsyncOp
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 3
     [call] = harness.engine.calls
-    assert TOKENIZER.decode(call.prompt_ids, skip_special_tokens=False) == f"{BOS}[user]hi\n[assistant]"
+    assert TOKENIZER.decode(call.prompt_token_ids, skip_special_tokens=False) == f"{BOS}[user]hi\n[assistant]"
     assert call.params.max_tokens == MAX_SEQ_LEN - PROMPT_TOKENS  # the rest of the context
     assert call.params.temperature == 1.0
 

@@ -7,7 +7,7 @@ from tests.api.harness import CHAT, COMPLETIONS, TOKENIZER, Harness
 
 
 @pytest.mark.parametrize(
-    ("prompt", "prompt_ids"),
+    ("prompt", "prompt_token_ids"),
     [
         ("a", [TOKENIZER.encode("a")]),
         (["a", "b"], [TOKENIZER.encode("a"), TOKENIZER.encode("b")]),
@@ -15,17 +15,21 @@ from tests.api.harness import CHAT, COMPLETIONS, TOKENIZER, Harness
         ([[5, 6], [7]], [[5, 6], [7]]),
     ],
 )
-async def test_every_type_of_prompt(harness: Harness, prompt: object, prompt_ids: list[list[int]]) -> None:
+async def test_every_type_of_prompt(
+    harness: Harness, prompt: object, prompt_token_ids: list[list[int]]
+) -> None:
     response = await harness.post(COMPLETIONS, {"prompt": prompt, "n": 2})
-    assert [c["index"] for c in response.json()["choices"]] == list(range(2 * len(prompt_ids)))
-    assert [list(c.prompt_ids) for c in harness.engine.calls] == [p for p in prompt_ids for _ in range(2)]
-    assert response.json()["usage"]["prompt_tokens"] == sum(map(len, prompt_ids))
+    assert [c["index"] for c in response.json()["choices"]] == list(range(2 * len(prompt_token_ids)))
+    assert [list(c.prompt_token_ids) for c in harness.engine.calls] == [
+        p for p in prompt_token_ids for _ in range(2)
+    ]
+    assert response.json()["usage"]["prompt_tokens"] == sum(map(len, prompt_token_ids))
 
 
 async def test_text_parts_are_joined(harness: Harness) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     await harness.post(CHAT, {"messages": [{"role": "user", "content": parts}]})
-    assert "[user]a\nb\n" in TOKENIZER.decode(harness.engine.calls[0].prompt_ids)
+    assert "[user]a\nb\n" in TOKENIZER.decode(harness.engine.calls[0].prompt_token_ids)
 
 
 async def test_non_text_parts_are_refused(harness: Harness) -> None:

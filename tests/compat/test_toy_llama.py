@@ -37,7 +37,7 @@ def toy_llama(tmp_path_factory: pytest.TempPathFactory) -> ToyLlama:
 
 def cases_for(program: str) -> list[Case]:
     longest = MAX_EXTEND_PROMPT if program == "extend" else 128
-    return [case for case in CASES if len(case.prompt_ids) <= longest]
+    return [case for case in CASES if len(case.prompt_token_ids) <= longest]
 
 
 def test_the_golden_is_upstreams_own() -> None:
@@ -52,11 +52,11 @@ def test_tokens_equal_upstreams_alone_batched_and_repeated(
     program: str, runtime: Runtime, prefix_cache: PrefixCache, toy_llama: ToyLlama
 ) -> None:
     cases = cases_for(program)
-    prompts = [case.prompt_ids for case in cases]
+    prompts = [case.prompt_token_ids for case in cases]
     counts = {len(case.token_ids) for case in cases}
     with open_engine(toy_llama(program), EngineOptions(runtime=runtime, prefix_cache=prefix_cache)) as engine:
         for case in cases:
-            (alone,) = generate(engine, [case.prompt_ids], len(case.token_ids))
+            (alone,) = generate(engine, [case.prompt_token_ids], len(case.token_ids))
             assert list(alone.token_ids) == case.token_ids
         for _ in range(2):
             together = generate(engine, prompts, min(counts))

@@ -64,7 +64,7 @@ def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     answers: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
     params = SamplingParams(max_tokens=COUNT, temperature=0)
     for i, prompt in enumerate(prompts):
-        engine.add(GenerateCall(request_id=str(i), prompt_ids=tuple(prompt), params=params))
+        engine.add(GenerateCall(request_id=str(i), prompt_token_ids=tuple(prompt), params=params))
     while engine.has_work:
         for delta in engine.step():
             assert delta.error is None, delta.error

@@ -29,7 +29,7 @@ VOCABULARY: int = GOLDEN["weights"]["tensors"]["token_embd.weight"][1]
 class Case:
     """A prompt and the tokens that upstream's model generates after it in torch."""
 
-    prompt_ids: list[int]
+    prompt_token_ids: list[int]
     token_ids: list[int]
 
 

@@ -39,7 +39,7 @@ def call(
     params = {"temperature": 0.0, **params}
     return GenerateCall(
         request_id=request_id,
-        prompt_ids=tuple(prompt),
+        prompt_token_ids=tuple(prompt),
         params=SamplingParams(max_tokens=max_tokens, **params),
         cache_salt=salt,
         terms=terms,

@@ -322,12 +322,14 @@ class Schedule:
         if fault == "never back":
             raise NeverBackError
 
-    def _publish_or_not(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
+    def _publish_or_not(
+        self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None
+    ) -> None:
         """A bug in the engine itself, in the middle of a commit."""
         if self._rng.random() < self._bug_rate:
             self._had_bug = True
             raise ZeroDivisionError
-        self._publish(lease, tokens, num_computed)
+        self._publish(lease, token_ids, num_computed)
 
     def _settle(self) -> None:
         """Every client reads to the end, and the engine steps until nothing is left."""

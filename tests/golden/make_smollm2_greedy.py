@@ -53,8 +53,8 @@ def main(gguf: Path) -> None:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def continue_greedily(model: Any, tokenizer: Any, prompt: str) -> dict[str, object]:
-    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    ids, gaps, past, step = [], [], None, torch.tensor([prompt_ids])
+    prompt_token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    ids, gaps, past, step = [], [], None, torch.tensor([prompt_token_ids])
     for _ in range(NEW_TOKENS):
         out = model(step, past_key_values=past, use_cache=True)
         past = out.past_key_values
@@ -66,7 +66,7 @@ def continue_greedily(model: Any, tokenizer: Any, prompt: str) -> dict[str, obje
         step = torch.tensor([[ids[-1]]])
     return {
         "prompt": prompt,
-        "prompt_ids": prompt_ids,
+        "prompt_ids": prompt_token_ids,
         "token_ids": ids,
         "gaps": gaps,
         "text": tokenizer.decode(ids),

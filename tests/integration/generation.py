@@ -48,7 +48,7 @@ def generate(
     for step in count():
         for index, prompt in enumerate(prompts):
             if due[index] == step:
-                engine.add(GenerateCall(request_id=str(index), prompt_ids=tuple(prompt), params=params))
+                engine.add(GenerateCall(request_id=str(index), prompt_token_ids=tuple(prompt), params=params))
         if step > max(due) and not engine.has_work:
             break
         for delta in engine.step():

@@ -86,7 +86,7 @@ async def serving(artifact: Artifact, options: EngineOptions) -> AsyncIterator[A
 
 async def search(engine: AsyncEngine, name: str, prompt: Sequence[int], num_beams: int) -> list[Hypothesis]:
     params = SamplingParams(max_tokens=MAX_TOKENS)
-    call = GenerateCall(request_id=name, prompt_ids=tuple(prompt), params=params)
+    call = GenerateCall(request_id=name, prompt_token_ids=tuple(prompt), params=params)
     beams = BeamSearch(engine, call, num_beams, frozenset())
     while not beams.done:
         await beams.step()

@@ -78,7 +78,7 @@ class Schedule:
             reason, tokens = self._last[request_id].finish_reason, self._tokens[request_id]
             assert reason is not FinishReason.ERROR or request_id in self._hit
             assert reason is not FinishReason.LENGTH or len(tokens) == call.params.max_tokens
-            self._compare(self._alone[call.prompt_ids], tokens)
+            self._compare(self._alone[call.prompt_token_ids], tokens)
         self._engine.flush_cache()
         pages = self._engine.stats().pages
         assert pages.free == pages.total
@@ -95,7 +95,7 @@ class Schedule:
         request_id = str(len(self._asked))
         call = GenerateCall(
             request_id=request_id,
-            prompt_ids=self._rng.choice(list(self._alone)),
+            prompt_token_ids=self._rng.choice(list(self._alone)),
             params=SamplingParams(max_tokens=self._rng.choice([1, 5, 20, MAX_TOKENS]), temperature=0),
             terms=Terms(timeout_s=self._rng.choice([None] * 6 + [0.0, 3.0, 20.0])),
             cache_salt=self._rng.choice([None, None, None, "salt"]),

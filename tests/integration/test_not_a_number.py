@@ -69,7 +69,7 @@ def serve(engine: Engine, requests: Sequence[tuple[int, Tokens]]) -> list[Answer
     for step in range(MOST_STEPS):
         for index, (due, prompt) in enumerate(requests):
             if due == step:
-                engine.add(GenerateCall(request_id=str(index), prompt_ids=prompt, params=params))
+                engine.add(GenerateCall(request_id=str(index), prompt_token_ids=prompt, params=params))
         for delta in engine.step():
             deltas[delta.request_id].append(delta)
         if step >= max(due for due, _ in requests) and not engine.has_work:

@@ -62,7 +62,7 @@ class AccessEntry:
         """Token counts and times; None if there are none. A prompt with several choices counts once."""
         timers = [answer.timer for answer in self.pending]
         firsts = [answer.timer for answer in self.pending if answer.request.choice == 0]
-        prompts = [request.prompt_ids for request in self.requests if request.choice == 0]
+        prompts = [request.prompt_token_ids for request in self.requests if request.choice == 0]
         return {
             "sequences": len(self.requests) or None,
             "tokens_in": sum(map(len, prompts)) or None,

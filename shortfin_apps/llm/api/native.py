@@ -56,7 +56,7 @@ class Item:
     """One prompt of the batch."""
 
     text: str | None
-    prompt_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
     sampling: SamplingBody
     request_id: str
     logprobs: int | None
@@ -96,9 +96,9 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     """The prompts of a body, each with its own parameters. Raises InvalidRequestError."""
     service, generator = service_of(request), service_of(request).model.generator
     check_fields(body, request)
-    texts, id_lists = _prompts(body)
-    service.limits.check_prompts(texts or id_lists, "text" if texts else "input_ids")
-    count = len(texts or id_lists)
+    texts, token_id_lists = _prompts(body)
+    service.limits.check_prompts(texts or token_id_lists, "text" if texts else "input_ids")
+    count = len(texts or token_id_lists)
     sampling = _per_prompt("sampling_params", body.sampling_params, count, SamplingBody())
     for params in sampling:
         service.limits.check_choices(params.n, params.stop, PREFIX)
@@ -108,12 +108,14 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     logprobs = _logprobs(body, count, service.limits)
     items = []
     for i in range(count):
-        prompt_ids = await generator.encode(texts[i], param="text") if texts else tuple(id_lists[i])
+        prompt_token_ids = (
+            await generator.encode(texts[i], param="text") if texts else tuple(token_id_lists[i])
+        )
         await asyncio.sleep(0)  # lets other requests run during a large batch
         items.append(
             Item(
                 text=texts[i] if texts else None,
-                prompt_ids=prompt_ids,
+                prompt_token_ids=prompt_token_ids,
                 sampling=sampling[i],
                 request_id=rids[i],
                 logprobs=logprobs[i],
@@ -141,7 +143,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
             model.native_defaults,
             vocab_size=generator.tokenizer.vocab_size,
             max_tokens=generator.fit(
-                item.prompt_ids, max_tokens, default=DEFAULT_MAX_TOKENS, param=prompt_field
+                item.prompt_token_ids, max_tokens, default=DEFAULT_MAX_TOKENS, param=prompt_field
             ),
             min_tokens=min_tokens,
             seed=seed,
@@ -149,7 +151,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
         )
     first = TextRequest(
         request_id=item.request_id,
-        prompt_ids=item.prompt_ids,
+        prompt_token_ids=item.prompt_token_ids,
         params=params,
         stop=stop_strings(body.stop),
         include_stop=bool(body.no_stop_trim),
@@ -198,7 +200,7 @@ class CumulativeAnswer:
         meta_info: dict[str, Any] = {
             "id": self.request.request_id,
             "finish_reason": _finish_reason(delta, len(self.output_ids)),
-            "prompt_tokens": len(self.request.prompt_ids),
+            "prompt_tokens": len(self.request.prompt_token_ids),
             "completion_tokens": len(self.output_ids),
             "cached_tokens": self.num_cached_tokens,
         }
@@ -227,14 +229,14 @@ async def _events(
 
 
 def _by_prompt(
-    items: Sequence[Item], answers: Sequence[Sequence[dict[str, Any]]], with_ids: bool
+    items: Sequence[Item], answers: Sequence[Sequence[dict[str, Any]]], with_token_ids: bool
 ) -> list[dict[str, Any]]:
     """Groups `answers`, a list for each request, by prompt; an item has `n` requests."""
     rest = iter(answers)
     responses = []
     for item in items:
         choices = [answer for _ in range(item.sampling.n or 1) for answer in next(rest)]
-        ids = {"input_ids": item.prompt_ids} if with_ids else {}
+        ids = {"input_ids": item.prompt_token_ids} if with_token_ids else {}
         responses.append({"prompt": item.text, "responses": choices, **ids})
     return responses
 

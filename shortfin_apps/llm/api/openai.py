@@ -55,11 +55,11 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     prompts = await _prompt_ids(batch, body, model.generator)
     requests = [
         request_
-        for prompt_ids in prompts
+        for prompt_token_ids in prompts
         for request_ in _requests(
             body,
             request,
-            prompt_ids,
+            prompt_token_ids,
             prompt_field="prompt",
             max_tokens=("max_tokens", body.max_tokens),
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
@@ -169,7 +169,7 @@ def _is_ids(prompt: Sequence[object]) -> bool:
 def _requests(
     body: OpenAIBody,
     request: Request,
-    prompt_ids: tuple[int, ...],
+    prompt_token_ids: tuple[int, ...],
     *,
     prompt_field: str,
     max_tokens: tuple[str, int | None],
@@ -186,13 +186,15 @@ def _requests(
             body,
             model.openai_defaults,
             vocab_size=generator.tokenizer.vocab_size,
-            max_tokens=_max_tokens(body, generator, prompt_ids, max_value, default_max_tokens, prompt_field),
+            max_tokens=_max_tokens(
+                body, generator, prompt_token_ids, max_value, default_max_tokens, prompt_field
+            ),
             logprobs=logprobs,
         )
     return [
         TextRequest(
             request_id=request_id_of(request),
-            prompt_ids=prompt_ids,
+            prompt_token_ids=prompt_token_ids,
             params=with_seed(params, choice),
             stop=stop_strings(body.stop),
             include_stop=bool(body.include_stop_str_in_output),
@@ -208,15 +210,15 @@ def _requests(
 def _max_tokens(
     body: OpenAIBody,
     generator: TextGenerator,
-    prompt_ids: tuple[int, ...],
+    prompt_token_ids: tuple[int, ...],
     max_tokens: int | None,
     default: int | None,
     prompt_field: str,
 ) -> int:
     """`TextGenerator.fit`, or 1 for a prompt that is only echoed, which is checked but never submitted."""
     if not _is_echo_only(body):
-        return generator.fit(prompt_ids, max_tokens, default=default, param=prompt_field)
-    generator.check_ids(prompt_ids, prompt_field)
+        return generator.fit(prompt_token_ids, max_tokens, default=default, param=prompt_field)
+    generator.check_ids(prompt_token_ids, prompt_field)
     if body.min_tokens:
         raise InvalidRequestError("`min_tokens` must lie in [0, max_tokens]", "min_tokens")
     return 1

@@ -128,7 +128,7 @@ class ChatShape:
 def usage(requests: Sequence[TextRequest], generated: Sequence[int], cached: Sequence[int]) -> dict[str, Any]:
     """Token counts; `generated` and `cached` are per request. A prompt with `n` choices counts once."""
     firsts = [index for index, request in enumerate(requests) if request.choice == 0]
-    prompt_tokens = sum(len(requests[index].prompt_ids) for index in firsts)
+    prompt_tokens = sum(len(requests[index].prompt_token_ids) for index in firsts)
     completion_tokens = sum(generated)
     return {
         "prompt_tokens": prompt_tokens,

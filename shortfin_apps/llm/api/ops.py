@@ -84,11 +84,15 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         )
         special = body.add_special_tokens is True
     rendered = body.messages is not None
-    ids = await generator.encode(text, add_special_tokens=special, rendered=rendered)
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": generator.max_seq_len, "tokens": ids}
+    token_ids = await generator.encode(text, add_special_tokens=special, rendered=rendered)
+    answer: dict[str, Any] = {
+        "count": len(token_ids),
+        "max_model_len": generator.max_seq_len,
+        "tokens": token_ids,
+    }
     names = None
     if body.return_token_strs:
-        names = await generator.workers.run(len(ids), generator.tokenizer.names, ids)
+        names = await generator.workers.run(len(token_ids), generator.tokenizer.names, token_ids)
     return JsonResponse({**answer, "token_strs": names})
 
 

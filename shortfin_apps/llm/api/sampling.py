@@ -59,12 +59,12 @@ def sampling_params(
     `resolved` are parameters that a route determined itself, as for a field with several names. Raises
     InvalidRequestError with SamplingParams' name of the field that is out of range.
     """
-    stop_ids = body.stop_token_ids or []
-    if (bad_id := first_out_of_range(stop_ids, vocab_size)) is not None:
+    stop_token_ids = body.stop_token_ids or []
+    if (bad_id := first_out_of_range(stop_token_ids, vocab_size)) is not None:
         raise InvalidRequestError(f"`stop_token_ids`: {bad_id} is not in [0, {vocab_size})", "stop_token_ids")
     given = {name: getattr(body, name, None) for name in PARAM_NAMES} | resolved
     values: dict[str, Any] = asdict(defaults) | {k: v for k, v in given.items() if v is not None}
-    values["stop_token_ids"] = frozenset(stop_ids)
+    values["stop_token_ids"] = frozenset(stop_token_ids)
     values["top_k"] = 0 if values["top_k"] == TOP_K_OFF else values["top_k"]
     return SamplingParams(**values)
 

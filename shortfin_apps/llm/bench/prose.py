@@ -67,11 +67,13 @@ async def token_prompt(seed: str, tokens: int, tokenize: Tokenize) -> list[int]:
     words = tokens
     # A word is almost always at least one token, so the first attempt is nearly always enough.
     for _ in range(8):
-        ids = await tokenize(text(seed, words))
-        if len(ids) >= tokens:
-            return ids[:tokens]
+        token_ids = await tokenize(text(seed, words))
+        if len(token_ids) >= tokens:
+            return token_ids[:tokens]
         words *= 2
-    raise InvalidRequestError(f"the tokenizer gives {len(ids)} tokens for {words // 2} words of English")
+    raise InvalidRequestError(
+        f"the tokenizer gives {len(token_ids)} tokens for {words // 2} words of English"
+    )
 
 
 def word_prompt(seed: str, tokens: int) -> str:

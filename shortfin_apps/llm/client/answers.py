@@ -101,5 +101,5 @@ def parse_usage(usage: Any) -> Usage | None:
 
 
 def _token_ids(choice: Any) -> tuple[int, ...] | None:
-    ids = choice.get("token_ids")
-    return None if ids is None else tuple(ids)
+    token_ids = choice.get("token_ids")
+    return None if token_ids is None else tuple(token_ids)

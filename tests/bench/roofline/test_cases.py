@@ -30,7 +30,7 @@ def test_rows_do_not_share_pages(rows: int, new_tokens: int, context: int) -> No
     assert sorted(pages) == list(range(1, 1 + plan.pages(STRIDE)))
     assert SCRATCH_PAGE not in pages
     for task in batch.tasks:
-        assert (len(task.input_tokens), task.seq_len) == (new_tokens, context)
+        assert (len(task.token_ids), task.seq_len) == (new_tokens, context)
         assert task.start_position == context - new_tokens
         assert len(task.page_ids) == -(-context // STRIDE)
 

@@ -69,5 +69,5 @@ def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -
 def finish_prefills(scheduler: Scheduler) -> None:
     for request in scheduler.running:
         if request.num_uncomputed > 1:
-            request.num_computed = len(request.tokens)
-            request.tokens.append(1)
+            request.num_computed = len(request.token_ids)
+            request.token_ids.append(1)

@@ -101,7 +101,7 @@ def test_while_decoding_a_chunk_gets_shorter_as_its_context_grows(context: int, 
     prompt = running("prompt", context + 4096, context)
     (while_decoding,) = budgeted().next_tasks([prompt], has_decodes=True)
     (idle,) = budgeted().next_tasks([prompt], has_decodes=False)
-    assert (len(while_decoding.input_tokens), len(idle.input_tokens)) == (chunk, 512)
+    assert (len(while_decoding.token_ids), len(idle.token_ids)) == (chunk, 512)
 
 
 def test_prompts_that_one_invocation_finishes_overtake_a_long_one_every_other_time() -> None:
@@ -156,4 +156,4 @@ def test_batches_keep_to_the_budget_and_the_rows_and_every_prompt_completes_in_o
 
 
 def pages_of(task: LlmTaskInput) -> int:
-    return -(-len(task.input_tokens) // STRIDE)
+    return -(-len(task.token_ids) // STRIDE)

@@ -50,7 +50,7 @@ def test_the_youngest_is_preempted_and_goes_to_the_head_of_the_queue() -> None:
     old, young, waiting = add(target, "old", 8), add(target, "young", 4), add(target, "w", 12)
     target.plan()
     assert target.running == [old, young]
-    old.tokens += [1] * 9  # into its fifth page: all there are
+    old.token_ids += [1] * 9  # into its fifth page: all there are
     target.plan()
     assert target.running == [old]
     assert list(target.waiting) == [young, waiting]
@@ -83,7 +83,7 @@ def test_when_one_request_grows_into_a_page_all_do() -> None:
     for step in range(14):
         before = [len(request.page_ids) for request in requests]
         for request in requests:
-            request.tokens.append(1)
+            request.token_ids.append(1)
         target.plan()
         if (after := [len(request.page_ids) for request in requests]) != before:
             assert all(b > a for a, b in zip(before, after, strict=True)), "one grew and the other did not"
@@ -93,11 +93,11 @@ def test_when_one_request_grows_into_a_page_all_do() -> None:
 
 def test_no_page_is_reserved_ahead_if_too_few_are_free_or_none_is_needed() -> None:
     target, requests = running_pair(7)  # 2 free
-    requests[1].tokens += [1, 1]
+    requests[1].token_ids += [1, 1]
     target.plan()
     assert [len(request.page_ids) for request in requests] == [2, 3]
     target, requests = running_pair(32, max_tokens=2)
-    requests[1].tokens += [1, 1]
+    requests[1].token_ids += [1, 1]
     target.plan()
     assert [len(request.page_ids) for request in requests] == [2, 3]
 
@@ -166,9 +166,9 @@ def test_a_request_that_waits_for_a_prefix_starts_when_the_other_is_aborted() ->
 
 def finish_prefill(target: Scheduler, request: Request) -> None:
     assert request.lease is not None
-    request.num_computed = len(request.tokens)
-    target._cache.publish(request.lease, request.tokens)
-    request.tokens.append(1)
+    request.num_computed = len(request.token_ids)
+    target._cache.publish(request.lease, request.token_ids)
+    request.token_ids.append(1)
 
 
 def test_resumed_requests_go_before_new_ones() -> None:

@@ -123,9 +123,9 @@ async def test_the_shorter_of_the_requests_and_the_servers_timeout_applies(
 async def test_prompts_larger_than_the_queue_are_refused() -> None:
     generator, engine = make_generator(saying(TOKENIZER, "a"))
     engine.queue_tokens = 5
-    long = replace(request(), prompt_ids=(1,) * 6)
+    long = replace(request(), prompt_token_ids=(1,) * 6)
     with pytest.raises(InvalidRequestError, match="room for 5"):
-        await generator.submit([request(), replace(request(), prompt_ids=(1,) * 5)])
+        await generator.submit([request(), replace(request(), prompt_token_ids=(1,) * 5)])
     await gather(await generator.submit([long]))  # a single longer prompt is admitted
     assert not engine.live
 

@@ -100,9 +100,9 @@ async def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
 
 async def test_text_after_a_sentencepiece_prompt_keeps_its_first_space(tmp_path: Path) -> None:
     tokenizer = sentencepiece_tokenizer(tmp_path)
-    prompt_ids, [_, world] = tuple(tokenizer.encode("hello")), tokenizer.encode("world")
+    prompt_token_ids, [_, world] = tuple(tokenizer.encode("hello")), tokenizer.encode("world")
     generator, _ = make_generator(in_steps([world] * 3, [1, 1]), tokenizer)
-    text_request = replace(request(), prompt_ids=prompt_ids)
+    text_request = replace(request(), prompt_token_ids=prompt_token_ids)
     [answer] = await gather(await generator.submit([text_request]))
     assert answer.text == " world world world"
     stopped = replace(text_request, stop=(" wor",))
@@ -112,11 +112,11 @@ async def test_text_after_a_sentencepiece_prompt_keeps_its_first_space(tmp_path:
 
 async def test_beams_after_a_sentencepiece_prompt_keep_their_first_space(tmp_path: Path) -> None:
     tokenizer = sentencepiece_tokenizer(tmp_path)
-    prompt_ids = tuple(tokenizer.encode("hello"))
+    prompt_token_ids = tuple(tokenizer.encode("hello"))
     generator, _ = make_generator(forever(tokenizer, "world"), tokenizer)
-    text_request = replace(beams(2), prompt_ids=prompt_ids)
+    text_request = replace(beams(2), prompt_token_ids=prompt_token_ids)
     [answers] = await gather_answers(await generator.submit_whole([text_request]))
-    texts = [tokenizer.decode([*prompt_ids, *answer.token_ids]) for answer in answers]
+    texts = [tokenizer.decode([*prompt_token_ids, *answer.token_ids]) for answer in answers]
     assert ["hello" + answer.text for answer in answers] == texts
 
 

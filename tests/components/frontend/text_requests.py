@@ -35,13 +35,15 @@ def request(
     *, max_tokens: int = 50, min_tokens: int = 0, stop: tuple[str, ...] = (), include_stop: bool = False
 ) -> TextRequest:
     params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
-    return TextRequest(request_id="r", prompt_ids=(1,), params=params, stop=stop, include_stop=include_stop)
+    return TextRequest(
+        request_id="r", prompt_token_ids=(1,), params=params, stop=stop, include_stop=include_stop
+    )
 
 
 def beams(num_beams: int = 3, *, include_stop: bool = False, **params: Any) -> TextRequest:
     return TextRequest(
         request_id="b",
-        prompt_ids=(1,),
+        prompt_token_ids=(1,),
         params=SamplingParams(**{"max_tokens": 4, **params}),
         include_stop=include_stop,
         num_beams=num_beams,

@@ -24,14 +24,14 @@ def test_pages_are_held_exactly_while_running() -> None:
     cache = make_cache("none", 8, 4)
     request = Request(call("a", [1, 2, 3, 4, 5]))
     assert request.lease is None
-    lease = cache.acquire(request.tokens)
+    lease = cache.acquire(request.token_ids)
     assert cache.reserve(lease, 5)
     request.start(lease)
     assert cache.usage().leased == 2
     request.preempt(cache)
     assert request.lease is None
     assert cache.usage().free == cache.usage().total
-    request.start(cache.acquire(request.tokens))
+    request.start(cache.acquire(request.token_ids))
     request.finish(FinishReason.LENGTH, cache)
     assert request.lease is None
     assert request.state is State.FINISHED

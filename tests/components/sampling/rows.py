@@ -25,7 +25,7 @@ def draws(count: int, *, full: bool = False, **params: Any) -> np.ndarray:
     tokens = []
     for _ in range(count):
         tokens.append(SAMPLER.sample(row(full=full), request))
-        request.tokens.append(0)
+        request.token_ids.append(0)
     return np.bincount(tokens, minlength=6) / count
 
 

@@ -28,7 +28,7 @@ def test_weights_that_are_not_finite_are_an_error() -> None:
 def test_a_draw_depends_on_the_seed_and_the_index_alone() -> None:
     def drawn(seed: int, index: int) -> int:
         request = Request(call("a", [1], max_tokens=99, temperature=3.0, seed=seed))
-        request.tokens += [0] * index
+        request.token_ids += [0] * index
         return SAMPLER.sample(row(full=True), request)
 
     first = [drawn(1, i) for i in range(40)]

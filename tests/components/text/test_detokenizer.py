@@ -32,10 +32,10 @@ def pieces_of(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     *,
-    prompt_ids: Sequence[int] = (),
+    prompt_token_ids: Sequence[int] = (),
     skip_special_tokens: bool = True,
 ) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
+    detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
     return [*map(detokenizer.push, ids), detokenizer.finish()]
 
 
@@ -81,10 +81,13 @@ def test_special_tokens_are_kept_on_request() -> None:
 
 @pytest.mark.parametrize("tokenizer", SENTENCEPIECE.values(), ids=SENTENCEPIECE.keys())
 def test_the_first_word_after_a_prompt_keeps_its_space(tokenizer: Tokenizer) -> None:
-    [_, *prompt_ids, world] = tokenizer.encode("hello world")
-    assert pieces_of(tokenizer, [world, world], prompt_ids=prompt_ids) == [" world", " world", ""]
-    assert pieces_of(tokenizer, [world], prompt_ids=[*prompt_ids, *tokenizer.encode("")]) == [" world", ""]
-    assert pieces_of(tokenizer, [world], prompt_ids=tokenizer.encode("")) == ["world", ""]
+    [_, *prompt_token_ids, world] = tokenizer.encode("hello world")
+    assert pieces_of(tokenizer, [world, world], prompt_token_ids=prompt_token_ids) == [" world", " world", ""]
+    assert pieces_of(tokenizer, [world], prompt_token_ids=[*prompt_token_ids, *tokenizer.encode("")]) == [
+        " world",
+        "",
+    ]
+    assert pieces_of(tokenizer, [world], prompt_token_ids=tokenizer.encode("")) == ["world", ""]
     assert pieces_of(tokenizer, [world]) == ["world", ""]
 
 
@@ -99,23 +102,23 @@ def test_prompt_and_answer_join_to_the_decoded_text(
     prompts, whole = [tokenizer.decode(ids[:end]) for end in range(cut + 1)], tokenizer.decode(ids)
     # A character split by the cut belongs to the answer.
     prompt = [prompt for prompt in prompts if whole.startswith(prompt)][-1]
-    assert prompt + "".join(pieces_of(tokenizer, ids[cut:], prompt_ids=ids[:cut])) == whole
+    assert prompt + "".join(pieces_of(tokenizer, ids[cut:], prompt_token_ids=ids[:cut])) == whole
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, LLAMA_2], ids=["byte-level", "llama 2"])
 def test_a_character_begun_in_the_prompt_is_in_the_answer(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a😀😀b")
     cut = len(tokenizer.encode("a😀")) + 2
-    assert "".join(pieces_of(tokenizer, ids[cut:], prompt_ids=ids[:cut])) == "😀b"
+    assert "".join(pieces_of(tokenizer, ids[cut:], prompt_token_ids=ids[:cut])) == "😀b"
     [b] = ids[-1:]
-    assert "".join(pieces_of(tokenizer, [b], prompt_ids=ids[:cut])) == "b"
-    assert "".join(pieces_of(tokenizer, [], prompt_ids=ids[:cut])) == ""
+    assert "".join(pieces_of(tokenizer, [b], prompt_token_ids=ids[:cut])) == "b"
+    assert "".join(pieces_of(tokenizer, [], prompt_token_ids=ids[:cut])) == ""
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, LLAMA_2], ids=["byte-level", "llama 2"])
 def test_replacement_characters_of_the_prompt_are_not_repeated(tokenizer: Tokenizer) -> None:
     for prompt in ("a\ufffd", "\ufffd", "\ufffd" * 20):
-        answer = pieces_of(tokenizer, tokenizer.encode("b")[-1:], prompt_ids=tokenizer.encode(prompt))
+        answer = pieces_of(tokenizer, tokenizer.encode("b")[-1:], prompt_token_ids=tokenizer.encode(prompt))
         assert "".join(answer) == "b"
 
 
@@ -123,15 +126,15 @@ def test_tokens_without_text_at_the_prompts_end_are_skipped() -> None:
     [_, *hello] = LLAMA_2.encode("hello")
     [world] = LLAMA_2.encode("world")[1:]
     silent = [2] * 100
-    assert pieces_of(LLAMA_2, [world], prompt_ids=[*hello, *silent]) == [" world", ""]
-    shown = pieces_of(LLAMA_2, [world], prompt_ids=[*hello, *silent], skip_special_tokens=False)
+    assert pieces_of(LLAMA_2, [world], prompt_token_ids=[*hello, *silent]) == [" world", ""]
+    shown = pieces_of(LLAMA_2, [world], prompt_token_ids=[*hello, *silent], skip_special_tokens=False)
     assert shown == [" world", ""]
 
 
 @given(st.lists(st.integers(0, NUM_IDS)), st.lists(st.integers(0, NUM_IDS), max_size=40))
-def test_any_prompt_keeps_the_text_after_it(prompt_ids: list[int], ids: list[int]) -> None:
+def test_any_prompt_keeps_the_text_after_it(prompt_token_ids: list[int], ids: list[int]) -> None:
     space = BYTE_LEVEL.encode(" x")  # ends whatever character the prompt began
-    answer = "".join(pieces_of(BYTE_LEVEL, [*space, *ids], prompt_ids=prompt_ids))
+    answer = "".join(pieces_of(BYTE_LEVEL, [*space, *ids], prompt_token_ids=prompt_token_ids))
     assert answer == BYTE_LEVEL.decode([*space, *ids])
 
 

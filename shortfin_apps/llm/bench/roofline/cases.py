@@ -79,15 +79,17 @@ def _make_case(plan: Plan, buckets: Buckets, stride: int) -> Case:
 
 def make_batch(plan: Plan, stride: int) -> Batch:
     """A batch whose tasks use the lowest page ids, without the scratch page, in shuffled order."""
-    pages = list(range(1, 1 + plan.pages(stride)))
-    random.Random(0).shuffle(pages)
-    per_row = len(pages) // plan.rows
-    tasks = [_task(plan, pages[row * per_row : (row + 1) * per_row]) for row in range(plan.rows)]
+    page_ids = list(range(1, 1 + plan.pages(stride)))
+    random.Random(0).shuffle(page_ids)
+    per_row = len(page_ids) // plan.rows
+    tasks = [_task(plan, page_ids[row * per_row : (row + 1) * per_row]) for row in range(plan.rows)]
     return Batch(plan.family, tuple(tasks))
 
 
 def _task(plan: Plan, page_ids: list[int]) -> LlmTaskInput:
-    tokens = [1 + position % 97 for position in range(plan.context)]
-    call = GenerateCall(request_id="roofline", prompt_ids=tuple(tokens), params=SamplingParams(max_tokens=1))
+    token_ids = [1 + position % 97 for position in range(plan.context)]
+    call = GenerateCall(
+        request_id="roofline", prompt_token_ids=tuple(token_ids), params=SamplingParams(max_tokens=1)
+    )
     start = plan.context - plan.new_tokens
-    return LlmTaskInput(Request(call), tokens[start:], start, plan.context, page_ids)
+    return LlmTaskInput(Request(call), token_ids[start:], start, plan.context, page_ids)

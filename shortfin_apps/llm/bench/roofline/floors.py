@@ -47,7 +47,7 @@ class CostModel:
         self._weight_bytes = sum(parameter_bytes.values()) - (0 if spec.tie_word_embeddings else table)
 
     def of(self, batch: Batch) -> Work:
-        tokens = sum(len(task.input_tokens) for task in batch.tasks)
+        tokens = sum(len(task.token_ids) for task in batch.tasks)
         cache_bytes = sum(self._cache_bytes(task) for task in batch.tasks)
         attention = sum(self._attention_flops(task) for task in batch.tasks)
         head = self._spec.vocab_size * self._spec.hidden_size
@@ -65,7 +65,7 @@ class CostModel:
 
     def _cache_bytes(self, task: LlmTaskInput) -> int:
         pages_read = -(-task.start_position // self._stride)
-        written = len(task.input_tokens) * self._page_bytes // self._stride
+        written = len(task.token_ids) * self._page_bytes // self._stride
         return pages_read * self._page_bytes + written
 
     def _attention_flops(self, task: LlmTaskInput) -> int:

@@ -13,13 +13,13 @@ from shortfin_apps.llm.components.request.request import Request
 class LlmTaskInput:
     """The part of one request that one invocation computes.
 
-    `input_tokens` are at absolute positions `start_position .. seq_len - 1`; `seq_len` is
+    `token_ids` are at absolute positions `start_position .. seq_len - 1`; `seq_len` is
     cumulative. `page_ids` is the request's whole block table, the lease's own list: its content is
     read only while the step runs, later only its identity is compared.
     """
 
     request: Request
-    input_tokens: Sequence[int]
+    token_ids: Sequence[int]
     start_position: int
     seq_len: int
     page_ids: Sequence[int]
@@ -28,13 +28,13 @@ class LlmTaskInput:
     def next_of(cls, request: Request, max_tokens: int) -> LlmTaskInput:
         """The request's next `max_tokens` tokens, or as many as are left to compute."""
         start = request.num_computed
-        tokens = request.tokens[start : start + max_tokens]
+        tokens = request.token_ids[start : start + max_tokens]
         return cls(request, tokens, start, start + len(tokens), request.page_ids)
 
     @property
     def completes(self) -> bool:
         """Whether this task computes the request's last known token, and so yields the next one."""
-        return self.seq_len == len(self.request.tokens)
+        return self.seq_len == len(self.request.token_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

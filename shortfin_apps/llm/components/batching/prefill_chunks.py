@@ -53,7 +53,7 @@ class PrefillChunks:
         first = self._first(prefills, budget)
         single = LlmTaskInput.next_of(first, self._pages_per_row(first, 1, budget) * self._stride)
         several = self._chunks_in_budget(first, prefills, budget)
-        if sum(len(task.input_tokens) for task in several) < len(single.input_tokens):
+        if sum(len(task.token_ids) for task in several) < len(single.token_ids):
             return [single]
         is_cut = single.completes and not several[0].completes
         return [single] if is_cut and (has_decodes or self._overtook) else several
@@ -80,7 +80,7 @@ class PrefillChunks:
     def _equal_chunks(self, first: Request, prefills: Sequence[Request]) -> list[LlmTaskInput]:
         """The chunk of `first`, and the equal chunks of other prompts, up to the largest number of rows."""
         requests = (first, *(r for r in prefills if r is not first))
-        tasks = [LlmTaskInput.next_of(r, self._chunk_tokens or len(r.tokens)) for r in requests]
+        tasks = [LlmTaskInput.next_of(r, self._chunk_tokens or len(r.token_ids)) for r in requests]
         pages = self._num_pages(tasks[0])
         return [task for task in tasks if self._num_pages(task) == pages][: self._row_buckets[-1]]
 
@@ -102,4 +102,4 @@ class PrefillChunks:
         return next(rows for rows in self._row_buckets if rows >= num_rows)
 
     def _num_pages(self, task: LlmTaskInput) -> int:
-        return -(-len(task.input_tokens) // self._stride)
+        return -(-len(task.token_ids) // self._stride)

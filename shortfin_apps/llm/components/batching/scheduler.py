@@ -108,7 +108,7 @@ class Scheduler:
             request = self.running[index]
             assert request.lease is not None
             num_pages = len(request.lease.page_ids)
-            if self._cache.reserve(request.lease, len(request.tokens)):
+            if self._cache.reserve(request.lease, len(request.token_ids)):
                 has_grown |= len(request.lease.page_ids) > num_pages
                 index += 1
             else:
@@ -125,8 +125,8 @@ class Scheduler:
             return
         for request in self.running:
             assert request.lease is not None
-            max_len = len(request.call.prompt_ids) + request.call.params.max_tokens
-            self._cache.reserve(request.lease, min(len(request.tokens) + self._cache.stride, max_len))
+            max_len = len(request.call.prompt_token_ids) + request.call.params.max_tokens
+            self._cache.reserve(request.lease, min(len(request.token_ids) + self._cache.stride, max_len))
 
     def _preempt_youngest(self) -> None:
         assert len(self.running) > 1, "a request larger than the cache was admitted"
@@ -170,27 +170,28 @@ class Scheduler:
         related = [r for r in prefills if _same_start(r, request, stride)]
         if not related:
             return False
-        end = self._cache.match_length(request.tokens, request.call.cache_salt) + stride
-        return end < len(request.tokens) and any(
-            r.num_computed < end <= len(r.tokens) and r.tokens[:end] == request.tokens[:end] for r in related
+        end = self._cache.match_length(request.token_ids, request.call.cache_salt) + stride
+        return end < len(request.token_ids) and any(
+            r.num_computed < end <= len(r.token_ids) and r.token_ids[:end] == request.token_ids[:end]
+            for r in related
         )
 
     def _exceeds_long_prefills(self, request: Request, prefills: list[Request]) -> bool:
         """Whether this would be one more long prefill than may run at once."""
         limit = self._options.long_prefill_tokens
-        if len(request.tokens) <= limit:
+        if len(request.token_ids) <= limit:
             return False
         if sum(r.num_uncomputed > limit for r in prefills) < self._options.max_long_prefills:
             return False
-        cached = self._cache.match_length(request.tokens, request.call.cache_salt)
-        return len(request.tokens) - cached > limit
+        cached = self._cache.match_length(request.token_ids, request.call.cache_salt)
+        return len(request.token_ids) - cached > limit
 
     def _start(self, request: Request) -> bool:
         available = self._available()
-        lease = self._cache.acquire(request.tokens, request.call.cache_salt)
+        lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
         # Each running request may need a page for its next token: without that many left, the new request
         # would be preempted at once.
-        if not self._cache.reserve(lease, len(request.tokens)) or (
+        if not self._cache.reserve(lease, len(request.token_ids)) or (
             self.running and self._available() < len(self.running)
         ):
             self._cache.release(lease)
@@ -213,4 +214,4 @@ class Scheduler:
 
 
 def _same_start(one: Request, other: Request, length: int) -> bool:
-    return one.call.cache_salt == other.call.cache_salt and one.tokens[:length] == other.tokens[:length]
+    return one.call.cache_salt == other.call.cache_salt and one.token_ids[:length] == other.token_ids[:length]

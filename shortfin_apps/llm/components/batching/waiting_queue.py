@@ -50,7 +50,7 @@ class WaitingQueue:
             yield request
             if index < len(requests) and requests[index] is request:
                 index += 1
-                passed += len(request.tokens) / self._share.weight(tenant)
+                passed += len(request.token_ids) / self._share.weight(tenant)
             if index < len(requests):
                 service, entered = self._share.rank(tenant)
                 heapq.heapreplace(turns, (service + passed, entered, tenant, index, passed))

@@ -197,9 +197,9 @@ class Engine:
         """Shares the pages that the task filled, and those of earlier tasks that are not shared yet."""
         request, stride = task.request, self._cache.stride
         trust_pages(request)
-        if len(task.input_tokens) > 1 or task.seq_len // stride > task.start_position // stride:
+        if len(task.token_ids) > 1 or task.seq_len // stride > task.start_position // stride:
             assert request.lease is not None
-            self._cache.publish(request.lease, request.tokens, task.seq_len)
+            self._cache.publish(request.lease, request.token_ids, task.seq_len)
 
     def _sample(self, request: Request, row: Candidates) -> Delta:
         """Appends the next token to the request, and ends it if that was the last."""
@@ -211,7 +211,7 @@ class Engine:
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None and row.logits is not None:
             logprobs = (logprobs_of(row.logits, token_id, params.logprobs),)
-        request.tokens.append(token_id)
+        request.token_ids.append(token_id)
         self._counters.generation_tokens += 1
         self._scheduler.charge(request, 1)
         delta = self._delta(request, token_id, logprobs)

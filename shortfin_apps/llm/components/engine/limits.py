@@ -17,7 +17,7 @@ class ModelLimits:
 
     def check(self, call: GenerateCall, pool_tokens: int) -> None:
         """Raises InvalidRequestError for a request that fits neither the context nor `pool_tokens`."""
-        num_prompt, max_tokens = len(call.prompt_ids), call.params.max_tokens
+        num_prompt, max_tokens = len(call.prompt_token_ids), call.params.max_tokens
         total = num_prompt + max_tokens
         if not num_prompt:
             raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")

@@ -26,7 +26,7 @@ class EngineCounters:
         """Counts a task that was computed; before `num_computed` and `last_turn` of its request change."""
         self.tasks += 1
         if task.request.num_generated == 0:
-            self.prompt_tokens += len(task.input_tokens)
+            self.prompt_tokens += len(task.token_ids)
         if task.request.last_turn < 0:
             self.cached_tokens += task.request.num_cached
 

@@ -37,7 +37,7 @@ class Admission:
 
     def enter(self, call: GenerateCall) -> None:
         """Reserves a place. Raises OverloadedError, but never for a call that resumes."""
-        num_tokens = 0 if call.resumes else len(call.prompt_ids)
+        num_tokens = 0 if call.resumes else len(call.prompt_token_ids)
         if not call.resumes:
             self._check(num_tokens)
         self._tokens[call.request_id] = num_tokens

@@ -176,7 +176,7 @@ class BeamSearch:
             call = replace(
                 self._call,
                 request_id=f"{self._call.request_id}/{self._num_tokens}/{index}",
-                prompt_ids=self._call.prompt_ids + beam.token_ids,
+                prompt_token_ids=self._call.prompt_token_ids + beam.token_ids,
                 params=self._step_params,
                 resumes=self._num_tokens > 0,
                 terms=terms,

@@ -77,7 +77,7 @@ class TextGenerator:
             )
 
     def fit(
-        self, prompt_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str
+        self, prompt_token_ids: Sequence[int], max_tokens: int | None, *, default: int | None, param: str
     ) -> int:
         """The number of tokens to generate: `max_tokens` if given, else `default`, else all that fit.
 
@@ -85,34 +85,35 @@ class TextGenerator:
         empty, has an unknown id, or does not fit the context. A default is cut to fit, but a given
         `max_tokens` is not.
         """
-        if not prompt_ids:
+        if not prompt_token_ids:
             raise InvalidRequestError(f"`{param}` must hold at least one token", param)
-        room = self.max_seq_len - len(prompt_ids)
+        room = self.max_seq_len - len(prompt_token_ids)
         if room < 1:
             raise InvalidRequestError(
-                f"`{param}` has {len(prompt_ids)} tokens, but the model's context is {self.max_seq_len}"
+                f"`{param}` has {len(prompt_token_ids)} tokens, but the model's context is {self.max_seq_len}"
                 " and must have room for one more",
                 param,
             )
-        self.check_ids(prompt_ids, param)
+        self.check_ids(prompt_token_ids, param)
         if max_tokens is None:
             return room if default is None else min(default, room)
         if max_tokens > room:
             raise InvalidRequestError(
                 f"`max_tokens` is {max_tokens}, but the model's context of {self.max_seq_len} has room for"
-                f" {room} after a prompt of {len(prompt_ids)}",
+                f" {room} after a prompt of {len(prompt_token_ids)}",
                 "max_tokens",
             )
         return max_tokens
 
-    def check_ids(self, prompt_ids: Sequence[int], param: str) -> None:
+    def check_ids(self, prompt_token_ids: Sequence[int], param: str) -> None:
         """Raises InvalidRequestError for more tokens than the context has, or an unknown one."""
-        if len(prompt_ids) > self.max_seq_len:
+        if len(prompt_token_ids) > self.max_seq_len:
             raise InvalidRequestError(
-                f"`{param}` has {len(prompt_ids)} tokens, but the model's context is {self.max_seq_len}",
+                f"`{param}` has {len(prompt_token_ids)} tokens, but "
+                f"the model's context is {self.max_seq_len}",
                 param,
             )
-        if (bad_id := first_out_of_range(prompt_ids, self.tokenizer.vocab_size)) is not None:
+        if (bad_id := first_out_of_range(prompt_token_ids, self.tokenizer.vocab_size)) is not None:
             size = self.tokenizer.vocab_size
             raise InvalidRequestError(f"`{param}`: token id {bad_id} is not in [0, {size})", param)
 
@@ -167,7 +168,7 @@ class TextGenerator:
 
     def _check_tokens(self, requests: Sequence[TextRequest]) -> None:
         """Raises InvalidRequestError for several prompts with more tokens than the whole queue can hold."""
-        num_tokens = sum(len(request.prompt_ids) for request in requests)
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         if len(requests) > 1 and num_tokens > self.engine.max_queue_tokens:
             raise InvalidRequestError(
                 f"{num_tokens} prompt tokens in one request of {len(requests)} sequences can never fit: the"
@@ -203,7 +204,7 @@ class TextGenerator:
         return f"{request.request_id}.{next(self._serial)}"  # unique, as clients' ids need not be
 
     def _timer(self, request: TextRequest) -> RequestTimer:
-        return self._metrics.start_request(len(request.prompt_ids), request.params.max_tokens)
+        return self._metrics.start_request(len(request.prompt_token_ids), request.params.max_tokens)
 
 
 def with_seed(params: SamplingParams, index: int) -> SamplingParams:

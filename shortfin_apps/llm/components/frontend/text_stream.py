@@ -1,7 +1,7 @@
 """Converts the engine's token ids to text for the requests in progress.
 
-TextStream <── Delta (ids) ── detokenizer ── stop strings ──> TextDelta
-TextBeams <── Hypothesis (ids) ── detokenizer ──> TextDelta, a complete answer each
+TextStream <── Delta (token_ids) ── detokenizer ── stop strings ──> TextDelta
+TextBeams <── Hypothesis (token_ids) ── detokenizer ──> TextDelta, a complete answer each
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TextRequest:
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -52,7 +52,7 @@ class TextRequest:
         """The call to the engine, which knows the request as `engine_id`."""
         return GenerateCall(
             request_id=engine_id,
-            prompt_ids=self.prompt_ids,
+            prompt_token_ids=self.prompt_token_ids,
             params=self.params,
             cache_salt=self.cache_salt,
             terms=self.terms,
@@ -60,7 +60,7 @@ class TextRequest:
 
     def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
         """A new detokenizer for the text after the prompt."""
-        return Detokenizer(tokenizer, self.prompt_ids, skip_special_tokens=self.skip_special_tokens)
+        return Detokenizer(tokenizer, self.prompt_token_ids, skip_special_tokens=self.skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,11 +263,11 @@ class TextBeams(PendingAnswer):
         )
 
     def _text(self, hypothesis: Hypothesis) -> str:
-        ids = hypothesis.token_ids
+        token_ids = hypothesis.token_ids
         if hypothesis.finish_reason is FinishReason.STOP and not self.request.include_stop:
-            ids = ids[:-1]
+            token_ids = token_ids[:-1]
         detokenizer = self.request.detokenizer(self._tokenizer)
-        return "".join(map(detokenizer.push, ids)) + detokenizer.finish()
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
 
 
 async def gather(streams: Sequence[TextStream]) -> list[TextDelta]:

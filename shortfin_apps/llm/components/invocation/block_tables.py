@@ -106,35 +106,35 @@ class _BlockTable:
 
     def __init__(self, tasks: Sequence[LlmTaskInput]) -> None:
         self.buffer: DeviceBuffer | None = None
-        self._page_lists = [task.page_ids for task in tasks]
+        self._page_ids = [task.page_ids for task in tasks]
         self._lengths = [0] * len(tasks)  # pages copied into each row
-        self._rows = {id(pages): row for row, pages in enumerate(self._page_lists)}
-        self._ids = np.zeros((len(tasks), max(map(len, self._page_lists)) + _SPARE_BLOCKS), np.int64)
+        self._rows = {id(page_ids): row for row, page_ids in enumerate(self._page_ids)}
+        self._table = np.zeros((len(tasks), max(map(len, self._page_ids)) + _SPARE_BLOCKS), np.int64)
 
     @property
     def num_tasks(self) -> int:
-        return len(self._page_lists)
+        return len(self._page_ids)
 
     def grown_rows(self, tasks: Sequence[LlmTaskInput]) -> list[int] | None:
         """The rows whose tasks have new pages; None if this is another batch's table."""
-        if len(tasks) != len(self._page_lists):
+        if len(tasks) != len(self._page_ids):
             return None
         grown = []
         for row, task in enumerate(tasks):
-            if (pages := task.page_ids) is not self._page_lists[row]:
+            if (page_ids := task.page_ids) is not self._page_ids[row]:
                 return None
-            if len(pages) != self._lengths[row]:
+            if len(page_ids) != self._lengths[row]:
                 grown.append(row)
         return grown
 
     def fill(self, rows: Sequence[int]) -> None:
         """Copies into these rows the pages that they lack."""
         for row in rows:
-            pages, begin = self._page_lists[row], self._lengths[row]
-            if len(pages) > self._ids.shape[1]:
-                self._widen(2 * len(pages))
-            self._ids[row, begin : len(pages)] = pages[begin:]
-            self._lengths[row] = len(pages)
+            page_ids, begin = self._page_ids[row], self._lengths[row]
+            if len(page_ids) > self._table.shape[1]:
+                self._widen(2 * len(page_ids))
+            self._table[row, begin : len(page_ids)] = page_ids[begin:]
+            self._lengths[row] = len(page_ids)
             self.buffer = None
 
     def num_common(self, other: _BlockTable) -> int:
@@ -144,8 +144,8 @@ class _BlockTable:
         """Copies the rows of the same leases from another table; returns their indices here."""
         pairs = [(row, other._rows[key]) for key, row in self._rows.items() if key in other._rows]
         own, others = [row for row, _ in pairs], [row for _, row in pairs]
-        width = min(self._ids.shape[1], other._ids.shape[1])
-        self._ids[own, :width] = other._ids[others, :width]
+        width = min(self._table.shape[1], other._table.shape[1])
+        self._table[own, :width] = other._table[others, :width]
         for row, source in pairs:
             self._lengths[row] = other._lengths[source]
         return own
@@ -153,11 +153,11 @@ class _BlockTable:
     def padded(self, rows: int, blocks: int) -> Array:
         """The table as `[rows, blocks]`: padding rows added, columns cut or filled with the scratch page."""
         table = np.zeros((rows, blocks), np.int64)
-        width = min(blocks, self._ids.shape[1])
-        table[: self.num_tasks, :width] = self._ids[:, :width]
+        width = min(blocks, self._table.shape[1])
+        table[: self.num_tasks, :width] = self._table[:, :width]
         return table
 
     def _widen(self, blocks: int) -> None:
-        ids = np.zeros((self.num_tasks, blocks), np.int64)
-        ids[:, : self._ids.shape[1]] = self._ids
-        self._ids = ids
+        table = np.zeros((self.num_tasks, blocks), np.int64)
+        table[:, : self._table.shape[1]] = self._table
+        self._table = table

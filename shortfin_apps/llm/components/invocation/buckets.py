@@ -109,13 +109,13 @@ class Buckets:
             length = self._padded_length(tasks)
             blocks = self._prefill_blocks(tasks, length)
             return Shape(self._dynamic_extend, Layout.PREFILL, len(tasks), len(tasks) * length, blocks)
-        total = sum(len(task.input_tokens) for task in tasks)
+        total = sum(len(task.token_ids) for task in tasks)
         bucket = min((t for t in self._extend if t >= total), default=None)
         entry = self._dynamic_extend if bucket is None else self._extend[bucket]
         return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
 
     def _padded_length(self, tasks: Sequence[LlmTaskInput]) -> int:
-        pages = max(-(-len(task.input_tokens) // self._stride) for task in tasks)
+        pages = max(-(-len(task.token_ids) // self._stride) for task in tasks)
         return (pages if self._has_prefill_position else max(pages, MIN_BLOCKS)) * self._stride
 
     def _prefill_blocks(self, tasks: Sequence[LlmTaskInput], length: int) -> int:

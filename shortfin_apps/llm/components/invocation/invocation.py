@@ -67,7 +67,7 @@ class BatchResult:
         return self._logits
 
     def _row_of(self, array: Array, index: int) -> Array:
-        last = 0 if array.shape[1] == 1 else len(self._tasks[index].input_tokens) - 1
+        last = 0 if array.shape[1] == 1 else len(self._tasks[index].token_ids) - 1
         row: Array = array[index, last]
         return row
 
@@ -123,7 +123,7 @@ class BatchRunner:
         begin = self._clock()
         result = self._fetch(batch, self._invoke(shape.entry, arguments))
         self.device_s += self._clock() - begin
-        self._counts[shape.entry].add([len(task.input_tokens) for task in batch.tasks], shape.tokens)
+        self._counts[shape.entry].add([len(task.token_ids) for task in batch.tasks], shape.tokens)
         return result
 
     def clear_pages(self, page_ids: Collection[int]) -> None:
@@ -198,7 +198,7 @@ def _padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Arr
 def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:
     tokens = np.zeros((shape.rows, shape.tokens // shape.rows), np.int64)
     for row, task in enumerate(tasks):
-        tokens[row, : len(task.input_tokens)] = task.input_tokens
+        tokens[row, : len(task.token_ids)] = task.token_ids
     return tokens
 
 
@@ -209,6 +209,6 @@ def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, 
     offset = 0
     for row, task in enumerate(tasks):
         offsets[row] = offset
-        tokens[offset : offset + len(task.input_tokens)] = task.input_tokens
-        offset += len(task.input_tokens)
+        tokens[offset : offset + len(task.token_ids)] = task.token_ids
+        offset += len(task.token_ids)
     return tokens, offsets

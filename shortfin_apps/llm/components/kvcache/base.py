@@ -51,15 +51,15 @@ class KVCache(ABC):
     suspects: set[int]
 
     @abstractmethod
-    def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
-        """A lease holding the longest published prefix of `tokens`, at most `len(tokens) - 1` long.
+    def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
+        """A lease holding the longest published prefix of `token_ids`, at most `len(token_ids) - 1` long.
 
         Takes a reference to each matched page, so that it is not evicted. Allocates no page and always
         succeeds.
         """
 
     @abstractmethod
-    def match_length(self, tokens: Sequence[int], cache_salt: str | None = None) -> int:
+    def match_length(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
         """Tokens that `acquire` would find now. Changes nothing, not even the order of eviction."""
 
     @abstractmethod
@@ -70,10 +70,10 @@ class KVCache(ABC):
         """
 
     @abstractmethod
-    def publish(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
+    def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
         """Offers the lease's full pages for sharing.
 
-        The K/V of the first `num_computed` of `tokens` (None: of all) is in the lease's pages. Call it
+        The K/V of the first `num_computed` of `token_ids` (None: of all) is in the lease's pages. Call it
         only after the invocation that wrote it has finished; calling it every step is cheap. The block
         table stays unchanged, even if another lease published the same tokens before.
         """

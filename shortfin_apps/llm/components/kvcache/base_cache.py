@@ -20,12 +20,12 @@ class BaseCache(KVCache):
         self._leases: set[Lease] = set()
         self.suspects = set()
 
-    def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
+    def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
         lease = Lease()
         self._leases.add(lease)
         return lease
 
-    def match_length(self, tokens: Sequence[int], cache_salt: str | None = None) -> int:
+    def match_length(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
         return 0
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
@@ -39,7 +39,7 @@ class BaseCache(KVCache):
         lease.page_ids += page_ids
         return True
 
-    def publish(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
+    def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
         pass
 
     def retract(self, lease: Lease) -> None:

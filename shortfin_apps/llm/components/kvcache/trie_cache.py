@@ -66,9 +66,9 @@ class TrieCache(BaseCache):
         self._unleased: OrderedDict[_Node, None] = OrderedDict()
         self._retracted: set[_Node] = set()  # removed from the trie, but still leased
 
-    def acquire(self, tokens: Sequence[int], cache_salt: str | None = None) -> Lease:
+    def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
         lease = _TrieLease(cache_salt=cache_salt, tip=self._root)
-        for node in self._match(tokens, cache_salt):
+        for node in self._match(token_ids, cache_salt):
             self._pool.retain(node.page_id)
             lease.page_ids.append(node.page_id)
             self._enter(lease, node)
@@ -76,18 +76,18 @@ class TrieCache(BaseCache):
         self._leases.add(lease)
         return lease
 
-    def match_length(self, tokens: Sequence[int], cache_salt: str | None = None) -> int:
-        return sum(self.stride for _ in self._match(tokens, cache_salt))
+    def match_length(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
+        return sum(self.stride for _ in self._match(token_ids, cache_salt))
 
-    def publish(self, lease: Lease, tokens: Sequence[int], num_computed: int | None = None) -> None:
-        num_full = (len(tokens) if num_computed is None else num_computed) // self.stride
+    def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
+        num_full = (len(token_ids) if num_computed is None else num_computed) // self.stride
         if num_full <= lease.num_shared_pages:
             return
         assert isinstance(lease, _TrieLease), "the lease is another cache's"
         assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
         if lease.tip in self._retracted:
             return
-        for key in self._keys(tokens, lease.num_shared_pages, num_full, lease.cache_salt):
+        for key in self._keys(token_ids, lease.num_shared_pages, num_full, lease.cache_salt):
             self._enter(lease, self._publish_page(lease, key))
 
     def retract(self, lease: Lease) -> None:
@@ -125,17 +125,17 @@ class TrieCache(BaseCache):
         assert copies.total() == sum(len(node.copies) for node in self._nodes()), "a copy is unknown"
         self._check_eviction_order()
 
-    def _keys(self, tokens: Sequence[int], start: int, stop: int, salt: str | None) -> Iterator[_Key]:
+    def _keys(self, token_ids: Sequence[int], start: int, stop: int, salt: str | None) -> Iterator[_Key]:
         """Keys of the pages `start .. stop - 1` of a sequence."""
         stride = self.stride
         for index in range(start, stop):
-            page_tokens = tuple(tokens[index * stride : (index + 1) * stride])
-            yield page_tokens if index else (salt, page_tokens)
+            page_token_ids = tuple(token_ids[index * stride : (index + 1) * stride])
+            yield page_token_ids if index else (salt, page_token_ids)
 
-    def _match(self, tokens: Sequence[int], salt: str | None) -> Iterator[_Node]:
-        """Published nodes of `tokens` from the root; at least the last token is left to compute."""
+    def _match(self, token_ids: Sequence[int], salt: str | None) -> Iterator[_Node]:
+        """Published nodes of `token_ids` from the root; at least the last token is left to compute."""
         node: _Node | None = self._root
-        for key in self._keys(tokens, 0, (len(tokens) - 1) // self.stride, salt):
+        for key in self._keys(token_ids, 0, (len(token_ids) - 1) // self.stride, salt):
             if node is None or (node := node.children.get(key)) is None:
                 return
             yield node

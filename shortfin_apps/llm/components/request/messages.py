@@ -47,14 +47,14 @@ DEFAULT_TERMS = Terms()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """One prompt to continue. `prompt_ids` have been checked against the vocabulary.
+    """One prompt to continue. `prompt_token_ids` have been checked against the vocabulary.
 
     `resumes` marks the next step of something admitted before (a beam search): it is refused neither
     when the queue is full nor while draining, and runs before new requests, as a preempted one does.
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     cache_salt: str | None = None
     resumes: bool = False

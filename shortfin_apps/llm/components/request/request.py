@@ -42,7 +42,7 @@ class IllegalTransitionError(AssertionError):
 class Request:
     """One prompt being continued.
 
-    `tokens` is the prompt and the output so far; the K/V of the first `num_computed` are in the cache. With
+    `token_ids` is the prompt and the output so far; K/V of the first `num_computed` are in the cache. With
     one token to compute it is a decode, with more a prefill; nothing else distinguishes the two, so a
     preempted request needs no special case.
     """
@@ -60,14 +60,14 @@ class Request:
         "queue_s",
         "seed",
         "state",
-        "tokens",
+        "token_ids",
     )
 
     def __init__(self, call: GenerateCall, arrival_s: float = 0.0) -> None:
         self.call = call
         self.arrival_s = arrival_s
         self.queue_s = 0.0  # between arrival and its first task
-        self.tokens: list[int] = list(call.prompt_ids)
+        self.token_ids: list[int] = list(call.prompt_token_ids)
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier
@@ -88,11 +88,11 @@ class Request:
 
     @property
     def num_generated(self) -> int:
-        return len(self.tokens) - len(self.call.prompt_ids)
+        return len(self.token_ids) - len(self.call.prompt_token_ids)
 
     @property
     def num_uncomputed(self) -> int:
-        return len(self.tokens) - self.num_computed
+        return len(self.token_ids) - self.num_computed
 
     @property
     def page_ids(self) -> list[int]:

@@ -75,8 +75,8 @@ class ContentEscape:
         return unescaping
 
     def _is_encoded_by(self, backend: tokenizers.Tokenizer, name: str) -> bool:
-        ids = backend.encode(self._escape_text(name), add_special_tokens=False).ids
-        return not self._tokens.keys().isdisjoint(ids)
+        token_ids = backend.encode(self._escape_text(name), add_special_tokens=False).ids
+        return not self._tokens.keys().isdisjoint(token_ids)
 
     def _escape_text(self, text: str) -> str:
         for placeholder in self._placeholders.values():

@@ -26,11 +26,11 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        settled, unfinished = self._end_of(prompt_ids)
+        settled, unfinished = self._end_of(prompt_token_ids)
         self._window = settled + unfinished
         self._context_len = len(settled)  # tokens of the window that are settled
         self._sent = len(self._decode(settled))  # characters of the decoded window already returned
@@ -65,9 +65,9 @@ class Detokenizer:
         self._context_len = self._sent = self._prompt_replacements = 0
         return piece
 
-    def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _end_of(self, prompt_token_ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """The last few tokens that end with a complete character, and those after them."""
-        with_text = filter(self._has_text, reversed(prompt_ids))
+        with_text = filter(self._has_text, reversed(prompt_token_ids))
         last = list(itertools.islice(with_text, MAX_PROMPT_WINDOW + UTF8_TOKENS - 1))[::-1]
         for end in range(len(last), max(len(last) - UTF8_TOKENS, -1), -1):
             for start in range(max(end - 1, 0), max(end - MAX_PROMPT_WINDOW, 0) - 1, -1):

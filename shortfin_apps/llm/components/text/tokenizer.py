@@ -172,8 +172,8 @@ class Tokenizer:
         )
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
-        ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
-        found = {i for i in ids if isinstance(i, int) and not isinstance(i, bool)}
+        token_ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]
+        found = {i for i in token_ids if isinstance(i, int) and not isinstance(i, bool)}
         if self.eos_token is not None:
             token_id = self._backend.token_to_id(self.eos_token)
             if token_id is None:

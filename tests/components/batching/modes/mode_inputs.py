@@ -26,7 +26,7 @@ def running(request_id: str, length: int, computed: int = 0) -> Request:
     """A request of `length` tokens, the first `computed` of which are in the cache."""
     cache = make_cache("none", 1024, STRIDE)
     request = Request(call(request_id, [1] * length))
-    lease = cache.acquire(request.tokens)
+    lease = cache.acquire(request.token_ids)
     assert cache.reserve(lease, length)
     request.start(lease)
     request.num_computed = computed

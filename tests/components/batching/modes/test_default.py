@@ -94,13 +94,13 @@ def test_nothing_to_do() -> None:
 def test_prompts_run_whole_when_the_model_has_no_start_positions() -> None:
     batch = mode(chunk=None).next_batch([running("r", 300)])
     assert batch is not None
-    assert [len(t.input_tokens) for t in batch.tasks] == [300]
+    assert [len(t.token_ids) for t in batch.tasks] == [300]
 
 
 def chunks(options: DefaultModeOptions, entries: Entries = ALL_ENTRIES) -> list[int]:
     """Tokens in each invocation for a single prompt of 1024 tokens."""
     mode = options.make(fake_config(stride=16), entries)
-    return [len(batch.tasks[0].input_tokens) for batch in run_all(mode, [running("r", 1024)])]
+    return [len(batch.tasks[0].token_ids) for batch in run_all(mode, [running("r", 1024)])]
 
 
 def test_a_chunk_length_is_kept_unless_a_budget_is_given_too() -> None:

@@ -51,7 +51,7 @@ def test_the_two_requests_of_the_design_document() -> None:
     seen = []
     for _ in range(3):
         batch = next_batch(batching, requests)
-        seen.append((sum(len(t.input_tokens) for t in batch.tasks), spans(batch.tasks)))
+        seen.append((sum(len(t.token_ids) for t in batch.tasks), spans(batch.tasks)))
         run(batch)
     assert seen == [
         (256, [(0, 128), (0, 128)]),
@@ -65,7 +65,7 @@ def test_sixty_four_decodes_beside_two_chunks_in_one_invocation() -> None:
     decodes = [running(f"d{i}", 50 + i, computed=49 + i) for i in range(64)]
     prefills = [running("p1", 128), running("p2", 64)]
     batch = next_batch(mode(), [*prefills, *decodes])
-    lengths = [len(task.input_tokens) for task in batch.tasks]
+    lengths = [len(task.token_ids) for task in batch.tasks]
     assert lengths == [1] * 64 + [128, 64]
     assert sum(lengths) == 256
 
@@ -90,7 +90,7 @@ def test_decodes_leave_a_page_to_a_waiting_prompt_and_rotate() -> None:
     batching, turn, served = mode(chunk=32, budget=32), count(), dict.fromkeys(range(60), 0)
     for _ in range(4):
         batch = next_batch(batching, [*decodes, prompt])
-        assert len(batch.tasks[-1].input_tokens) == 16
+        assert len(batch.tasks[-1].token_ids) == 16
         for task in batch.tasks:
             task.request.last_turn = next(turn)
             if task.request is not prompt:
@@ -105,8 +105,8 @@ def test_decodes_leave_a_page_to_a_waiting_prompt_and_rotate() -> None:
 def test_while_decoding_a_chunk_gets_shorter_as_its_context_grows(context: int, chunk: int) -> None:
     decode = running("decode", 20, computed=19)
     prompt = running("prompt", context + 4096, context)
-    assert [len(task.input_tokens) for task in next_batch(mode(), [decode, prompt]).tasks] == [1, chunk]
-    assert [len(task.input_tokens) for task in next_batch(mode(), [prompt]).tasks] == [256]
+    assert [len(task.token_ids) for task in next_batch(mode(), [decode, prompt]).tasks] == [1, chunk]
+    assert [len(task.token_ids) for task in next_batch(mode(), [prompt]).tasks] == [256]
 
 
 def test_the_idle_budget_may_be_larger() -> None:
@@ -162,7 +162,7 @@ def test_every_batch_keeps_the_budget_and_every_request_advances_in_order(
         assert sum(padded(task) for task in batch.tasks) <= budget_pages * STRIDE
         for task in batch.tasks:
             assert task.start_position == task.request.num_computed
-            assert len(task.input_tokens) == 1 or task.start_position % STRIDE == 0
+            assert len(task.token_ids) == 1 or task.start_position % STRIDE == 0
             assert task.completes or task.seq_len % STRIDE == 0
         oldest = next((r for r in left if r.num_uncomputed > 1), None)
         assert oldest is None or any(task.request is oldest for task in batch.tasks)
@@ -172,7 +172,7 @@ def test_every_batch_keeps_the_budget_and_every_request_advances_in_order(
 
 def padded(task: LlmTaskInput) -> int:
     """The tokens that a task takes from the budget."""
-    size = len(task.input_tokens)
+    size = len(task.token_ids)
     return 1 if task.request.num_uncomputed == 1 else -(-size // STRIDE) * STRIDE
 
 
