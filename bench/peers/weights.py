@@ -11,7 +11,7 @@ import ml_dtypes
 from safetensors.numpy import save_file
 
 from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.progress import default_progress
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import GGUF_NAMES
@@ -51,7 +51,7 @@ def hugging_face_name(name: str) -> str:
     return f"{prefix}{_HUGGING_FACE_NAMES[kind]}.{leaf}"
 
 
-def hugging_face_config(spec: LlamaSpec, tokens: Mapping[str, Any]) -> dict[str, Any]:
+def hugging_face_config(spec: ModelSpec, tokens: Mapping[str, Any]) -> dict[str, Any]:
     """A `config.json`; `tokens` has the ids of special tokens."""
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm import cli
-from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.errors import ArtifactError
 from tests.builder.model_files import write_gguf, write_hf
@@ -88,7 +88,7 @@ def test_a_folder_of_gguf_files_suggests_the_first() -> None:
 def test_an_artefact_nearby_is_served(tiny_artifact: Artifact) -> None:
     Path("all").mkdir()
     Path("all/tiny").symlink_to(tiny_artifact.vmfb.parent)
-    for near in (Path("all"), Path("all/tiny") / layout.VMFB, Path("all/tiny") / layout.MANIFEST):
+    for near in (Path("all"), Path("all/tiny") / file_names.VMFB, Path("all/tiny") / file_names.MANIFEST):
         assert commands(said(near)) == [["serve", "all/tiny"]]
 
 
@@ -99,14 +99,16 @@ def test_a_missing_path_is_reported(path: str) -> None:
     assert "`shortfin-llm build SOURCE -o " in sentence
 
 
-@pytest.mark.parametrize("files", [[], ["notes.txt"], [layout.VMFB, layout.PARAMETERS, layout.CONFIG]])
+@pytest.mark.parametrize(
+    "files", [[], ["notes.txt"], [file_names.VMFB, file_names.PARAMETERS, file_names.CONFIG]]
+)
 def test_a_folder_without_a_model_names_the_missing_file(files: list[str]) -> None:
     Path("empty").mkdir()
     for name in files:
         (Path("empty") / name).write_text("{}")
     sentence = said(Path("empty"))
     assert "not an artefact" in sentence
-    assert layout.MANIFEST in sentence
+    assert file_names.MANIFEST in sentence
     assert f"`shortfin-llm build SOURCE -o {'NEW_DIR' if files else 'empty'}`" in sentence
 
 

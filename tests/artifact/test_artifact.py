@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.errors import ArtifactError
@@ -44,14 +44,14 @@ def test_manifest_round_trip(tiny_artifact: Artifact, tmp_path: Path) -> None:
     assert Manifest.load(tmp_path / "m.json") == manifest
 
 
-@pytest.mark.parametrize("name", [*layout.FILES, layout.MANIFEST])
+@pytest.mark.parametrize("name", [*file_names.FILES, file_names.MANIFEST])
 def test_every_file_is_required(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ArtifactError, match=name):
         Artifact.open(folder)
 
 
-@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+@pytest.mark.parametrize("name", [file_names.VMFB, file_names.PARAMETERS])
 def test_a_truncated_file_is_refused(folder: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes()[:-1])
     with pytest.raises(ArtifactError, match=rf"{name}: its size differs.*rebuild"):
@@ -59,7 +59,7 @@ def test_a_truncated_file_is_refused(folder: Path, name: str) -> None:
 
 
 def test_pages_may_be_changed_at_deploy_time(folder: Path) -> None:
-    path = folder / layout.CONFIG
+    path = folder / file_names.CONFIG
     config = json.loads(path.read_text())
     config["paged_kv_cache"]["device_block_count"] = 12345
     path.write_text(json.dumps(config))
@@ -67,16 +67,16 @@ def test_pages_may_be_changed_at_deploy_time(folder: Path) -> None:
 
 
 def test_a_newer_format_is_refused(folder: Path) -> None:
-    path = folder / layout.MANIFEST
+    path = folder / file_names.MANIFEST
     path.write_text(json.dumps({"format_version": 2, "what": "ever"}))
     with pytest.raises(ArtifactError, match="format 2 is newer"):
         Artifact.open(folder)
 
 
 def test_a_program_for_missing_cpu_features_is_refused(folder: Path) -> None:
-    manifest = Manifest.load(folder / layout.MANIFEST)
+    manifest = Manifest.load(folder / file_names.MANIFEST)
     target = replace(manifest.target, cpu="znver9", features=("avx2", "avx512quantum"))
-    (folder / layout.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    (folder / file_names.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
     with pytest.raises(
         ArtifactError, match=r"\(znver9\) with .*avx512quantum, which this CPU lacks; rebuild"
     ):
@@ -85,10 +85,10 @@ def test_a_program_for_missing_cpu_features_is_refused(folder: Path) -> None:
 
 def test_a_program_for_another_architecture_is_refused(folder: Path) -> None:
     """Also one without features that could be missing here."""
-    manifest = Manifest.load(folder / layout.MANIFEST)
+    manifest = Manifest.load(folder / file_names.MANIFEST)
     other = "arm_64" if manifest.target.architecture == "x86_64" else "x86_64"
     target = replace(manifest.target, architecture=other, cpu="generic", features=())
-    (folder / layout.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
+    (folder / file_names.MANIFEST).write_bytes(replace(manifest, target=target).to_json())
     with pytest.raises(ArtifactError, match=f"generic, a CPU of another architecture .{other}.; rebuild"):
         Artifact.open(folder)
 
@@ -101,34 +101,34 @@ def test_a_folder_without_a_manifest_is_not_an_artefact(tmp_path: Path) -> None:
 
 
 def test_loose_files(folder: Path) -> None:
-    (folder / layout.MANIFEST).unlink()
+    (folder / file_names.MANIFEST).unlink()
     artifact = Artifact.from_files(
-        vmfb=folder / layout.VMFB,
-        parameters=(folder / layout.PARAMETERS,),
-        model_config=folder / layout.CONFIG,
-        tokenizer_json=folder / layout.TOKENIZER,
+        vmfb=folder / file_names.VMFB,
+        parameters=(folder / file_names.PARAMETERS,),
+        model_config=folder / file_names.CONFIG,
+        tokenizer_json=folder / file_names.TOKENIZER,
     )
     assert artifact.manifest is None
     assert artifact.vocab_size is None
     assert artifact.name == "model"
-    assert artifact.tokenizer_config == folder / layout.TOKENIZER_CONFIG
-    (folder / layout.TOKENIZER_CONFIG).unlink()
-    (folder / layout.VMFB).unlink()
+    assert artifact.tokenizer_config == folder / file_names.TOKENIZER_CONFIG
+    (folder / file_names.TOKENIZER_CONFIG).unlink()
+    (folder / file_names.VMFB).unlink()
     with pytest.raises(ArtifactError, match=r"model\.vmfb: no such file"):
         Artifact.from_files(
-            vmfb=folder / layout.VMFB,
-            parameters=(folder / layout.PARAMETERS,),
-            model_config=folder / layout.CONFIG,
-            tokenizer_json=folder / layout.TOKENIZER,
+            vmfb=folder / file_names.VMFB,
+            parameters=(folder / file_names.PARAMETERS,),
+            model_config=folder / file_names.CONFIG,
+            tokenizer_json=folder / file_names.TOKENIZER,
         )
 
 
 def loose(folder: Path, vmfb: Path | None = None) -> Artifact:
     return Artifact.from_files(
-        vmfb=vmfb or folder / layout.VMFB,
-        parameters=(folder / layout.PARAMETERS,),
-        model_config=folder / layout.CONFIG,
-        tokenizer_json=folder / layout.TOKENIZER,
+        vmfb=vmfb or folder / file_names.VMFB,
+        parameters=(folder / file_names.PARAMETERS,),
+        model_config=folder / file_names.CONFIG,
+        tokenizer_json=folder / file_names.TOKENIZER,
     )
 
 
@@ -136,24 +136,24 @@ def loose(folder: Path, vmfb: Path | None = None) -> Artifact:
 def test_loose_files_obey_the_manifest_beside_the_vmfb(
     folder: Path, tmp_path: Path, through_link: bool
 ) -> None:
-    (tmp_path / "link.vmfb").symlink_to(folder / layout.VMFB)
-    vmfb = tmp_path / "link.vmfb" if through_link else folder / layout.VMFB
+    (tmp_path / "link.vmfb").symlink_to(folder / file_names.VMFB)
+    vmfb = tmp_path / "link.vmfb" if through_link else folder / file_names.VMFB
     artifact = loose(folder, vmfb)
-    assert artifact.manifest == Manifest.load(folder / layout.MANIFEST)
+    assert artifact.manifest == Manifest.load(folder / file_names.MANIFEST)
     assert (artifact.vocab_size, artifact.name) == (SPEC.vocab_size, vmfb.stem)
     assert artifact.manifest is not None
     target = replace(artifact.manifest.target, cpu="znver9", features=("avx512quantum",))
-    (folder / layout.MANIFEST).write_bytes(replace(artifact.manifest, target=target).to_json())
+    (folder / file_names.MANIFEST).write_bytes(replace(artifact.manifest, target=target).to_json())
     with pytest.raises(ArtifactError, match=r"\(znver9\) with avx512quantum, which this CPU lacks"):
         loose(folder, vmfb)
 
 
 def test_a_truncated_loose_file_is_refused_if_the_manifest_covers_it(folder: Path, tmp_path: Path) -> None:
-    (folder / layout.PARAMETERS).rename(tmp_path / layout.PARAMETERS)
-    (folder / layout.PARAMETERS).symlink_to(tmp_path / layout.PARAMETERS)
-    (tmp_path / layout.PARAMETERS).write_bytes(b"fine-tuned")
+    (folder / file_names.PARAMETERS).rename(tmp_path / file_names.PARAMETERS)
+    (folder / file_names.PARAMETERS).symlink_to(tmp_path / file_names.PARAMETERS)
+    (tmp_path / file_names.PARAMETERS).write_bytes(b"fine-tuned")
     loose(folder)
-    (folder / layout.VMFB).write_bytes(b"short")
+    (folder / file_names.VMFB).write_bytes(b"short")
     with pytest.raises(ArtifactError, match=r"model\.vmfb: its size differs"):
         loose(folder)
 
@@ -162,26 +162,26 @@ def test_a_truncated_loose_file_is_refused_if_the_manifest_covers_it(folder: Pat
 def test_another_tools_manifest_is_ignored(
     folder: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (folder / layout.MANIFEST).write_text(content, encoding="latin-1")
+    (folder / file_names.MANIFEST).write_text(content, encoding="latin-1")
     with caplog.at_level(logging.INFO):
         assert loose(folder).manifest is None
     assert "its CPU and content are not checked" in caplog.text
 
 
 def test_a_manifest_of_another_vmfb_is_ignored(folder: Path) -> None:
-    (folder / layout.VMFB).rename(folder / "other.vmfb")
+    (folder / file_names.VMFB).rename(folder / "other.vmfb")
     assert loose(folder, folder / "other.vmfb").manifest is None
 
 
 def test_a_damaged_manifest_beside_loose_files_is_refused(folder: Path) -> None:
-    (folder / layout.MANIFEST).write_text('{"format_version": 1}')
+    (folder / file_names.MANIFEST).write_text('{"format_version": 1}')
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
         loose(folder)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    name=st.sampled_from([layout.MANIFEST, layout.CONFIG]),
+    name=st.sampled_from([file_names.MANIFEST, file_names.CONFIG]),
     position=st.floats(0, 1, exclude_max=True),
     insert=st.binary(max_size=4),
     removed=st.integers(0, 8),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.artifact import artifact as layout
-from shortfin_apps.llm.artifact import verification
+from shortfin_apps.llm.artifact import file_names, verification
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.file_record import BLOCK_BYTES
 from shortfin_apps.llm.artifact.verification import Verify, verifying
@@ -43,7 +42,7 @@ def test_an_intact_artefact_passes(folder: Path, caplog: pytest.LogCaptureFixtur
     assert [record.message[:16] for record in caplog.records] == ["hashed 100 % of "]
 
 
-@pytest.mark.parametrize("name", [layout.VMFB, layout.TOKENIZER])
+@pytest.mark.parametrize("name", [file_names.VMFB, file_names.TOKENIZER])
 def test_a_damaged_program_or_tokenizer_is_refused_before_it_is_loaded(folder: Path, name: str) -> None:
     flip(folder / name)
     with (
@@ -54,9 +53,9 @@ def test_a_damaged_program_or_tokenizer_is_refused_before_it_is_loaded(folder: P
 
 
 def test_damaged_parameters_are_refused_before_the_server_is_ready(folder: Path) -> None:
-    flip(folder / layout.PARAMETERS)
+    flip(folder / file_names.PARAMETERS)
     happened: list[str] = []
-    with pytest.raises(ArtifactError, match=rf"{layout.PARAMETERS}: has another content"):
+    with pytest.raises(ArtifactError, match=rf"{file_names.PARAMETERS}: has another content"):
         load(folder, happened=happened)
     assert happened == ["loaded"]
 
@@ -71,12 +70,12 @@ def test_an_edited_config_is_logged(folder: Path, name: str, caplog: pytest.LogC
 
 @pytest.mark.parametrize("verify", ["none", "size"])
 def test_nothing_is_read_without_verify_hash(folder: Path, verify: Verify) -> None:
-    flip(folder / layout.PARAMETERS)
+    flip(folder / file_names.PARAMETERS)
     assert load(folder, verify) == ["loaded", "confirmed"]
 
 
 def test_hashing_stops_when_loading_fails(folder: Path) -> None:
-    flip(folder / layout.PARAMETERS)
+    flip(folder / file_names.PARAMETERS)
     with pytest.raises(KeyError), verifying(Artifact.open(folder, for_this_host=False), "hash"):
         raise KeyError
 
@@ -97,16 +96,16 @@ def test_a_large_file_is_reported_in_steps(
 def test_loose_files_are_verified_where_the_manifest_covers_them(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (folder / layout.TOKENIZER).rename(tmp_path / "other.json")
-    flip(folder / layout.PARAMETERS)
+    (folder / file_names.TOKENIZER).rename(tmp_path / "other.json")
+    flip(folder / file_names.PARAMETERS)
     artifact = Artifact.from_files(
-        vmfb=folder / layout.VMFB,
-        parameters=(folder / layout.PARAMETERS,),
-        model_config=folder / layout.CONFIG,
+        vmfb=folder / file_names.VMFB,
+        parameters=(folder / file_names.PARAMETERS,),
+        model_config=folder / file_names.CONFIG,
         tokenizer_json=tmp_path / "other.json",
     )
     with caplog.at_level(logging.INFO), contextlib.ExitStack() as stack:
         confirm = stack.enter_context(verifying(artifact, "hash"))
-        with pytest.raises(ArtifactError, match=rf"{layout.PARAMETERS}: has another content"):
+        with pytest.raises(ArtifactError, match=rf"{file_names.PARAMETERS}: has another content"):
             confirm()
     assert "other.json: not verified" in caplog.text

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
@@ -36,7 +36,7 @@ NAN_BYTE = 0xFF  # NaN, whichever float type is made of it
 
 Array = npt.NDArray[Any]
 
-TINY = LlamaSpec(
+TINY = ModelSpec(
     name="tiny",
     architecture="llama",
     vocab_size=512,
@@ -66,7 +66,7 @@ class Result:
 class CompiledModel:
     """A loaded program over one page table of PAGES pages, NaN at first, and the weights as f32."""
 
-    spec: LlamaSpec
+    spec: ModelSpec
     options: BuildOptions
     weights: dict[str, npt.NDArray[np.float32]]
     device: Device
@@ -78,7 +78,7 @@ class CompiledModel:
 
     @classmethod
     def build(
-        cls, spec: LlamaSpec, options: BuildOptions, device: Device, folder: Path, target: Target = HOST
+        cls, spec: ModelSpec, options: BuildOptions, device: Device, folder: Path, target: Target = HOST
     ) -> CompiledModel:
         weights = random_weights(spec)
         stored, known = store(weights, spec, options, target)
@@ -117,7 +117,7 @@ class CompiledModel:
         return Result(values, indices, logits)
 
 
-def random_weights(spec: LlamaSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
+def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
     """Seeded weights, scaled so that activations and logits stay near 1."""
     rng = np.random.default_rng(seed)
     weights = {}
@@ -130,7 +130,7 @@ def random_weights(spec: LlamaSpec, seed: int = 0) -> dict[str, npt.NDArray[np.f
 
 
 def store(
-    weights: Mapping[str, npt.NDArray[np.float32]], spec: LlamaSpec, options: BuildOptions, target: Target
+    weights: Mapping[str, npt.NDArray[np.float32]], spec: ModelSpec, options: BuildOptions, target: Target
 ) -> tuple[dict[str, Array], dict[str, npt.NDArray[np.float32]]]:
     """Parameters by name, and what the weights are worth once they are stored."""
     parameters: dict[str, Array] = {}

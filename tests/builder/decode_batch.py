@@ -5,11 +5,11 @@ from __future__ import annotations
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 
 def decode_batch(
-    options: BuildOptions, spec: LlamaSpec, *, rows: Dim, width: Dim = 1, pages: Dim = 1
+    options: BuildOptions, spec: ModelSpec, *, rows: Dim, width: Dim = 1, pages: Dim = 1
 ) -> Batch:
     def of_rows(name: str) -> Tensor:
         return Tensor(f"%{name}", (rows,), "i64")

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
 
 
-def forward(spec: LlamaSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64]) -> F32:
+def forward(spec: ModelSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64]) -> F32:
     """Logits [tokens, vocab] of one sequence that starts at position 0."""
     x = weights["token_embd.weight"][tokens]
     cos, sin = _rotary(spec, len(tokens))
@@ -30,13 +30,13 @@ def forward(spec: LlamaSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.
     return logits
 
 
-def _rms_norm(spec: LlamaSpec, x: F32, weight: F32) -> F32:
+def _rms_norm(spec: ModelSpec, x: F32, weight: F32) -> F32:
     mean = np.mean(x * x, axis=-1, keepdims=True)
     normal: F32 = x / np.sqrt(mean + np.float32(spec.rms_norm_eps)) * weight
     return normal
 
 
-def _attention(spec: LlamaSpec, qkv: F32, cos: F32, sin: F32) -> F32:
+def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32) -> F32:
     tokens, heads, kv_heads, dim = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     q, k, v = np.split(qkv.reshape(tokens, -1, dim), [heads, heads + kv_heads], axis=1)
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
@@ -54,7 +54,7 @@ def _rotate(x: F32, cos: F32, sin: F32) -> F32:
     return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
 
 
-def _rotary(spec: LlamaSpec, tokens: int) -> tuple[F32, F32]:
+def _rotary(spec: ModelSpec, tokens: int) -> tuple[F32, F32]:
     """[tokens, 1, head_dim / 2] each. Llama 3's scaling follows its reference code's three cases."""
     frequencies = []
     for i in range(spec.head_dim // 2):

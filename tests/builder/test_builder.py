@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType
 
-from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
 from shortfin_apps.llm.builder.target import resolve_target
@@ -36,7 +36,7 @@ class FakeCompiler:
 
     def compile_model(
         self,
-        spec: LlamaSpec,
+        spec: ModelSpec,
         options: BuildOptions,
         out: Path,
         on_progress: Callable[[str], None] | None = None,
@@ -69,17 +69,17 @@ def build_tiny(out: Path, options: BuildOptions = OPTIONS, *, use_cache: bool = 
 
 def test_an_artefact_has_its_files_and_nothing_else(tiny_artifact: Artifact) -> None:
     folder = tiny_artifact.vmfb.parent
-    assert names(folder) == {*layout.FILES, layout.MANIFEST}
+    assert names(folder) == {*file_names.FILES, file_names.MANIFEST}
     assert names(folder.parent) == {folder.name}
-    config = json.loads((folder / layout.CONFIG).read_text())
+    config = json.loads((folder / file_names.CONFIG).read_text())
     assert config == json.loads(json.dumps(tiny_artifact.config.to_dict()))
 
 
 def test_the_same_thing_again_is_up_to_date(compiler: FakeCompiler, tmp_path: Path) -> None:
     first = build_tiny(tmp_path / "a")
-    before = (tmp_path / "a" / layout.MANIFEST).stat().st_ino
+    before = (tmp_path / "a" / file_names.MANIFEST).stat().st_ino
     assert build_tiny(tmp_path / "a") == first
-    assert (tmp_path / "a" / layout.MANIFEST).stat().st_ino == before
+    assert (tmp_path / "a" / file_names.MANIFEST).stat().st_ino == before
     assert compiler.calls == 1
 
 
@@ -132,7 +132,7 @@ def flip_last_byte(path: Path) -> None:
         file.write(bytes([last[0] ^ 0xFF]))
 
 
-@pytest.mark.parametrize("name", layout.FILES)
+@pytest.mark.parametrize("name", file_names.FILES)
 def test_a_build_repairs_a_flipped_byte(compiler: FakeCompiler, tmp_path: Path, name: str) -> None:
     path = build_tiny(tmp_path / "a").vmfb.with_name(name)
     whole = path.read_bytes()
@@ -142,7 +142,7 @@ def test_a_build_repairs_a_flipped_byte(compiler: FakeCompiler, tmp_path: Path, 
     assert compiler.calls == 1
 
 
-@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+@pytest.mark.parametrize("name", [file_names.VMFB, file_names.PARAMETERS])
 def test_writing_to_an_artefact_leaves_the_cache_and_other_artefacts_alone(
     compiler: FakeCompiler, tmp_path: Path, name: str
 ) -> None:
@@ -154,7 +154,7 @@ def test_writing_to_an_artefact_leaves_the_cache_and_other_artefacts_alone(
     assert compiler.calls == 1
 
 
-@pytest.mark.parametrize("name", [layout.VMFB, layout.PARAMETERS])
+@pytest.mark.parametrize("name", [file_names.VMFB, file_names.PARAMETERS])
 def test_a_damaged_cache_is_rebuilt(
     compiler: FakeCompiler, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,14 +245,14 @@ def test_a_build_that_stops_leaves_things_as_they_were(
     compiler: FakeCompiler, tmp_path: Path, error: BaseException
 ) -> None:
     build_tiny(tmp_path / "old")
-    before = (tmp_path / "old" / layout.MANIFEST).read_bytes()
+    before = (tmp_path / "old" / file_names.MANIFEST).read_bytes()
     other = replace(OPTIONS, top_k=5)
     for name in ("old", "new"):
         compiler.fail = error
         with pytest.raises((KeyboardInterrupt, BuildError)):
             build_tiny(tmp_path / name, other)
     assert names(tmp_path) == {"old"}
-    assert (tmp_path / "old" / layout.MANIFEST).read_bytes() == before
+    assert (tmp_path / "old" / file_names.MANIFEST).read_bytes() == before
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
@@ -277,7 +277,7 @@ def test_every_file_of_the_builder_is_in_a_cache_key_or_known_to_matter_for_none
 
 
 def test_a_manifest_without_kernels_still_opens(compiler: FakeCompiler, tmp_path: Path) -> None:
-    path = build_tiny(tmp_path / "a").vmfb.with_name(layout.MANIFEST)
+    path = build_tiny(tmp_path / "a").vmfb.with_name(file_names.MANIFEST)
     manifest = json.loads(path.read_text())
     assert manifest.pop("kernels") == ["Norm: linalg"]
     path.write_text(json.dumps(manifest))

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.artifact import artifact as layout
+from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.file_record import wrong_files
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.target import resolve_target
@@ -29,7 +29,7 @@ LONGEST_WAIT_S = 60
 
 
 def fake_compile(
-    spec: LlamaSpec, options: BuildOptions, out: Path, on_progress: Callable[[str], None] | None = None
+    spec: ModelSpec, options: BuildOptions, out: Path, on_progress: Callable[[str], None] | None = None
 ) -> CompileResult:
     out.write_bytes(b"program")
     return CompileResult(
@@ -63,7 +63,7 @@ def test_a_linked_output_is_resolved(tmp_path: Path) -> None:
         build_tiny(tmp_path / "link", top_k)
         assert names(tmp_path) == {"link", "real"}
         assert (tmp_path / "link").is_symlink()
-    assert names(tmp_path / "real") == {*layout.FILES, layout.MANIFEST}
+    assert names(tmp_path / "real") == {*file_names.FILES, file_names.MANIFEST}
 
 
 def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:

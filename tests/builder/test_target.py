@@ -12,7 +12,7 @@ import pytest
 
 from shortfin_apps.llm.builder import kernels
 from shortfin_apps.llm.builder.lowering import lowering
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
@@ -35,7 +35,7 @@ SPEC = replace(TINY, head_dim=32)
 UNEVEN = replace(SPEC, hidden_size=80)
 
 
-def module(device: str, weights: WeightType, spec: LlamaSpec = SPEC) -> str:
+def module(device: str, weights: WeightType, spec: ModelSpec = SPEC) -> str:
     options = BuildOptions(
         device=device,
         weights=weights,

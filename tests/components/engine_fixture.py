@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
-from shortfin_apps.llm.components.invocation.invocation import BatchRunner
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import (

@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptio
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
-from shortfin_apps.llm.components.invocation.invocation import BatchRunner
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import Delta
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer

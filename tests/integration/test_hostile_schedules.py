@@ -17,7 +17,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.invocation.invocation import BatchResult
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams

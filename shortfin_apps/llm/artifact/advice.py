@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from shortfin_apps.llm.artifact.artifact import CONFIG, MANIFEST, VMFB
+from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, VMFB
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
 
 SCHEMES = ("hf:", "pypi:", "random:")

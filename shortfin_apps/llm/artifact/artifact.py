@@ -1,11 +1,4 @@
-"""Artefact: the directory that `build` writes and `serve` opens.
-
-DIR/model.vmfb              the program
-DIR/model.irpa              its parameters
-DIR/config.json             how to invoke it (`ModelConfig`)
-DIR/tokenizer.json          with tokenizer_config.json and generation_config.json beside it
-DIR/manifest.json           how it was built (`Manifest`)
-"""
+"""`Artifact`: the directory that `build` writes and `serve` opens (file_names.py lists its files)."""
 
 from __future__ import annotations
 
@@ -15,8 +8,18 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from shortfin_apps.llm.artifact.advice import advice
+from shortfin_apps.llm.artifact.file_names import (
+    CONFIG,
+    FILES,
+    MANIFEST,
+    PARAMETERS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VMFB,
+)
 from shortfin_apps.llm.artifact.file_record import FileRecord
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.host_cpu import is_of_another_architecture, missing_features
@@ -24,15 +27,6 @@ from shortfin_apps.llm.host_cpu import is_of_another_architecture, missing_featu
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-
-VMFB = "model.vmfb"
-PARAMETERS = "model.irpa"
-CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-GENERATION_CONFIG = "generation_config.json"
-MANIFEST = "manifest.json"
-FILES = (VMFB, PARAMETERS, CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +56,7 @@ class Manifest:
     product_version: str
     versions: dict[str, str]  # of the libraries used by the build
     source: SourceRecord
-    spec: LlamaSpec
+    spec: ModelSpec
     options: BuildOptions
     target: TargetRecord
     compile_flags: tuple[str, ...]
@@ -210,8 +204,6 @@ def _is_ours(path: Path) -> bool:
 
 
 def _check_is_artifact(directory: Path) -> None:
-    from shortfin_apps.llm.artifact.advice import advice  # it imports this module
-
     try:
         if not (directory / MANIFEST).exists():
             raise ArtifactError(advice(directory))

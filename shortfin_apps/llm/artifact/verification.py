@@ -14,16 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from shortfin_apps.llm.artifact.artifact import (
+from shortfin_apps.llm.artifact.artifact import Artifact, Manifest, is_covered
+from shortfin_apps.llm.artifact.file_names import (
     CONFIG,
     GENERATION_CONFIG,
     PARAMETERS,
     TOKENIZER,
     TOKENIZER_CONFIG,
     VMFB,
-    Artifact,
-    Manifest,
-    is_covered,
 )
 from shortfin_apps.llm.artifact.file_record import FileRecord, total_bytes, wrong_files
 from shortfin_apps.llm.errors import ArtifactError

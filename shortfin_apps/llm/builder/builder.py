@@ -17,8 +17,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from shortfin_apps.llm import __version__
-from shortfin_apps.llm.artifact import artifact as layout
-from shortfin_apps.llm.artifact.artifact import Artifact, Manifest, SourceRecord, TargetRecord
+from shortfin_apps.llm.artifact import file_names
+from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord, TargetRecord
 from shortfin_apps.llm.artifact.file_record import record, total_bytes, wrong_files
 from shortfin_apps.llm.builder.cache import BuildCache, CacheEntry, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import model_config
@@ -160,16 +160,16 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
     weights = _cached_weights(plan, cache, progress)
     program = _cached_program(plan, cache, progress)
     with progress.stage("write"):
-        weights.place(layout.PARAMETERS, folder / layout.PARAMETERS)
-        program.place(layout.VMFB, folder / layout.VMFB)
+        weights.place(file_names.PARAMETERS, folder / file_names.PARAMETERS)
+        program.place(file_names.VMFB, folder / file_names.VMFB)
         _write_texts(plan, tokenizer, folder)
         compiled = _COMPILE_RECORD.validate_json((program.directory / COMPILE_RECORD).read_bytes())
         files = {
             name: weights.files.get(name) or program.files.get(name) or record(folder / name)
-            for name in layout.FILES
+            for name in file_names.FILES
         }
         manifest = Manifest(
-            format_version=layout.FORMAT_VERSION,
+            format_version=FORMAT_VERSION,
             identity=plan.identity,
             product_version=__version__,
             versions={name: version(name) for name in LIBRARIES},
@@ -183,7 +183,7 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
             vocab_size=plan.model.spec.vocab_size,
             files=files,
         )
-        (folder / layout.MANIFEST).write_bytes(manifest.to_json())
+        (folder / file_names.MANIFEST).write_bytes(manifest.to_json())
 
 
 def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
@@ -191,7 +191,7 @@ def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> 
         total = stored_bytes(plan.model.spec, plan.options, plan.target)
         with progress.stage("weights", total) as stage:
             stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}")
-            path = folder / layout.PARAMETERS
+            path = folder / file_names.PARAMETERS
             write_weights(plan.model, plan.options, plan.target, path, stage.advance)
 
     return cache.get_or_make("weights", plan.weights_key, make)
@@ -200,7 +200,7 @@ def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> 
 def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
     def make(folder: Path) -> None:
         with progress.stage("compile") as stage:
-            result = compile_model(plan.model.spec, plan.options, folder / layout.VMFB, stage.say)
+            result = compile_model(plan.model.spec, plan.options, folder / file_names.VMFB, stage.say)
         target = result.target
         made = CompileRecord(
             flags=result.flags,
@@ -219,10 +219,10 @@ def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> 
 
 
 def _write_texts(plan: _Plan, tokenizer: TokenizerFiles, folder: Path) -> None:
-    _write_json(folder / layout.CONFIG, plan.config.to_dict())
-    (folder / layout.TOKENIZER).write_text(tokenizer.tokenizer, encoding="utf-8")
-    _write_json(folder / layout.TOKENIZER_CONFIG, tokenizer.config)
-    _write_json(folder / layout.GENERATION_CONFIG, tokenizer.generation)
+    _write_json(folder / file_names.CONFIG, plan.config.to_dict())
+    (folder / file_names.TOKENIZER).write_text(tokenizer.tokenizer, encoding="utf-8")
+    _write_json(folder / file_names.TOKENIZER_CONFIG, tokenizer.config)
+    _write_json(folder / file_names.GENERATION_CONFIG, tokenizer.generation)
 
 
 def _write_json(path: Path, value: object) -> None:
@@ -249,7 +249,11 @@ def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact |
     except ArtifactError:
         return None
     manifest = current.manifest
-    if manifest is None or manifest.identity != identity or not manifest.files.keys() >= set(layout.FILES):
+    if (
+        manifest is None
+        or manifest.identity != identity
+        or not manifest.files.keys() >= set(file_names.FILES)
+    ):
         return None
     with progress.stage("verify", total_bytes(manifest.files)) as stage:
         stage.say(str(out))

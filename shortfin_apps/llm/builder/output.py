@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shortfin_apps.llm.artifact.artifact import FILES, MANIFEST
+from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST
 from shortfin_apps.llm.errors import BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")

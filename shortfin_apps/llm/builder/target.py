@@ -52,7 +52,7 @@ class Target:
         return self.has_amx and "amx-int8" in self.features
 
     @property
-    def has_byte_dot(self) -> bool:
+    def has_int8_dot(self) -> bool:
         """Whether the CPU has int8 dot products of 512-bit vectors (AVX-512 VNNI)."""
         return self.is_cpu and {"avx512vnni", "avx512f"} <= self.features
 

@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, 
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
-from shortfin_apps.llm.components.invocation.invocation import BatchRunner
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program

@@ -7,11 +7,11 @@ import pytest
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.bench.roofline.floors import CostModel, Work
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 
 # One layer of 2 query heads and 1 K/V head of 4: hidden 8, qkv 16, ffn 16, 10 words.
-SPEC = LlamaSpec(
+SPEC = ModelSpec(
     name="hand-made",
     architecture="llama",
     vocab_size=10,
@@ -44,7 +44,7 @@ TOKEN_BYTES = 2 * 4 * 2  # K and V of one token
 KV_PAIR_FLOPS = 2 * 2 * 4 * 2  # multiply and add, QK and PV, head_dim, heads
 
 
-def work(plan: Plan, spec: LlamaSpec = SPEC) -> Work:
+def work(plan: Plan, spec: ModelSpec = SPEC) -> Work:
     return CostModel(spec, CONFIG, PARAMETERS).of(make_batch(plan, CONFIG.stride))
 
 

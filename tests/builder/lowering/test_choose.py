@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.lowering.choose import CANDIDATES, Candidate, cho
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Linear, Norm
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.errors import BuildError
@@ -38,7 +38,7 @@ VECTORS = {"Norm": "cpu/rms_norm", "Linear": "cpu/matmul", "GatedLinear": "cpu/m
 TILE_ATTENTION, VECTOR_ATTENTION = {"Attend": "amx/paged_attention"}, {"Attend": "cpu/paged_attention"}
 
 
-def context(spec: LlamaSpec, options: BuildOptions, target: Target) -> LoweringContext:
+def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringContext:
     return LoweringContext(spec, options, target, WeightTypes(spec, options, target))
 
 
@@ -60,7 +60,7 @@ def context(spec: LlamaSpec, options: BuildOptions, target: Target) -> LoweringC
     ],
 )
 def test_kernels_of_a_cpu(
-    target: Target, spec: LlamaSpec, options: BuildOptions, expected: dict[str, str]
+    target: Target, spec: ModelSpec, options: BuildOptions, expected: dict[str, str]
 ) -> None:
     choices = choose(context(spec, options, target))
     assert {choice.kind.__name__: choice.candidate.name for choice in choices} == ON_CPU | expected
@@ -98,7 +98,7 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
     ],
 )
 def test_refuses_what_no_kernel_takes(
-    target: Target, spec: LlamaSpec, weights: WeightType, message: str
+    target: Target, spec: ModelSpec, weights: WeightType, message: str
 ) -> None:
     with pytest.raises(BuildError, match=message):
         choose(context(spec, BuildOptions(weights=weights), target))

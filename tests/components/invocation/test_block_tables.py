@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import MAX_TABLES, BlockTables
 from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
-from shortfin_apps.llm.components.invocation.invocation import BatchResult
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from tests.components.engine_fixture import call, make_rig

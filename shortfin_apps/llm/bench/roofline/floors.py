@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.config import ModelConfig
 
@@ -38,7 +38,7 @@ class Work:
 class CostModel:
     """Computes the work of a batch for one model. `parameter_bytes` are the sizes in its archive, by name."""
 
-    def __init__(self, spec: LlamaSpec, config: ModelConfig, parameter_bytes: Mapping[str, int]) -> None:
+    def __init__(self, spec: ModelSpec, config: ModelConfig, parameter_bytes: Mapping[str, int]) -> None:
         self._spec = spec
         self._stride = config.stride
         self._page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize

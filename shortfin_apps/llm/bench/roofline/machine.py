@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.operations import Linear, Norm
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import StoredTypes
@@ -70,7 +70,7 @@ class Machine:
         return best
 
 
-def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Machine:
+def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Machine:
     """Compiles the probes for the artefact's target, which takes seconds. Raises BuildError."""
     with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
         vmfb, parameters = Path(folder, "machine.vmfb"), Path(folder, "machine.irpa")
@@ -86,7 +86,7 @@ def load_machine(device: Device, spec: LlamaSpec, options: BuildOptions) -> Mach
         return Machine(device, device.load_program(vmfb, [parameters], "module"))
 
 
-def _probe_spec(spec: LlamaSpec) -> LlamaSpec:
+def _probe_spec(spec: ModelSpec) -> ModelSpec:
     """A layer of square matrices, so that the peak does not depend on the model's sizes."""
     return replace(
         spec,

@@ -14,8 +14,8 @@ from shortfin_apps.llm.bench.roofline.machine import load_machine
 from shortfin_apps.llm.bench.roofline.measure import Result, measure
 from shortfin_apps.llm.bench.roofline.profile import Share, load_code_map, profile
 from shortfin_apps.llm.bench.roofline.report import document
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
-from shortfin_apps.llm.components.invocation.invocation import BatchRunner
 from shortfin_apps.llm.components.loading import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, dense, tensor_type
-from shortfin_apps.llm.builder.model.spec import LlamaSpec, RopeScaling
+from shortfin_apps.llm.builder.model.spec import ModelSpec, RopeScaling
 
 STEP = 64
 
 
-def rotary_frequencies(spec: LlamaSpec) -> npt.NDArray[np.float64]:
+def rotary_frequencies(spec: ModelSpec) -> npt.NDArray[np.float64]:
     """Radians per position, [head_dim / 2] f64, after Llama 3's scaling if the model has it."""
     exponent = np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim
     frequencies = spec.rope_theta**-exponent
@@ -35,7 +35,7 @@ def _scale_llama3(frequencies: npt.NDArray[np.float64], scaling: RopeScaling) ->
 class Rotary:
     """The tables for positions below `context_length` (positions past it repeat the last STEP)."""
 
-    def __init__(self, spec: LlamaSpec, context_length: int) -> None:
+    def __init__(self, spec: ModelSpec, context_length: int) -> None:
         frequencies = rotary_frequencies(spec)
         self._half = spec.head_dim // 2
         self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies)

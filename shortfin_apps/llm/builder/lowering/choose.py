@@ -74,7 +74,7 @@ def _int8(c: LoweringContext) -> dict[str, bool]:
 
 def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
     return {
-        "AMX with int8 and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_byte_dot,
+        "AMX with int8 and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_int8_dot,
         "activations in bf16": c.options.activations == "bf16",
         f"sizes in multiples of {PANEL}": fills_tiles(c.spec, c.target),
     }
@@ -187,7 +187,7 @@ def _check_sizes(c: LoweringContext) -> None:
     for name in ("hidden_size", "intermediate_size"):
         if (size := getattr(c.spec, name)) % LANES:
             raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")
-    if weights == "int8" and not target.has_byte_dot:
+    if weights == "int8" and not target.has_int8_dot:
         raise BuildError(f"int8 needs a CPU with AVX-512 VNNI, which {target.cpu} is not; use q8_0 there")
     if weights == "int8" and hidden % PANEL:
         raise BuildError(f"int8 needs a hidden_size in multiples of {PANEL}, not {hidden}; use q8_0")

@@ -35,7 +35,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Operation,
     TopK,
 )
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -60,7 +60,7 @@ class RenderedKernels:
 class LoweringContext:
     """The inputs of the choice of kernels, and of the kernels."""
 
-    spec: LlamaSpec
+    spec: ModelSpec
     options: BuildOptions
     target: Target
     weights: WeightTypes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 from shortfin_apps.llm.errors import BuildError
 
@@ -14,7 +14,7 @@ DEFAULT_CONTEXTS = 8  # full contexts that the page table holds
 DEFAULT_SLAB_BYTES = 1 << 30
 
 
-def model_config(spec: LlamaSpec, options: BuildOptions) -> ModelConfig:
+def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     """Raises BuildError, naming the flag, when the options do not fit the model."""
     _check_sizes(options)
     max_seq_len = context_length(spec, options)
@@ -65,7 +65,7 @@ def _require_positive(flag: str, values: tuple[int, ...]) -> None:
         raise BuildError(f"{flag}: each size once, please")
 
 
-def context_length(spec: LlamaSpec, options: BuildOptions) -> int:
+def context_length(spec: ModelSpec, options: BuildOptions) -> int:
     """The most tokens of a sequence. Raises BuildError, naming the flag, when the model has fewer."""
     own, asked, stride = spec.max_position_embeddings, options.context_length, options.block_seq_stride
     if asked is not None and asked > own:
@@ -76,7 +76,7 @@ def context_length(spec: LlamaSpec, options: BuildOptions) -> int:
     return length
 
 
-def page_elements(spec: LlamaSpec, options: BuildOptions) -> int:
+def page_elements(spec: ModelSpec, options: BuildOptions) -> int:
     """Elements of one page: K and V of `block_seq_stride` tokens in every layer."""
     per_token = 2 * spec.num_key_value_heads * spec.head_dim
     return spec.num_hidden_layers * per_token * options.block_seq_stride

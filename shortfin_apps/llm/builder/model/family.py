@@ -7,31 +7,31 @@ from typing import Protocol
 
 from shortfin_apps.llm.builder.model import llama
 from shortfin_apps.llm.builder.model.operations import ModelTensor, Operation
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 
 class Family(Protocol):
     """A module such as llama.py."""
 
-    def tensors(self, spec: LlamaSpec) -> Iterable[ModelTensor]: ...
+    def tensors(self, spec: ModelSpec) -> Iterable[ModelTensor]: ...
 
-    def operations(self, spec: LlamaSpec) -> Iterable[Operation]: ...
+    def operations(self, spec: ModelSpec) -> Iterable[Operation]: ...
 
 
 FAMILIES: dict[str, Family] = {"llama": llama, "mistral": llama}
 
 
-def operations(spec: LlamaSpec) -> list[Operation]:
+def operations(spec: ModelSpec) -> list[Operation]:
     """The model, from the value `tokens` to the value `logits`."""
     return list(FAMILIES[spec.architecture].operations(spec))
 
 
-def tensor_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The tensors that a source must have: GGUF's name -> shape."""
     return {tensor.name: tensor.shape for tensor in FAMILIES[spec.architecture].tensors(spec)}
 
 
-def weight_parts(spec: LlamaSpec) -> dict[str, list[ModelTensor]]:
+def weight_parts(spec: ModelSpec) -> dict[str, list[ModelTensor]]:
     """The stored weights, in the order in which an invocation reads them: name -> tensors stacked on rows."""
     parts: dict[str, list[ModelTensor]] = {}
     for tensor in FAMILIES[spec.architecture].tensors(spec):
@@ -39,7 +39,7 @@ def weight_parts(spec: LlamaSpec) -> dict[str, list[ModelTensor]]:
     return parts
 
 
-def weight_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The stored weights: name -> shape."""
     return {
         name: (sum(part.shape[0] for part in parts), *parts[0].shape[1:])

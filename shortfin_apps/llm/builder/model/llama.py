@@ -14,10 +14,10 @@ from shortfin_apps.llm.builder.model.operations import (
     Norm,
     Operation,
 )
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 
-def tensors(spec: LlamaSpec) -> Iterator[ModelTensor]:
+def tensors(spec: ModelSpec) -> Iterator[ModelTensor]:
     """Every tensor `[out_features, in_features]`, in the order in which an invocation reads them."""
     hidden, ffn = spec.hidden_size, spec.intermediate_size
     queries = spec.num_attention_heads * spec.head_dim
@@ -42,7 +42,7 @@ def tensors(spec: LlamaSpec) -> Iterator[ModelTensor]:
         yield _whole("output.weight", (spec.vocab_size, hidden))
 
 
-def operations(spec: LlamaSpec) -> Iterator[Operation]:
+def operations(spec: ModelSpec) -> Iterator[Operation]:
     """Token ids `tokens` [tokens] i64 -> `logits` [rows, vocab] f32 of each row's last valid token."""
     yield Embed("tokens", "x", "token_embd.weight")
     for number in range(spec.num_hidden_layers):

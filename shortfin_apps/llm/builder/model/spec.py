@@ -21,7 +21,7 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaSpec:
+class ModelSpec:
     """The shape of a Llama-family decoder; names as in Hugging Face's `config.json`.
 
     Its tensors are tabled by the family (llama.py), with q/k rows in the half-split rotary order (Hugging

@@ -14,7 +14,7 @@ from pathlib import Path
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.entry import entries_of
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
@@ -37,7 +37,7 @@ class CompileResult:
 
 
 def compile_model(
-    spec: LlamaSpec,
+    spec: ModelSpec,
     options: BuildOptions,
     out: Path,
     on_progress: Callable[[str], None] | None = None,

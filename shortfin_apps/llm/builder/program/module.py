@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.config import context_length, page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import TopK
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.entry import entries_of, write_entry
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -26,7 +26,7 @@ RESULTS = ("values", "indices", "logits")
 class ModelModule:
     """The module of one model for one target. `choices` are the kernels it is made of, and why."""
 
-    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target) -> None:
+    def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
         self._spec = spec
         self._options = options
         self._weights = WeightTypes(spec, options, target)

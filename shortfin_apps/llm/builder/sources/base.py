@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
 from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.spec import LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import ModelSpec, WeightType
 from shortfin_apps.llm.builder.quantise import Bits, Blocks
 from shortfin_apps.llm.errors import BuildError
 
@@ -53,7 +53,7 @@ class Quantisation:
 class ModelSource(ABC):
     """A model to build from. `sha256` is the hash of everything read from it."""
 
-    spec: LlamaSpec
+    spec: ModelSpec
     sha256: str
 
     @property
@@ -77,7 +77,7 @@ class ModelSource(ABC):
         """The tokenizer's files. Raises BuildError when it is missing or of an unsupported kind."""
 
 
-def check_spec(where: str, spec: LlamaSpec) -> None:
+def check_spec(where: str, spec: ModelSpec) -> None:
     """Raises BuildError for inconsistent sizes; `where` names the source."""
     if spec.num_attention_heads % spec.num_key_value_heads:
         raise BuildError(
@@ -88,7 +88,7 @@ def check_spec(where: str, spec: LlamaSpec) -> None:
         raise BuildError(f"{where}: head dimension {spec.head_dim} is not even, so it cannot be rotated")
 
 
-def check_tensors(where: str, spec: LlamaSpec, found: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
     """Raises BuildError unless `found` is exactly what `tensor_shapes(spec)` asks for."""
     if spec.num_hidden_layers > len(found):  # before naming the tensors of so many
         raise BuildError(f"{where}: {len(found)} tensors are too few for {spec.num_hidden_layers} layers")

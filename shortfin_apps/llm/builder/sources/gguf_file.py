@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from shortfin_apps.llm.builder.model.spec import LlamaSpec, RopeScaling
+from shortfin_apps.llm.builder.model.spec import ModelSpec, RopeScaling
 from shortfin_apps.llm.builder.quantise import Bits, Blocks
 from shortfin_apps.llm.builder.sources.base import (
     Array,
@@ -131,7 +131,7 @@ class GgufSource(ModelSource):
         files = rebuild_tokenizer(self._where, vocabulary)
         return replace(files, generation={**files.generation, **self._sampling})
 
-    def _read_spec(self, stem: str) -> LlamaSpec:
+    def _read_spec(self, stem: str) -> ModelSpec:
         architecture = self._metadata.get("general.architecture")
         if architecture != "llama":
             raise unsupported(self._where, f"architecture `{architecture}`")
@@ -140,7 +140,7 @@ class GgufSource(ModelSource):
         self._check_keys()
         if "token_embd.weight" not in self._tensors:
             raise BuildError(f"{self._where}: tensor `token_embd.weight` is missing")
-        spec = LlamaSpec(
+        spec = ModelSpec(
             name=model_name(stem),
             architecture="llama",
             vocab_size=_shape(self._tensors["token_embd.weight"])[0],

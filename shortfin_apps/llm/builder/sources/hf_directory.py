@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 
 from shortfin_apps.llm.builder.model.family import FAMILIES
-from shortfin_apps.llm.builder.model.spec import LlamaSpec, RopeScaling
+from shortfin_apps.llm.builder.model.spec import ModelSpec, RopeScaling
 from shortfin_apps.llm.builder.sources.base import (
     Array,
     ModelSource,
@@ -154,12 +154,12 @@ class HfDirectorySource(ModelSource):
             generation=self._generation_config(),
         )
 
-    def _read_spec(self, name: str) -> LlamaSpec:
+    def _read_spec(self, name: str) -> ModelSpec:
         config = self._config
         self._check_family()
         # Inside its window, sliding attention equals full attention; so the window is the context length.
         context = min(config.max_position_embeddings, config.sliding_window or config.max_position_embeddings)
-        spec = LlamaSpec(
+        spec = ModelSpec(
             name=name,
             architecture=config.model_type,
             vocab_size=config.vocab_size,

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles
 
 SEED = 20240229
@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-SPEC = LlamaSpec(
+SPEC = ModelSpec(
     name="random-tiny",
     architecture="llama",
     vocab_size=NUM_BYTES + len(SPECIAL_TOKENS) + NUM_RESERVED,

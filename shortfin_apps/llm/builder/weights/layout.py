@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from shortfin_apps.llm.builder.quantise import BLOCK, Bits, Blocks, quantise, quantise_rows
 from shortfin_apps.llm.builder.target import Target
 
@@ -172,14 +172,14 @@ class Int8Panels:
         ]
 
 
-def fills_tiles(spec: LlamaSpec, target: Target) -> bool:
+def fills_tiles(spec: ModelSpec, target: Target) -> bool:
     """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles."""
     heads = spec.num_attention_heads * spec.head_dim
     sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
-    return target.has_amx_int8 and target.has_byte_dot and all(size % PANEL == 0 for size in sizes)
+    return target.has_amx_int8 and target.has_int8_dot and all(size % PANEL == 0 for size in sizes)
 
 
-def weight_layout(name: str, spec: LlamaSpec, options: BuildOptions, target: Target) -> WeightLayout:
+def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Target) -> WeightLayout:
     """The layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", ".bias")):
         return RowMajor("f32")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import StoredTypes, WeightLayout, weight_layout
 
 
-def parameter_types(spec: LlamaSpec, options: BuildOptions, target: Target) -> StoredTypes:
+def parameter_types(spec: ModelSpec, options: BuildOptions, target: Target) -> StoredTypes:
     """Every parameter of the compiled module: name -> (shape, MLIR dtype), in the order of the graph."""
     types: StoredTypes = {}
     for name, shape in weight_shapes(spec).items():
@@ -21,7 +21,7 @@ def parameter_types(spec: LlamaSpec, options: BuildOptions, target: Target) -> S
 class WeightTypes:
     """The parameters as globals of the module."""
 
-    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target) -> None:
+    def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
         self._shapes = weight_shapes(spec)
         self._layouts = {name: weight_layout(name, spec, options, target) for name in self._shapes}
 

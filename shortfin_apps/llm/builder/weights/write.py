@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from shortfin_apps.llm.builder.model.family import weight_parts, weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.quantise import Bits, Blocks, quantise, stack
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource
 from shortfin_apps.llm.builder.target import Target
@@ -45,7 +45,7 @@ class Weight:
         return layout.store(value)
 
 
-def plan_weights(spec: LlamaSpec) -> list[Weight]:
+def plan_weights(spec: ModelSpec) -> list[Weight]:
     """The weights of a model, in the order in which an invocation reads them."""
     shapes = weight_shapes(spec)
     return [
@@ -54,7 +54,7 @@ def plan_weights(spec: LlamaSpec) -> list[Weight]:
     ]
 
 
-def stored_bytes(spec: LlamaSpec, options: BuildOptions, target: Target) -> int:
+def stored_bytes(spec: ModelSpec, options: BuildOptions, target: Target) -> int:
     """The size of all parameters together."""
     return sum(entry.num_bytes for entry in _entries(spec, options, target))
 
@@ -80,6 +80,6 @@ def write_weights(
     write_archive(path, _entries(source.spec, options, target), contents())
 
 
-def _entries(spec: LlamaSpec, options: BuildOptions, target: Target) -> list[ArchiveEntry]:
+def _entries(spec: ModelSpec, options: BuildOptions, target: Target) -> list[ArchiveEntry]:
     types = parameter_types(spec, options, target)
     return [ArchiveEntry(name, prod(shape) * _ITEM_BYTES[dtype]) for name, (shape, dtype) in types.items()]

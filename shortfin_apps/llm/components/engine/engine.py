@@ -23,7 +23,7 @@ from shortfin_apps.llm.components.engine.nan_containment import (
     trust_pages,
 )
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
-from shortfin_apps.llm.components.invocation.invocation import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request

@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_pos
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_kernels import load
 from tests.builder.compiled_model import PAGES, TINY, block_table
@@ -43,7 +43,7 @@ class Shape:
     stride: int
 
     @property
-    def spec(self) -> LlamaSpec:
+    def spec(self) -> ModelSpec:
         return replace(
             TINY, num_key_value_heads=2, num_attention_heads=2 * self.group, head_dim=self.head_dim
         )

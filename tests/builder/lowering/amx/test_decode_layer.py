@@ -17,7 +17,7 @@ from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernel
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from tests.builder.compiled_kernels import load
 from tests.builder.compiled_model import block_table
 from tests.builder.crowd import check_in_a_crowd
@@ -42,7 +42,7 @@ class Layers:
         return [result.to_host() for result in self.module[name](*inputs.values())]
 
 
-def entry(name: str, number: int, spec: LlamaSpec, options: BuildOptions, lowering: Lowering) -> str:
+def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, lowering: Lowering) -> str:
     """x and q, k, v [rows, features], the decode's batch, the cache's bits -> x past the layer, the next
     one's q, k and v if there is one, the cache's new bits."""
     types = {

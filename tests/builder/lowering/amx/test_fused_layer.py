@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.family import operations, weight_shapes
 from shortfin_apps.llm.builder.model.operations import Attend, Operation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import (
@@ -39,7 +39,7 @@ KINDS: list[WeightType] = ["bf16", "q8_0", "q4", "int8"]
 pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no AMX")
 
 
-def make_weights(spec: LlamaSpec, options: BuildOptions) -> ConstantWeights:
+def make_weights(spec: ModelSpec, options: BuildOptions) -> ConstantWeights:
     rng = np.random.default_rng(0)
     shapes = weight_shapes(spec)
     values = {
@@ -49,7 +49,7 @@ def make_weights(spec: LlamaSpec, options: BuildOptions) -> ConstantWeights:
     return ConstantWeights(values, {name: weight_layout(name, spec, options, HOST) for name in shapes})
 
 
-def layer_operations(spec: LlamaSpec, number: int) -> list[Operation]:
+def layer_operations(spec: ModelSpec, number: int) -> list[Operation]:
     """A layer's attention and all up to the next one's, or to the last of the layers."""
     model = operations(spec)
     begins = [index for index, operation in enumerate(model) if isinstance(operation, Attend)]

@@ -43,7 +43,7 @@ SHAPES = {
     "blk.0.ffn_down.weight": (96, 112),
 }
 
-pytestmark = pytest.mark.skipif(not HOST.has_byte_dot, reason="this CPU has no dot product of bytes")
+pytestmark = pytest.mark.skipif(not HOST.has_int8_dot, reason="this CPU has no dot product of bytes")
 
 
 def make_weights() -> ConstantWeights:

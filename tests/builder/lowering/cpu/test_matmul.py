@@ -12,7 +12,7 @@ import pytest
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import (
@@ -46,7 +46,7 @@ UNEVEN = Sizes(hidden=80, ffn=112, out=48)  # 48 and 80 leave half a panel
 WHOLE_TILES = Sizes(hidden=96, ffn=160, out=64)  # what AMX takes
 
 
-def make_weights(spec: LlamaSpec, options: BuildOptions, target: Target, sizes: Sizes) -> ConstantWeights:
+def make_weights(spec: ModelSpec, options: BuildOptions, target: Target, sizes: Sizes) -> ConstantWeights:
     rng = np.random.default_rng(0)
     shapes = {
         "blk.0.attn_qkv.weight": (sizes.out, sizes.hidden),

@@ -11,7 +11,7 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import NAMES, NARROW, NO_TILES, ConstantWeights, function, load
@@ -27,7 +27,7 @@ NAME = "token_embd.weight"
 @pytest.mark.parametrize("target", [HOST, NO_TILES, NARROW], ids=lambda target: NAMES[target.features])
 @pytest.mark.parametrize("kind", get_args(WeightType))
 def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
-    kind: WeightType, target: Target, spec: LlamaSpec, tmp_path: Path
+    kind: WeightType, target: Target, spec: ModelSpec, tmp_path: Path
 ) -> None:
     matrix = np.random.default_rng(0).standard_normal((spec.vocab_size, spec.hidden_size)).astype(np.float32)
     weights = ConstantWeights(

@@ -13,14 +13,14 @@ from shortfin_apps.llm.builder.kernels.amx.attention import (
     PagedAttentionGeometry,
 )
 from shortfin_apps.llm.builder.lowering.cpu.attention import attention_shape, token_geometry, token_grid
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 _LANES = 16  # rows and columns of one accumulator tile
 _MOST_QUERIES = 64  # of one tile of tokens: what is kept of each must fit the first-level cache
 _STEP_SLOTS = 64
 
 
-def fills_attention_tiles(spec: LlamaSpec, options: BuildOptions) -> bool:
+def fills_attention_tiles(spec: ModelSpec, options: BuildOptions) -> bool:
     """True if heads and pages are whole AMX tiles."""
     return spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
 
@@ -28,7 +28,7 @@ def fills_attention_tiles(spec: LlamaSpec, options: BuildOptions) -> bool:
 class AmxAttention:
     """Kernels of Attend, over bf16; see `fills_attention_tiles`."""
 
-    def __init__(self, spec: LlamaSpec, options: BuildOptions, render: Render) -> None:
+    def __init__(self, spec: ModelSpec, options: BuildOptions, render: Render) -> None:
         self._spec = spec
         self._options = options
         self._render = render

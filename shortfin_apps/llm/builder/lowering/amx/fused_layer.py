@@ -46,7 +46,7 @@ from shortfin_apps.llm.builder.lowering.amx.stages import (
 )
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.model.operations import Attend, Operation
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.weights.layout import Int8Panels
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -67,7 +67,7 @@ class FusedLayers:
 
     def __init__(
         self,
-        spec: LlamaSpec,
+        spec: ModelSpec,
         weights: WeightTypes,
         render: Render,
         operations: Sequence[Operation],

@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeome
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -196,7 +196,7 @@ def inputs_of(run: Sequence[Operation]) -> set[str]:
 
 
 def buffer_row_bytes(
-    operations: Sequence[Operation], spec: LlamaSpec, weights: WeightTypes
+    operations: Sequence[Operation], spec: ModelSpec, weights: WeightTypes
 ) -> dict[str, int]:
     """Bytes of a row of each buffer that may stay within a dispatch: f32 first, then operands of matmuls."""
     sums: dict[str, int] = {}

@@ -15,14 +15,14 @@ from shortfin_apps.llm.builder.kernels.cpu.kv_pages import KvPages
 from shortfin_apps.llm.builder.kernels.cpu.paged_attention import PagedAttentionGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 
 
 class VectorAttention:
     """Kernels of Attend."""
 
-    def __init__(self, spec: LlamaSpec, options: BuildOptions, target: Target, render: Render) -> None:
+    def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target, render: Render) -> None:
         self._spec = spec
         self._options = options
         self._target = target
@@ -74,7 +74,7 @@ def _batch_operands(pages: KvPages, constants: list[Dim], batch: Batch) -> dict[
     return {**dict(zip(pages.constants, constants, strict=True)), **rows}
 
 
-def attention_shape(spec: LlamaSpec, options: BuildOptions, batch: Batch) -> dict[str, Any]:
+def attention_shape(spec: ModelSpec, options: BuildOptions, batch: Batch) -> dict[str, Any]:
     """The parameters that all attention kernels have."""
     return {
         "q_heads": spec.num_attention_heads,

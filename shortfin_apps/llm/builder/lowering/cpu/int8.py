@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS, MatmulInt8Geometry
 from shortfin_apps.llm.builder.kernels.cpu.quantise_rows import QuantiseRowsGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import LANES
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -41,7 +41,7 @@ class Int8Operations:
     """Kernels of Norm, Linear and GatedLinear; a norm is deferred to the quantisation of what reads it."""
 
     def __init__(
-        self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+        self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
     ) -> None:
         self._spec = spec
         self._options = options

@@ -7,7 +7,7 @@ from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -16,7 +16,7 @@ class VectorOperations:
     """Kernels of Norm, Linear and GatedLinear; weights are floats, or blocks that are dequantised on load."""
 
     def __init__(
-        self, spec: LlamaSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+        self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
     ) -> None:
         self._spec = spec
         self._options = options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.model.spec import LlamaSpec
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.quantise import BLOCK
 from shortfin_apps.llm.builder.weights.layout import (
     LANES,
@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.weights.layout import (
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
-def embedding(e: Emitter, spec: LlamaSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:
+def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:
     """[tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row, not past it."""
     table, *scales = weights.load(e, weight)
     extracting, widening, result = _extract(table, weights.layout(weight)), *_widen(table, scales)

@@ -13,14 +13,14 @@ from shortfin_apps.llm.builder.graph.token_layout import last_tokens
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.lowering.linalg.packed_attention import CachePlane, packed_attention, slot_rows
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
-from shortfin_apps.llm.builder.model.spec import BuildOptions, LlamaSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 class LinalgOperations:
     """Kernels of every operation, for any target; those of Linear and GatedLinear read row-major weights."""
 
-    def __init__(self, spec: LlamaSpec, options: BuildOptions, weights: WeightTypes) -> None:
+    def __init__(self, spec: ModelSpec, options: BuildOptions, weights: WeightTypes) -> None:
         self._spec = spec
         self._options = options
         self._weights = weights

@@ -8,7 +8,7 @@ import pytest
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.invocation.invocation import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from tests.components.engine_fixture import call
