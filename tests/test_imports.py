@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,14 @@ def test_rooms_stand_in_one_order() -> None:
         (part, other) for part in MAY_IMPORT for other in MAY_IMPORT[part] if order[other] >= order[part]
     ]
     assert upward == []
+
+
+def test_modules_have_no_circle() -> None:
+    graph = {
+        module: {found for found in imported(file.read_text(encoding="utf-8")) if found in FILES} - {module}
+        for module, file in FILES.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules of a circle
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)

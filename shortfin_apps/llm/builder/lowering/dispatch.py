@@ -15,8 +15,11 @@ def dispatch(
     workload: Sequence[Dim],
     operands: Mapping[str, Dim | Tensor],
 ) -> dict[str, Tensor]:
-    """What `kernel` writes, by name. `operands` are the interface's constants, what it reads and what it
-    writes in place; other results get the interface's shape, whose dynamic sizes are among the operands."""
+    """Dispatches `kernel` and returns the buffers that it writes, by name.
+
+    `operands` are the interface's constants, the buffers that it reads and those that it writes in place.
+    Other results get the interface's shape, whose dynamic sizes are among the operands.
+    """
 
     def result(name: str) -> Tensor | tuple[list[Dim], str]:
         if name in operands:
