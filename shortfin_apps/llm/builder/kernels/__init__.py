@@ -1,4 +1,4 @@
-"""Hand-written CPU kernels: one MLIR template per idea, rendered by jinja2.
+"""Hand-written kernels: one MLIR template per idea, rendered by jinja2.
 
 Each renders to one `hal.executable.source` whose export has the kernel's name. A template takes its sizes
 from the frozen geometry `g` of the Python file beside it; `g.interface` names the dispatch's operands.

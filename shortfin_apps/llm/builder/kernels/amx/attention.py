@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.kernels.amx.activations import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
+from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
 from shortfin_apps.llm.builder.kernels.amx.regions import Regions
 
 _POINTER_BYTES = 8

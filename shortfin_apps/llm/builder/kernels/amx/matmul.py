@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from shortfin_apps.llm.builder.kernels.amx.activations import (
+from shortfin_apps.llm.builder.kernels.activations import (
     TILE_BYTES,
     TILE_ROW_BYTES,
     Bf16Tiles,

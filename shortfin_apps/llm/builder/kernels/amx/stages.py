@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks
+from shortfin_apps.llm.builder.kernels.activations import Bf16Tiles, Int8Blocks
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
 
 ROW_BLOCK = 4  # rows of a work item, where rows are few

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.kernels.amx.activations import TILE_ROW_BYTES, TILE_ROWS, Int8Tiles
+from shortfin_apps.llm.builder.kernels.activations import TILE_ROW_BYTES, TILE_ROWS, Int8Tiles
 from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES
 

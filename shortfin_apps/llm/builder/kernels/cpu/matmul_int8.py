@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.kernels.amx.activations import TILE_ROWS, Int8Tiles
+from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS, Int8Tiles
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation, int8_buffers
 from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid

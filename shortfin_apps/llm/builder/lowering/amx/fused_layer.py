@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
-from shortfin_apps.llm.builder.kernels.amx.activations import TILE_ROWS
+from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS
 from shortfin_apps.llm.builder.kernels.amx.fused_layer import (
     FusedLayerGeometry,
     KernelGeometry,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
-from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks, Int8Tiles
+from shortfin_apps.llm.builder.kernels.activations import Bf16Tiles, Int8Blocks, Int8Tiles
 from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeometry
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.lowering.lowering import Values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.builder.kernels.amx.activations import Bf16Tiles, Int8Blocks, Int8Tiles
+from shortfin_apps.llm.builder.kernels.activations import Bf16Tiles, Int8Blocks, Int8Tiles
 
 
 @pytest.mark.parametrize("layout", [Bf16Tiles, Int8Tiles, Int8Blocks])
