@@ -318,10 +318,10 @@ class ServerConfig(BaseSettings):
             yield "--device-ids", f"it chooses GPUs, and the device is {self.device}"
         if self.threads is not None and (on_gpu or self.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
-        own = _names(BATCH_MODES[self.batch_mode])
-        for mode, options in BATCH_MODES.items():
-            for name in sorted((_names(options) - own) & self.model_fields_set):
-                yield flag(name), f"it belongs to `--batch-mode {mode}`"
+        of_modes = set().union(*map(_names, BATCH_MODES.values()))
+        for name in sorted((of_modes - _names(BATCH_MODES[self.batch_mode])) & self.model_fields_set):
+            modes = [mode for mode, options in BATCH_MODES.items() if name in _names(options)]
+            yield flag(name), f"it belongs to `--batch-mode {'` and `'.join(modes)}`"
 
     def mode_options(self, stride: int) -> ModeOptions:
         """Options of the chosen mode: the settings of the same names; `stride` is the tokens of a page."""
