@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from shortfin_apps.llm.builder.model.family import SUPPORTED
 from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = f"""\
 Compiles a model for a device and puts all that a server needs into one folder. SOURCE is {KINDS}.
-The Llama family is supported: Llama 2 and 3, SmolLM2, TinyLlama, Mistral."""
+Supported are {SUPPORTED}."""
 
 EPILOG = """\
 examples:

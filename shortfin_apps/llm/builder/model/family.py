@@ -19,6 +19,7 @@ class Family(Protocol):
 
 
 FAMILIES: dict[str, Family] = {"llama": llama, "mistral": llama}
+SUPPORTED = "Llama 2 and 3, SmolLM2, TinyLlama and Mistral"  # for users
 
 
 def operations(spec: ModelSpec) -> list[Operation]:

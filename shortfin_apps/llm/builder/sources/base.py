@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from shortfin_apps.llm.builder.model.family import tensor_shapes
+from shortfin_apps.llm.builder.model.family import FAMILIES, SUPPORTED, tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec, WeightType
 from shortfin_apps.llm.builder.quantise import Bits, Blocks
 from shortfin_apps.llm.errors import BuildError
 
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", bound=BaseModel)
-
-SUPPORTED = "Llama 2 and 3, SmolLM2, TinyLlama and Mistral (architecture `llama` or `mistral`)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +95,21 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
         raise BuildError(f"{where}: tensor `{missing[0]}` is missing")
     if unknown := sorted(found.keys() - expected.keys()):
         raise BuildError(
-            f"{where}: tensor `{unknown[0]}` belongs to no model that is supported; those are {SUPPORTED}"
+            f"{where}: tensor `{unknown[0]}` belongs to no model that is supported; those are {supported_models()}"
         )
     for name, shape in expected.items():
         if found[name] != shape:
             raise BuildError(f"{where}: tensor `{name}` has shape {found[name]}, expected {shape}")
 
 
+def supported_models() -> str:
+    """The models that can be built, for an error's end."""
+    return f"{SUPPORTED} (architecture {' or '.join(f'`{name}`' for name in FAMILIES)})"
+
+
 def unsupported(where: str, what: str) -> BuildError:
     """The error for an unsupported model; `what` names the feature that is not supported."""
-    return BuildError(f"{where}: {what} is not supported; supported are {SUPPORTED}")
+    return BuildError(f"{where}: {what} is not supported; supported are {supported_models()}")
 
 
 def parse(where: str, kind: type[Model], raw: object) -> Model:
