@@ -95,7 +95,8 @@ def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ..
         raise BuildError(f"{where}: tensor `{missing[0]}` is missing")
     if unknown := sorted(found.keys() - expected.keys()):
         raise BuildError(
-            f"{where}: tensor `{unknown[0]}` belongs to no model that is supported; those are {supported_models()}"
+            f"{where}: tensor `{unknown[0]}` belongs to no model that is supported; those are "
+            f"{supported_models()}"
         )
     for name, shape in expected.items():
         if found[name] != shape:
