@@ -29,7 +29,7 @@ class Batch:
     # Computed by the attention kernels that need them, at the first layer, for all layers.
     tiles: Tensor | None = None
     slots: Tensor | None = None
-    slots_of_rows: Tensor | None = None
+    token_slots: Tensor | None = None
     mask: Tensor | None = None
 
     @property

@@ -11,7 +11,11 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.builder.graph.token_layout import last_tokens
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
-from shortfin_apps.llm.builder.lowering.linalg.packed_attention import CachePlane, packed_attention, slot_rows
+from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
+    CachePlane,
+    packed_attention,
+    token_slots,
+)
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -147,16 +151,15 @@ class LinalgOperations:
         return self._flat_heads(e, result, batch)
 
     def _packed_attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        if batch.slots_of_rows is None:
-            slots = slot_rows(e, batch.blocks, self._stride, self._page_rows)
-            shape = (batch.rows, e.times(batch.width, self._stride))
-            batch.slots_of_rows = e.reshape(slots, shape)
+        if batch.token_slots is None:
+            batch.token_slots = token_slots(
+                e, batch.blocks, batch.token_rows, batch.positions, self._stride, self._page_rows
+            )
         cache = self._cache_rows(e, batch)
-        keys, values = (
-            CachePlane(cache, batch.slots_of_rows, (layer * 2 + plane) * self._stride) for plane in range(2)
-        )
+        last_row = e.value(f"arith.subi {e.index(cache.shape[0])}, {e.constant(1)} : index")
+        keys, values = (CachePlane(cache, last_row, (layer * 2 + plane) * self._stride) for plane in range(2))
         q = e.reshape(q, (batch.tokens, self._spec.num_attention_heads, self._spec.head_dim))
-        result = packed_attention(e, q, keys, values, batch.token_rows, batch.positions)
+        result = packed_attention(e, q, keys, values, batch.token_slots)
         return self._flat_heads(e, result, batch)
 
     def _flat_heads(self, e: Emitter, heads: Tensor, batch: Batch) -> Tensor:

@@ -2,7 +2,14 @@
 
 Rows have different numbers of tokens, so there is no rectangle of queries for one attention operation, and
 a gather of every token's pages would be tokens x context x K/V. So K and V are read from the cache inside
-the two products, and what is kept between them is the scores, [tokens, heads, slots] f32.
+the two products, and what is kept between them is the scores, [tokens, heads, tiles, TILE] f32.
+
+Slots are split into tiles, each with a softmax of its own; the tiles' results are then combined by their
+weights, as in flash-decoding. Reductions therefore have a static size, or the number of tiles. IREE 3.9
+miscompiles those of a dynamic size above 4,096 for GPUs (docs/iree/partial_reduction.mlir).
+
+`math.fma` in a reduction keeps IREE from spreading it over a workgroup, where each lane would read a row of
+the cache of its own for one element; so lanes hold elements of a head instead, and read rows together.
 """
 
 from __future__ import annotations
@@ -12,21 +19,30 @@ from dataclasses import dataclass
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 
 LOWEST = "-1.0e30"
+HIDDEN = -1  # in place of a cache row: the slot is past the query's position
+TILE = 512  # slots
+
+_LARGER = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
+_ADD = "  %sum = arith.addf %a, %out : f32\n  linalg.yield %sum : f32"
+_ADD_PRODUCT = "  %sum = math.fma %a, %b, %out : f32\n  linalg.yield %sum : f32"
+_POWER = "  %under = arith.subf %a, %b : f32\n  %power = math.exp %under : f32\n  linalg.yield %power : f32"
+_SHARE = "  %share = arith.divf %a, %b : f32\n  linalg.yield %share : f32"
+_VISIBLE = f"""\
+  %hidden = arith.constant {HIDDEN} : i64
+  %visible = arith.cmpi ne, %b, %hidden : i64
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlane:
-    """K or V of one layer: row `slots[row, n] + offset` of `cache` is slot n of that row of the batch."""
+    """K or V of one layer: row `slot + offset` of `cache`, for a slot of `token_slots`."""
 
     cache: Tensor  # [cache rows, kv_heads * head_dim]
-    slots: Tensor  # [rows, slots] i64
+    last_row: str  # index: cache rows - 1
     offset: int
 
     def read(self, group: int, head_dim: int) -> str:
-        """Text that sets %value f32: element %d of query head %h's K/V head in slot %n, 0 past the query.
-
-        It takes the query's row as %b and its position as %c, i64 both.
-        """
+        """Text that sets %value f32: element %d of query head %h's K/V head in slot %b, 0 if it is hidden."""
         dtype = self.cache.dtype
         name = "%raw" if dtype == "f32" else "%narrow"
         widen = "" if dtype == "f32" else f"  %raw = arith.extf %narrow : {dtype} to f32\n"
@@ -35,91 +51,112 @@ class CachePlane:
   %head_dim = arith.constant {head_dim} : index
   %plane = arith.constant {self.offset} : i64
   %nothing = arith.constant 0.0 : f32
-  %row = arith.index_cast %b : i64 to index
-  %position = arith.index_cast %c : i64 to index
-  %visible = arith.cmpi ule, %n, %position : index
   %kv_head = arith.divui %h, %group : index
   %in_row = arith.muli %kv_head, %head_dim : index
   %column = arith.addi %in_row, %d : index
-  %slot = tensor.extract {self.slots.name}[%row, %n] : {self.slots.type}
-  %at.i64 = arith.addi %slot, %plane : i64
+  %at.i64 = arith.addi %b, %plane : i64
   %at = arith.index_cast %at.i64 : i64 to index
-  {name} = tensor.extract {self.cache.name}[%at, %column] : {self.cache.type}
-{widen}  %value = arith.select %visible, %raw, %nothing : f32
+  %safe = arith.minui %at, {self.last_row} : index
+  {name} = tensor.extract {self.cache.name}[%safe, %column] : {self.cache.type}
+{widen}{_VISIBLE}  %value = arith.select %visible, %raw, %nothing : f32
 """
 
 
-def slot_rows(e: Emitter, blocks: Tensor, stride: int, page_rows: int) -> Tensor:
-    """Block table [rows, width] -> [rows, width, stride] i64: each slot's cache row, in layer 0's K."""
-    body = f"""\
-  %slot = linalg.index 2 : index
-  %page_rows = arith.constant {page_rows} : i64
-  %first = arith.muli %a, %page_rows : i64
-  %slot.i64 = arith.index_cast %slot : index to i64
-  %row = arith.addi %first, %slot.i64 : i64
-  linalg.yield %row : i64"""
-    return e.elementwise("rws", ("rws", (*blocks.shape, stride), "i64"), [(blocks, "rw")], body)
-
-
-def packed_attention(
-    e: Emitter, q: Tensor, keys: CachePlane, values: CachePlane, token_rows: Tensor, positions: Tensor
+def token_slots(
+    e: Emitter, blocks: Tensor, token_rows: Tensor, positions: Tensor, stride: int, page_rows: int
 ) -> Tensor:
-    """q [tokens, heads, head_dim] f32 -> the same shape: each query attends to slots 0 to its position."""
-    weights = _softmax(e, _scores(e, q, keys, token_rows, positions))
+    """[tokens, tiles, TILE] i64: the cache row, in layer 0's K, of each slot a token attends to, or HIDDEN.
+
+    `blocks` [rows, width] are the page ids of each row, of `stride` slots each. Tokens attend to what lies
+    up to their position; the last tile reaches past the table, and none of its loads do.
+    """
+    width = blocks.shape[1]
+    last = e.value(f"arith.subi {e.index(width)}, {e.constant(1)} : index")
     body = f"""\
-  %h = linalg.index 1 : index
-  %d = linalg.index 2 : index
-  %n = linalg.index 3 : index
-{values.read(_group(q, values), _head_dim(q))}\
-  %product = arith.mulf %a, %value : f32
-  %sum = arith.addf %out, %product : f32
-  linalg.yield %sum : f32"""
-    ins = [(weights, "thn"), (token_rows, "t"), (positions, "t")]
-    zero = e.fill("0.0", q.shape, "f32")
-    return e.elementwise("thdn", ("thd", q.shape, "f32"), ins, body, zero)
+  %tile = linalg.index 1 : index
+  %in_tile = linalg.index 2 : index
+  %tile_size = arith.constant {TILE} : index
+  %stride = arith.constant {stride} : index
+  %page_rows = arith.constant {page_rows} : i64
+  %hidden = arith.constant {HIDDEN} : i64
+  %row = arith.index_cast %a : i64 to index
+  %position = arith.index_cast %b : i64 to index
+  %before = arith.muli %tile, %tile_size : index
+  %n = arith.addi %before, %in_tile : index
+  %index = arith.divui %n, %stride : index
+  %safe = arith.minui %index, {last} : index
+  %page = tensor.extract {blocks.name}[%row, %safe] : {blocks.type}
+  %first = arith.muli %page, %page_rows : i64
+  %in_page = arith.remui %n, %stride : index
+  %in_page.i64 = arith.index_cast %in_page : index to i64
+  %slot = arith.addi %first, %in_page.i64 : i64
+  %visible = arith.cmpi ule, %n, %position : index
+  %kept = arith.select %visible, %slot, %hidden : i64
+  linalg.yield %kept : i64"""
+    shape = (token_rows.shape[0], e.ceil_divide(e.times(width, stride), TILE), TILE)
+    return e.elementwise("tcn", ("tcn", shape, "i64"), [(token_rows, "t"), (positions, "t")], body)
 
 
-def _scores(e: Emitter, q: Tensor, keys: CachePlane, token_rows: Tensor, positions: Tensor) -> Tensor:
-    """[tokens, heads, slots] f32, LOWEST past the query's position."""
-    shape = (q.shape[0], q.shape[1], keys.slots.shape[1])
+def packed_attention(e: Emitter, q: Tensor, keys: CachePlane, values: CachePlane, slots: Tensor) -> Tensor:
+    """q [tokens, heads, head_dim] f32 -> the same shape: each query attends to its slots (`token_slots`)."""
+    scores = _scores(e, q, keys, slots)
+    peaks = _reduce(e, _LARGER, LOWEST, scores)
+    powers = e.elementwise("thcn", ("thcn", scores.shape, "f32"), [(scores, "thcn"), (peaks, "thc")], _POWER)
+    totals = _reduce(e, _ADD, "0.0", powers)
+    return _combine(e, peaks, totals, _weigh(e, q, values, slots, powers))
+
+
+def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor) -> Tensor:
+    """[tokens, heads, tiles, TILE] f32, LOWEST for hidden slots."""
+    shape = (*q.shape[:2], *slots.shape[1:])
     product = f"""\
   %h = linalg.index 1 : index
-  %n = linalg.index 2 : index
-  %d = linalg.index 3 : index
+  %d = linalg.index 4 : index
 {keys.read(_group(q, keys), _head_dim(q))}\
   %product = arith.mulf %a, %value : f32
   %sum = arith.addf %out, %product : f32
   linalg.yield %sum : f32"""
-    ins = [(q, "thd"), (token_rows, "t"), (positions, "t")]
     zero = e.fill("0.0", shape, "f32")
-    raw = e.elementwise("thnd", ("thn", shape, "f32"), ins, product, zero)
+    raw = e.elementwise("thcnd", ("thcn", shape, "f32"), [(q, "thd"), (slots, "tcn")], product, zero)
     mask = f"""\
-  %n = linalg.index 2 : index
   %lowest = arith.constant {LOWEST} : f32
   %scale = arith.constant {_head_dim(q) ** -0.5:.9e} : f32
-  %position = arith.index_cast %b : i64 to index
-  %visible = arith.cmpi ule, %n, %position : index
-  %scaled = arith.mulf %a, %scale : f32
+{_VISIBLE}  %scaled = arith.mulf %a, %scale : f32
   %score = arith.select %visible, %scaled, %lowest : f32
   linalg.yield %score : f32"""
-    return e.elementwise("thn", ("thn", shape, "f32"), [(raw, "thn"), (positions, "t")], mask)
+    return e.elementwise("thcn", ("thcn", shape, "f32"), [(raw, "thcn"), (slots, "tcn")], mask)
 
 
-def _softmax(e: Emitter, scores: Tensor) -> Tensor:
-    """Over the last dimension."""
-    outer = scores.shape[:2]
-    larger = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
-    maxima = e.elementwise(
-        "thn", ("th", outer, "f32"), [(scores, "thn")], larger, e.fill(LOWEST, outer, "f32")
-    )
-    power = (
-        "  %under = arith.subf %a, %b : f32\n  %power = math.exp %under : f32\n  linalg.yield %power : f32"
-    )
-    powers = e.elementwise("thn", ("thn", scores.shape, "f32"), [(scores, "thn"), (maxima, "th")], power)
-    add = "  %s = arith.addf %a, %out : f32\n  linalg.yield %s : f32"
-    totals = e.elementwise("thn", ("th", outer, "f32"), [(powers, "thn")], add, e.fill("0.0", outer, "f32"))
-    share = "  %share = arith.divf %a, %b : f32\n  linalg.yield %share : f32"
-    return e.elementwise("thn", ("thn", scores.shape, "f32"), [(powers, "thn"), (totals, "th")], share)
+def _weigh(e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Tensor) -> Tensor:
+    """[tokens, heads, tiles, head_dim] f32: the sum over each tile of V times `powers`."""
+    body = f"""\
+  %h = linalg.index 1 : index
+  %d = linalg.index 3 : index
+{values.read(_group(q, values), _head_dim(q))}\
+  %sum = math.fma %a, %value, %out : f32
+  linalg.yield %sum : f32"""
+    shape = (*powers.shape[:3], q.shape[2])
+    ins = [(powers, "thcn"), (slots, "tcn")]
+    return e.elementwise("thcdn", ("thcd", shape, "f32"), ins, body, e.fill("0.0", shape, "f32"))
+
+
+def _combine(e: Emitter, peaks: Tensor, totals: Tensor, sums: Tensor) -> Tensor:
+    """[tokens, heads, head_dim] f32 from each tile's largest score, sum of powers and sum of weighed V."""
+    peak = _reduce(e, _LARGER, LOWEST, peaks)
+    weights = e.elementwise("thc", ("thc", peaks.shape, "f32"), [(peaks, "thc"), (peak, "th")], _POWER)
+    total = _reduce(e, _ADD_PRODUCT, "0.0", weights, totals)
+    shape = (*sums.shape[:2], sums.shape[3])
+    zero = e.fill("0.0", shape, "f32")
+    out = e.elementwise("thdc", ("thd", shape, "f32"), [(weights, "thc"), (sums, "thcd")], _ADD_PRODUCT, zero)
+    return e.elementwise("thd", ("thd", shape, "f32"), [(out, "thd"), (total, "th")], _SHARE)
+
+
+def _reduce(e: Emitter, body: str, initial: str, *ins: Tensor) -> Tensor:
+    """Over the last dimension of `ins`, which have one shape."""
+    shape = ins[0].shape
+    loops = "thcn"[: len(shape)]
+    start = e.fill(initial, shape[:-1], "f32")
+    return e.elementwise(loops, (loops[:-1], shape[:-1], "f32"), [(x, loops) for x in ins], body, start)
 
 
 def _group(q: Tensor, plane: CachePlane) -> int:
