@@ -1,4 +1,4 @@
-"""Reference for the compiled model: the forward pass in numpy, f32, dense, without a cache."""
+"""Reference for the compiled model: the forward pass in numpy, f32 and dense."""
 
 from __future__ import annotations
 
@@ -12,16 +12,27 @@ from shortfin_apps.llm.builder.model.spec import ModelSpec
 F32 = npt.NDArray[np.float32]
 
 
-def forward(spec: ModelSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64]) -> F32:
-    """Logits [tokens, vocab] of one sequence that starts at position 0."""
+def forward(
+    spec: ModelSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64], past: F32 | None = None
+) -> F32:
+    """Logits [tokens, vocab] of one sequence.
+
+    `past` [layers, 2, positions, kv_heads, head_dim] is K and V of the positions before `tokens`, K already
+    rotated; without it the sequence starts at position 0.
+    """
+    if past is None:
+        past = np.zeros((spec.num_hidden_layers, 2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
     x = weights["token_embd.weight"][tokens]
-    cos, sin = _rotary(spec, len(tokens))
+    cos, sin = _rotary(spec, past.shape[2], len(tokens))
     for layer in range(spec.num_hidden_layers):
         block = {
             k.removeprefix(f"blk.{layer}."): w for k, w in weights.items() if k.startswith(f"blk.{layer}.")
         }
         h = _rms_norm(spec, x, block["attn_norm.weight"])
-        x = x + _attention(spec, h @ block["attn_qkv.weight"].T, cos, sin) @ block["attn_output.weight"].T
+        x = x + (
+            _attention(spec, h @ block["attn_qkv.weight"].T, cos, sin, past[layer])
+            @ block["attn_output.weight"].T
+        )
         h = _rms_norm(spec, x, block["ffn_norm.weight"])
         gate, up = np.split(h @ block["ffn_gate_up.weight"].T, 2, axis=-1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ block["ffn_down.weight"].T
@@ -36,13 +47,15 @@ def _rms_norm(spec: ModelSpec, x: F32, weight: F32) -> F32:
     return normal
 
 
-def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32) -> F32:
+def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32, past: F32) -> F32:
     tokens, heads, kv_heads, dim = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     q, k, v = np.split(qkv.reshape(tokens, -1, dim), [heads, heads + kv_heads], axis=1)
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    k, v = (np.concatenate(pair) for pair in zip(past, (k, v), strict=True))
     k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
     scores = np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5)
-    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    visible = np.tri(tokens, len(k), len(k) - tokens, dtype=bool)
+    scores = np.where(visible, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     out: F32 = np.einsum("hqk,khd->qhd", p, v).reshape(tokens, heads * dim)
@@ -54,7 +67,7 @@ def _rotate(x: F32, cos: F32, sin: F32) -> F32:
     return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
 
 
-def _rotary(spec: ModelSpec, tokens: int) -> tuple[F32, F32]:
+def _rotary(spec: ModelSpec, start: int, tokens: int) -> tuple[F32, F32]:
     """[tokens, 1, head_dim / 2] each. Llama 3's scaling follows its reference code's three cases."""
     frequencies = []
     for i in range(spec.head_dim // 2):
@@ -69,5 +82,5 @@ def _rotary(spec: ModelSpec, tokens: int) -> tuple[F32, F32]:
                 )
                 frequency = (1 - smooth) * frequency / s.factor + smooth * frequency
         frequencies.append(frequency)
-    angles = np.arange(tokens)[:, None, None] * np.array(frequencies)
+    angles = np.arange(start, start + tokens)[:, None, None] * np.array(frequencies)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
