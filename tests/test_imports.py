@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "address_space": ("errors",),
     "abi": (),
     "irpa": (),
+    "gpu_code": ("errors",),
     "config": ("errors",),
     "cli": ("address_space", "errors"),
     "__main__": ("cli",),
@@ -61,7 +62,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components": (),
     "components.kvcache": (),
     "components.runtime.device": (),  # the interface; the rest of `runtime` is behind it
-    "components.runtime": ("abi", "components.runtime.device", "config", "errors", "host_cpu", "irpa"),
+    "components.runtime.names": (),
+    "components.runtime": (
+        *("abi", "components.runtime.device", "components.runtime.names", "config", "errors"),
+        *("host_cpu", "irpa"),
+    ),
     "components.request": ("components.kvcache", "errors"),
     "components.sampling": ("components.request", "errors"),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
@@ -85,7 +90,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "api": ("components.frontend", "components.request", "components.text", "errors"),
     "server": (
         *("address_space", "api", "artifact", "components.batching", "components.frontend"),
-        *("components.kvcache", "components.loading", "components.text", "errors"),
+        *("components.kvcache", "components.loading", "components.runtime.names", "components.text"),
+        *("errors",),
     ),
     # On the other side of HTTP.
     "client": ("errors",),

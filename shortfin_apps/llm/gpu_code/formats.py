@@ -1,0 +1,233 @@
+"""The instruction formats of each instruction set, indexed by encoding.
+
+A format says where an instruction's fields are. Its variants (`LIT`: a literal follows, `DPP16`, `DPP8`,
+`SDWA`) have fields in more words. A field's position counts bits from the first word's lowest.
+
+The tables are tinygrad's, made from AMD's machine-readable ISA. Matching them to code is done here, as
+tinygrad's own list of formats lacks several.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tinygrad.renderer.amd.dsl import FixedBitField, Inst
+
+InstructionSet = Literal["cdna", "rdna3", "rdna4"]
+INSTRUCTION_SETS: Mapping[str, InstructionSet] = MappingProxyType(
+    {"gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
+)
+
+# Of the two SDWA variants the plain one comes last and so counts where a format has both; VOPC has the other.
+MODIFIERS = ("LIT", "DPP16", "DPP8", "SDWA_SDST", "SDWA")
+
+# Source fields that can say that a literal follows.
+_SOURCES = ("src0", "src1", "src2", "ssrc0", "ssrc1", "srcx0", "srcy0")
+
+# The first words of CDNA 4's scaled matrix instructions: v_mfma_ld_scale_b32 takes no lanes of its own.
+_SCALE_PREFIX = (0xFFFF0000, 0xD3AC0000)
+
+
+# Where the tables' names are not the ones of AMD's manuals and of LLVM's assembler.
+_ASSEMBLER_NAMES = {
+    "v_accvgpr_read": "v_accvgpr_read_b32",
+    "v_accvgpr_write": "v_accvgpr_write_b32",
+    "v_mad_mix_f32": "v_fma_mix_f32",
+    "v_mad_mixlo_f16": "v_fma_mixlo_f16",
+    "v_mad_mixhi_f16": "v_fma_mixhi_f16",
+}
+
+
+@dataclass(frozen=True)
+class OperandType:
+    """The type of an operand. A lane mask has the format `M64` and 64 bits, in waves of 32 lanes too."""
+
+    bits: int  # of one lane
+    format: str  # of its elements: `F32`, `U64`, `PK2_F16`, ...
+    kind: str  # `VGPR`, `SRC`, `SREG`, ...
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An opcode."""
+
+    name: str  # without a suffix of the encoding
+    operands: Mapping[str, OperandType]  # by field
+    needs_literal: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the fields of a format or of a variant are: name, lowest bit, mask."""
+
+    modifier: str
+    words: int
+    fields: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A family of instructions with the same fields; `mask` and `value` tell it from others."""
+
+    name: str
+    mask: int
+    value: int
+    op_low: int
+    op_mask: int
+    operations: Mapping[int, Operation]
+    layouts: Mapping[str, Layout]  # by modifier, "" for none
+    sources: tuple[tuple[int, int], ...]  # lowest bit and mask of fields that may call for a literal
+
+    @property
+    def has_lane_modifiers(self) -> bool:
+        """Whether source 0 may say that DPP or SDWA follows."""
+        return self.name.startswith(("VOP1", "VOP2", "VOP3", "VOPC"))
+
+
+@cache
+def dual_operations(instruction_set: InstructionSet) -> Mapping[int, Operation]:
+    """The halves of dual instructions (VOPD) by opcode."""
+    return next(each for each in formats_of(instruction_set)[0b110010 << 3] if each.name == "VOPD").operations
+
+
+@cache
+def formats_of(instruction_set: InstructionSet) -> tuple[tuple[Format, ...], ...]:
+    """The formats that may apply, most specific first, by the upper 9 bits of the first word."""
+    formats = sorted(map(_with_xf32, _formats(instruction_set)), key=_precedence)
+    return tuple(tuple(_candidates(formats, upper)) for upper in range(512))
+
+
+def _with_xf32(each: Format) -> Format:
+    """Moves CDNA 3's matrix instructions on xf32, listed as packed operations without operands."""
+    match each.name:
+        case "VOP3P":
+            others = {code: operation for code, operation in each.operations.items() if code not in _XF32}
+            return replace(each, operations=others)
+        case "VOP3P_MFMA":
+            return replace(each, operations={**each.operations, **_XF32})
+        case _:
+            return each
+
+
+def _xf32(shape: str, num_sums: int) -> Operation:
+    """A product of f32 matrices that rounds its factors to 19 bits; a lane has two of A and of B."""
+    factors = OperandType(64, "PK2_F32", "SRC_VGPR_OR_ACCVGPR")
+    sums = OperandType(32 * num_sums, f"PK{num_sums}_F32", "VGPR_OR_ACCVGPR")
+    operands = {"src0": factors, "src1": factors, "src2": sums, "vdst": sums}
+    return Operation(f"v_mfma_f32_{shape}_xf32", MappingProxyType(operands), needs_literal=False)
+
+
+_XF32 = {62: _xf32("16x16x8", 4), 63: _xf32("32x32x4", 16)}
+
+
+def _precedence(each: Format) -> tuple[int, bool]:
+    """More fixed bits come first; v_cmpx is listed with vector and with scalar destinations, which it has."""
+    return -each.mask.bit_count(), not each.name.endswith("_SDST")
+
+
+def _candidates(formats: list[Format], upper: int) -> Iterator[Format]:
+    for each in formats:
+        mask = each.mask >> 23 & 0x1FF
+        if upper & mask == each.value >> 23 & mask:
+            yield each
+
+
+def _formats(instruction_set: InstructionSet) -> Iterator[Format]:
+    module = importlib.import_module(f"tinygrad.runtime.autogen.amd.{instruction_set}.ins")
+    operands = importlib.import_module(f"tinygrad.runtime.autogen.amd.{instruction_set}.operands").OPERANDS
+    classes = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Inst)
+    }
+    for name, each in classes.items():
+        if each is not Inst and not name.endswith(tuple(f"_{modifier}" for modifier in MODIFIERS)):
+            yield _format(name, each, classes, operands)
+
+
+def _format(name: str, description: Any, classes: Mapping[str, Any], operands: Mapping[Any, Any]) -> Format:
+    fixed = [field for _, field in description._fields if isinstance(field, FixedBitField)]
+    mask, value = _fixed_bits(fixed)
+    opcode = _opcode(description)
+    return Format(
+        name=name,
+        mask=mask,
+        value=value,
+        op_low=opcode.lo if opcode else 0,
+        op_mask=opcode.mask if opcode else 0,
+        operations=_operations(
+            _members(description),
+            _members(classes.get(f"{name}_LIT")),
+            _members(classes.get(f"{name}_SDST")),
+            operands,
+        ),
+        layouts=dict(_layouts(name, classes)),
+        sources=tuple((field.lo, field.mask) for key, field in description._fields if key in _SOURCES),
+    )
+
+
+def _fixed_bits(fields: list[Any]) -> tuple[int, int]:
+    mask = sum(field.mask << field.lo for field in fields)
+    value = sum(field.default << field.lo for field in fields)
+    if mask & 0xFFFFFFFF == 0:  # VOP3PX2, whose fixed bits are those of its second half
+        mask, value = mask | _SCALE_PREFIX[0], value | _SCALE_PREFIX[1]
+    return mask, value
+
+
+def _opcode(description: Any) -> Any:
+    fields = dict(description._fields)
+    return fields.get("op", fields.get("opx"))
+
+
+def _members(description: Any) -> set[Any]:
+    """The opcodes of a format."""
+    opcode = _opcode(description) if description is not None else None
+    if opcode is None:
+        return set()
+    return set(opcode._enum if opcode.allowed is None else opcode.allowed)
+
+
+def _operations(
+    plain: set[Any], with_literal: set[Any], with_scalar_destination: set[Any], operands: Mapping[Any, Any]
+) -> dict[int, Operation]:
+    literal_only = with_literal - plain - with_scalar_destination
+    return {
+        member.value: _operation(member, operands.get(member, {}), member in literal_only)
+        for member in plain | literal_only
+    }
+
+
+def _operation(member: Enum, operands: Mapping[str, Any], needs_literal: bool) -> Operation:
+    name = member.name.lower().removesuffix("_e32").removesuffix("_e64")
+    name = _ASSEMBLER_NAMES.get(name, name)
+    types = {
+        _plain_field(field): OperandType(
+            bits, each.name.removeprefix("FMT_").removeprefix("NUM_"), kind.name[4:]
+        )
+        for field, (each, bits, kind) in operands.items()
+    }
+    return Operation(name, MappingProxyType(types), needs_literal)
+
+
+def _plain_field(name: str) -> str:
+    """The tables call a source `vsrc0` where its variant under DPP has a field of its own."""
+    return "src0" if name == "vsrc0" else name
+
+
+def _layouts(name: str, classes: Mapping[str, Any]) -> Iterator[tuple[str, Layout]]:
+    for modifier in ("", *MODIFIERS):
+        description = classes.get(f"{name}_{modifier}" if modifier else name)
+        if description is not None:
+            fields = tuple(
+                (key, field.lo, field.mask)
+                for key, field in description._fields
+                if not isinstance(field, FixedBitField)
+            )
+            plain = modifier.removesuffix("_SDST")
+            yield plain, Layout(plain, description._base_size // 4, fields)
