@@ -1,0 +1,43 @@
+"""The translator as a command, which the emulated GPU starts for each module."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emulated_gpu.translate import pack, translate
+from shortfin_apps.llm.gpu_code.code_object import read_code_object
+from tests.code_objects import tiny_code_object
+from tests.conftest import BuildTiny
+
+
+@pytest.fixture(scope="module")
+def code_object(build_tiny: BuildTiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("code") / "code.co"
+    path.write_bytes(tiny_code_object(build_tiny, "gfx942"))
+    return path
+
+
+def run(*arguments: str | Path) -> str:
+    command = [sys.executable, "-m", "emulated_gpu.translate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_writes_the_program(code_object: Path, tmp_path: Path) -> None:
+    assert run(code_object, tmp_path / "program") == ""
+    expected = pack(translate(read_code_object(code_object.read_bytes())))
+    assert (tmp_path / "program").read_bytes() == expected
+
+
+def test_counts_operations(code_object: Path) -> None:
+    lines = [line.split() for line in run(code_object, "--inventory").splitlines()]
+    counts = {name: int(count) for name, count in lines}
+    assert counts["v_mfma_f32_16x16x16_bf16"] > 0
+    assert list(counts.values()) == sorted(counts.values(), reverse=True)
+
+
+def test_prints_what_could_not_be_translated(code_object: Path) -> None:
+    assert run(code_object, "--missing") == ""
