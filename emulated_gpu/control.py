@@ -1,0 +1,135 @@
+"""Speaks to the emulated GPU beyond HIP's interface: faults on demand, findings, counters, order of streams.
+
+`Control` does so in the process that has loaded the library. `read_report` reads what another process (a
+server) wrote to its EMULATED_GPU_REPORT; such a process takes commands from the pipe EMULATED_GPU_CONTROL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from emulated_gpu.errors import EmulatedGpuError
+from emulated_gpu.library import build_library
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something a kernel did wrong; `kind` is one of those in README.md. `lane` is -1 for a whole wave.
+
+    `code_address` is the instruction's in the code object. Repetitions at one instruction are one finding.
+    """
+
+    kind: str
+    kernel: str
+    instruction: str
+    workgroup: tuple[int, int, int]
+    wave: int
+    other_wave: int
+    lane: int
+    code_address: int
+    address: int
+    repetitions: int
+
+
+@dataclass(frozen=True)
+class Misuse:
+    """A rule of HIP's interface that the process broke where no call could return an error."""
+
+    what: str
+    text: str
+    address: int
+    repetitions: int
+
+
+@dataclass(frozen=True)
+class KernelCounters:
+    """Sums over the launches of one kernel. `instructions`: wave-instructions by class (`wave/program.h`)."""
+
+    launches: int
+    instructions: Mapping[str, int]
+    loaded_bytes: int
+    stored_bytes: int
+    loaded_lines: int
+    stored_lines: int
+    unique_loaded_bytes: int
+    unique_stored_bytes: int
+    lds_bytes: int
+    lds_conflict_cycles: int
+    matrix_operations: int
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """Bytes of a device's memory, and the name of the error that it is in."""
+
+    memory_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the library has seen. `calls`: by the function's name."""
+
+    calls: Mapping[str, int]
+    devices: tuple[DeviceState, ...]
+    kernels: Mapping[str, KernelCounters]
+    findings: tuple[Finding, ...]
+    misuses: tuple[Misuse, ...]
+
+
+class Control:
+    """The library that this process has loaded, or loads now."""
+
+    def __init__(self, library: Path | None = None) -> None:
+        self.library = ctypes.CDLL(str(library or build_library()))
+        self.library.emulated_gpu_command.restype = ctypes.c_bool
+        self.library.emulated_gpu_report.restype = ctypes.c_void_p
+        self.library.emulated_gpu_free.argtypes = [ctypes.c_void_p]
+
+    def command(self, text: str) -> None:
+        """Carries out a command of `hip/faults.c`. Raises EmulatedGpuError if it is not understood."""
+        if not self.library.emulated_gpu_command(text.encode()):
+            raise EmulatedGpuError(f"the command {text!r} is not understood")
+
+    def report(self) -> Report:
+        """What has been seen since the last `clear_report`; calls are counted from the start."""
+        pointer = self.library.emulated_gpu_report()
+        text = ctypes.string_at(pointer)
+        self.library.emulated_gpu_free(pointer)
+        return _report_of(json.loads(text))
+
+    def clear_report(self) -> None:
+        self.library.emulated_gpu_clear_report()
+
+
+def read_report(path: Path) -> Report | tuple[Finding | Misuse, ...]:
+    """The summary that a process wrote when it ended; of one that lives or was killed, what it found."""
+    found: list[Finding | Misuse] = []
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        if "summary" in entry:
+            return _report_of(entry["summary"])
+        found.append(_finding_of(entry["finding"]) if "finding" in entry else Misuse(**entry["misuse"]))
+    return tuple(found)
+
+
+def _report_of(entry: dict[str, Any]) -> Report:
+    assert entry.keys() == {f.name for f in fields(Report)}
+    return Report(
+        calls=entry["calls"],
+        devices=tuple(DeviceState(**device) for device in entry["devices"]),
+        kernels={name: KernelCounters(**counters) for name, counters in entry["kernels"].items()},
+        findings=tuple(map(_finding_of, entry["findings"])),
+        misuses=tuple(Misuse(**misuse) for misuse in entry["misuses"]),
+    )
+
+
+def _finding_of(entry: dict[str, Any]) -> Finding:
+    return Finding(**{**entry, "workgroup": tuple(entry["workgroup"])})

@@ -1,0 +1,160 @@
+// Each device has a thread that runs its work, one piece at a time, in the order that order.c chooses, and a
+// thread for the host functions in its streams.
+#include "executor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory.h"
+#include "order.h"
+#include "report.h"
+
+// The host function that waits for its thread or is being called.
+typedef struct { stream_t *stream; work_t *work; } host_call_t;
+
+enum { MAX_HOST_CALLS = 1024 };
+static struct host_queue {
+  host_call_t calls[MAX_HOST_CALLS];
+  size_t first, count;
+} host_queues[MAX_DEVICES];
+
+static bool is_stopping;
+static int num_running;
+static _Thread_local bool is_host_thread;
+
+static void free_work(work_t *work) {
+  if (work->release) work->release(work->payload);
+  free(work);
+}
+
+void executor_fail(device_t *device, hipError_t error) {
+  if (device->error == hipSuccess) device->error = error;
+  pthread_cond_broadcast(&work_changed);
+}
+
+bool executor_is_idle(const device_t *device) {
+  for (const stream_t *s = device->streams; s; s = s->next)
+    if (s->head || s->is_busy) return false;
+  return true;
+}
+
+// Runs without the lock, which is held before and after.
+static void run(stream_t *stream, work_t *work) {
+  device_t *device = stream->device;
+  hipError_t error = device->error;
+  stream->is_busy = true;
+  num_running++;
+  pthread_mutex_unlock(&work_lock);
+  memory_begin_use();
+  if (error == hipSuccess) error = work->run(work->payload);
+  memory_end_use();
+  free_work(work);
+  pthread_mutex_lock(&work_lock);
+  num_running--;
+  stream->is_busy = false;
+  if (error != hipSuccess) executor_fail(device, error);
+}
+
+static void hand_to_host(stream_t *stream, work_t *work) {
+  struct host_queue *q = &host_queues[stream->device->index];
+  if (stream->device->error != hipSuccess || q->count == MAX_HOST_CALLS) return free_work(work);
+  stream->is_busy = true;
+  q->calls[(q->first + q->count++) % MAX_HOST_CALLS] = (host_call_t){stream, work};
+}
+
+static void step(stream_t *stream) {
+  work_t *work = stream_take_head(stream);
+  switch (work->kind) {
+    case WORK_RUN: run(stream, work); break;
+    case WORK_HOST: hand_to_host(stream, work); break;
+    case WORK_MARK:
+      mark_finish(work->mark, stream->device->error);
+      mark_release(work->mark);
+      free_work(work);
+      break;
+    case WORK_WAIT:
+      mark_release(work->mark);
+      free_work(work);
+      break;
+  }
+  stream_sweep(stream);
+  pthread_cond_broadcast(&work_changed);
+}
+
+// Lets other streams get something to do, now and then.
+static void dawdle(device_t *device) {
+  const uint64_t draw = order_random(device);
+  if (settings.is_late || draw % 8) return;
+  const struct timespec pause = {.tv_nsec = (long)(draw / 8 % 100000)};
+  pthread_mutex_unlock(&work_lock);
+  nanosleep(&pause, NULL);
+  pthread_mutex_lock(&work_lock);
+}
+
+static void *execute(void *argument) {
+  device_t *device = argument;
+  pthread_mutex_lock(&work_lock);
+  while (!is_stopping) {
+    if (order_next(device)) dawdle(device);
+    stream_t *stream = order_next(device);
+    if (stream) step(stream);
+    else order_wait(device);
+  }
+  pthread_mutex_unlock(&work_lock);
+  return NULL;
+}
+
+static void *call_host(void *argument) {
+  struct host_queue *q = argument;
+  is_host_thread = true;
+  pthread_mutex_lock(&work_lock);
+  while (!is_stopping) {
+    if (!q->count) {
+      pthread_cond_wait(&work_changed, &work_lock);
+      continue;
+    }
+    const host_call_t c = q->calls[q->first];
+    q->first = (q->first + 1) % MAX_HOST_CALLS;
+    q->count--;
+    pthread_mutex_unlock(&work_lock);
+    c.work->call(c.work->data);
+    free_work(c.work);
+    pthread_mutex_lock(&work_lock);
+    c.stream->is_busy = false;
+    stream_sweep(c.stream);
+    pthread_cond_broadcast(&work_changed);
+  }
+  pthread_mutex_unlock(&work_lock);
+  return NULL;
+}
+
+static void start_thread(void *(*body)(void *), void *argument) {
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, body, argument)) abort();
+  pthread_detach(thread);
+}
+
+void executor_start(device_t *device) {
+  order_seed(device);
+  device->null_stream = stream_create(device, hipStreamDefault);
+  start_thread(execute, device);
+  start_thread(call_host, &host_queues[device->index]);
+}
+
+void executor_note_call(const char *function) {
+  if (strcmp(function, "hipEventQuery")) order_note_activity();
+  if (is_host_thread) report_misuse(function, NULL, "called in a host function of a stream");
+}
+
+// The process ends (before report.c writes its summary): nothing new is begun, and what runs gets a moment to
+// end, as it uses memory of the process.
+__attribute__((destructor(201))) static void stop(void) {
+  pthread_mutex_lock(&work_lock);
+  is_stopping = true;
+  pthread_cond_broadcast(&work_changed);
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += 2;
+  while (num_running && !pthread_cond_timedwait(&work_changed, &work_lock, &until)) {}
+  pthread_mutex_unlock(&work_lock);
+}

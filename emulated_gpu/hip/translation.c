@@ -1,0 +1,119 @@
+// Runs `EMULATED_GPU_PYTHON -P -m emulated_gpu.translate` once for each code object (-P: nothing
+// is imported from the working folder).
+//
+// Programs are kept in EMULATED_GPU_CACHE, named after the code object's hash; library.py gives each version
+// of the translator a folder of its own. Several processes and threads may want the same one: the first to
+// lock its lock file translates, and a program appears under its name only when it is whole.
+#include "translation.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+typedef struct { char code_object[PATH_MAX], program[PATH_MAX], partial[PATH_MAX], lock[PATH_MAX]; } paths_t;
+
+// FNV-1a, twice with different starts.
+static void hash_of(const uint8_t *data, size_t bytes, uint64_t hash[2]) {
+  hash[0] = 0xcbf29ce484222325u;
+  hash[1] = 0x84222325cbf29ce4u;
+  for (size_t i = 0; i < bytes; i++)
+    for (int n = 0; n < 2; n++) hash[n] = (hash[n] ^ data[i] ^ (n ? i & 0xff : 0)) * 0x100000001b3u;
+}
+
+static bool fill_paths(const char *cache, const uint64_t hash[2], paths_t *p) {
+  char stem[PATH_MAX - 64];
+  const int length = snprintf(stem, sizeof stem, "%s/%016lx%016lx", cache, hash[0], hash[1]);
+  if (length >= (int)sizeof stem) return false;
+  snprintf(p->code_object, PATH_MAX, "%s.hsaco", stem);
+  snprintf(p->program, PATH_MAX, "%s.program", stem);
+  snprintf(p->partial, PATH_MAX, "%s.partial", stem);
+  snprintf(p->lock, PATH_MAX, "%s.lock", stem);
+  return true;
+}
+
+static bool write_file(const char *path, const void *data, size_t bytes) {
+  FILE *file = fopen(path, "we");
+  if (!file) return false;
+  const bool is_whole = fwrite(data, 1, bytes, file) == bytes;
+  return !fclose(file) && is_whole;
+}
+
+// The environment with PYTHONPATH as EMULATED_GPU_ROOT says; the caller frees both.
+static char **environment_with_path(char **variable) {
+  const char *root = getenv("EMULATED_GPU_ROOT");
+  size_t count = 0;
+  while (environ[count]) count++;
+  char **copy = calloc(count + 2, sizeof *copy);
+  if (!copy || asprintf(variable, "PYTHONPATH=%s", root ? root : ".") < 0) abort();
+  size_t kept = 0;
+  for (size_t i = 0; i < count; i++)
+    if (strncmp(environ[i], "PYTHONPATH=", 11)) copy[kept++] = environ[i];
+  copy[kept] = *variable;
+  return copy;
+}
+
+// The exit status, or -1 where no process was started.
+static int run_translator(const char *python, const paths_t *p) {
+  char *const arguments[] = {(char *)python, "-P", "-m", "emulated_gpu.translate", (char *)p->code_object,
+                             (char *)p->partial, NULL};
+  char *variable;
+  char **environment = environment_with_path(&variable);
+  pid_t child;
+  int status = -1;
+  errno = posix_spawnp(&child, python, NULL, NULL, arguments, environment);
+  if (!errno)
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+  free(environment);
+  free(variable);
+  return status;
+}
+
+static bool translate(const void *code_object, size_t bytes, const paths_t *p, char *error,
+                      size_t error_size) {
+  const char *python = getenv("EMULATED_GPU_PYTHON");
+  if (!write_file(p->code_object, code_object, bytes)) {
+    snprintf(error, error_size, "cannot write %s: %s", p->code_object, strerror(errno));
+    return false;
+  }
+  const int status = run_translator(python ? python : "python3", p);
+  if (status || rename(p->partial, p->program)) {
+    snprintf(error, error_size, "the translator failed on %s (status %d)", p->code_object, status);
+    return false;
+  }
+  unlink(p->code_object);  // kept where it failed, to look at
+  return true;
+}
+
+bool translation_of(const void *code_object, size_t bytes, char *path, size_t path_size, char *error,
+                    size_t error_size) {
+  const char *cache = getenv("EMULATED_GPU_CACHE");
+  uint64_t hash[2];
+  paths_t p;
+  hash_of(code_object, bytes, hash);
+  if (!cache || !fill_paths(cache, hash, &p)) {
+    snprintf(error, error_size, "EMULATED_GPU_CACHE names no folder for programs");
+    return false;
+  }
+  mkdir(cache, 0777);
+  const int lock = open(p.lock, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+  if (lock < 0 || flock(lock, LOCK_EX)) {
+    snprintf(error, error_size, "cannot lock %s: %s", p.lock, strerror(errno));
+    if (lock >= 0) close(lock);
+    return false;
+  }
+  const bool is_there = !access(p.program, R_OK) || translate(code_object, bytes, &p, error, error_size);
+  close(lock);
+  snprintf(path, path_size, "%s", p.program);
+  return is_there;
+}

@@ -1,0 +1,67 @@
+// The steps of a division as AMD's compilers expand it: scale both sides, refine an approximate reciprocal
+// with fused multiply-adds, scale back (fmas), and put special values in place (fixup). Source: ISA manuals,
+// V_DIV_SCALE_F32, V_DIV_FMAS_F32, V_DIV_FIXUP_F32 and those of f64, with their errors mended: "== DENORM"
+// means "is denormal", a huge denominator is scaled down rather than up, fmas scales up or down by the size
+// of the quotient, and fixup sees overflow. With these the expansion is correctly rounded, which the tests
+// check.
+#pragma once
+#include "wave.h"
+
+// real: the type; exponent_of_bits: the biased exponent of x; far: the distance of exponents from which a
+// quotient is near overflow; by: the exponent of the scale; tiny: the largest biased exponent of a tiny
+// numerator; normal: the least normal number.
+#define DEFINE_DIVISION(real, suffix, exponent_of_bits, far, by, tiny, normal) \
+  static inline int biased_exponent_##suffix(real x) { return (int)(exponent_of_bits); } \
+  static inline bool is_denormal_##suffix(real x) { return x != 0 && fabs((double)x) < normal; } \
+  static inline real div_scale_##suffix(real x, real denominator, real numerator, bool *scales_back) { \
+    const real up = (real)0x1p##by, down = (real)0x1p-##by; \
+    const bool is_inverse_denormal = is_denormal_##suffix(1 / denominator); \
+    const bool is_quotient_denormal = is_denormal_##suffix(numerator / denominator); \
+    if (numerator == 0 || denominator == 0) return (real)NAN; \
+    if (biased_exponent_##suffix(numerator) - biased_exponent_##suffix(denominator) >= far) { \
+      *scales_back = true; \
+      return x == denominator ? x * up : x; \
+    } \
+    if (is_denormal_##suffix(denominator)) return x * up; \
+    if (is_inverse_denormal) { \
+      *scales_back = is_quotient_denormal; \
+      return !is_quotient_denormal || x == denominator ? x * down : x; \
+    } \
+    if (is_quotient_denormal) { \
+      *scales_back = true; \
+      return x == numerator ? x * up : x; \
+    } \
+    return biased_exponent_##suffix(numerator) <= tiny ? x * up : x; \
+  }
+
+DEFINE_DIVISION(float, f32, f32_bits(x) >> 23 & 0xff, 96, 64, 23, 0x1p-126)
+DEFINE_DIVISION(double, f64, f64_bits(x) >> 52 & 0x7ff, 768, 128, 53, 0x1p-1022)
+
+// a * b + c, scaled back where the division was scaled: up where the quotient c is large, else down. An f32
+// is rounded once even where it ends as a denormal: the sum is made in f64 and rounded to odd, which needs
+// its rounding error (Knuth's two-sum; Boldo and Melquiond, 2008). An f64 may then be 1 ulp off.
+static inline float div_fmas_f32(float a, float b, float c, bool scales_back) {
+  const double product = (double)a * b, sum = product + c, part = sum - product;
+  const double error = (product - (sum - part)) + (c - part);
+  const uint64_t bits = f64_bits(sum), towards_error = (error > 0) == (sum > 0) ? bits + 1 : bits - 1;
+  const double odd = as_f64(error == 0 || error != error || bits & 1 ? bits : towards_error);
+  return scales_back ? (float)(odd * (fabsf(c) >= 2 ? 0x1p64 : 0x1p-64)) : fmaf(a, b, c);
+}
+static inline double div_fmas_f64(double a, double b, double c, bool scales_back) {
+  return fma(a, b, c) * (!scales_back ? 1 : fabs(c) >= 2 ? 0x1p128 : 0x1p-128);
+}
+
+// The quotient of c by b that `a` approximates, with the results that division has for special values.
+// `distance`: of the exponents of c and b; with it beyond `least` or `most` the quotient is 0 or infinite,
+// and `a` may be anything.
+#define DEFINE_DIV_FIXUP(real, suffix, distance, least, most) \
+  static inline real div_fixup_##suffix(real a, real b, real c) { \
+    const real sign = (real)copysign(1, (double)b) * (real)copysign(1, (double)c); \
+    if (c != c || b != b || (b == 0 && c == 0) || (isinf(b) && isinf(c))) return (real)NAN; \
+    if (b == 0 || isinf(c)) return sign * (real)INFINITY; \
+    if (isinf(b) || c == 0 || distance < least) return sign * 0; \
+    return sign * (distance > most ? (real)INFINITY : (real)fabs((double)a)); \
+  }
+DEFINE_DIV_FIXUP(float, f32, biased_exponent_f32(c) - biased_exponent_f32(b), -150, 128)
+DEFINE_DIV_FIXUP(double, f64, biased_exponent_f64(c) - biased_exponent_f64(b), -1075, 1024)
+DEFINE_DIV_FIXUP(float, f16, 0, 0, 0)

@@ -1,0 +1,210 @@
+// Matrix operations: from registers to matrices, their product, and back.
+//
+// A wave holds rows of A, columns of B and rows of D so (AMD, "Matrix Instruction Calculator", and the
+// ISA manuals). Lanes form groups as wide as the rows of A of all blocks (or the columns of B). A lane's
+// registers hold elements of a row, in runs of consecutive k: all groups' first runs, then all groups' second
+// runs. D is held likewise: groups as wide as a row, and runs of consecutive rows.
+//
+// Products are added by f32 fused multiply-adds in the order of k, beginning with C. For f32 MI300 does just
+// this; for smaller types it adds groups of products with more bits and truncates (Xie et al., "MMA-Sim",
+// arXiv 2511.10909), so results may differ from hardware's in the last bits. Denormals are kept, as on CDNA 3
+// (ibid.). Products of integers and their sums are below 2^24, where f32 is exact.
+#pragma once
+#include "matrix_formats.h"
+
+typedef struct {
+  int m, n, k, blocks;
+  int groups;        // of lanes that hold the same rows with different k
+  int k_run;         // consecutive k of a lane
+  int row_run;       // consecutive rows of D of a lane
+  bool swaps_k, swaps_rows;  // the second and third group change places (RDNA 4, 64 lanes)
+  bool replicates;   // all lanes hold A and B, as copies of the first 16 (RDNA 3)
+} shape_t;
+
+// Matrices as dense arrays: a[k][block, row], b[k][block, column], d[block, row][column].
+#define MAX_ELEMENTS 2048
+typedef struct {
+  float a[MAX_ELEMENTS] __attribute__((aligned(64)));
+  float b[MAX_ELEMENTS] __attribute__((aligned(64)));
+  float d[MAX_ELEMENTS] __attribute__((aligned(64)));
+  uint64_t a_defined, b_defined;  // bit for each row (column) of all blocks
+  int cbsz, abid;  // which blocks share an A
+} matrices_t;
+
+// How a source is read: in which format, with which elements negated, and from which lanes.
+typedef struct {
+  enum format format;
+  bool negates_even, negates_odd;  // elements of a lane
+  int pattern;                     // of lanes, as the field BLGP
+} source_t;
+
+// The position of a lane's element in a row (or of a row in D): runs of all groups are interleaved.
+static inline int position(int run, int groups, bool swaps, int element, int group) {
+  if (swaps && (group == 1 || group == 2)) group = 3 - group;
+  return run * (groups * (element / run) + group) + element % run;
+}
+
+// BLGP (CDNA 3 ISA, "Broadcasting values"): which 16 lanes each 16 lanes take their values from.
+static const uint8_t lane_patterns[8][4] = {
+  {0, 1, 2, 3}, {0, 1, 0, 1}, {2, 3, 2, 3}, {1, 2, 3, 0},
+  {0, 0, 0, 0}, {1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3, 3},
+};
+static inline void permute_lanes(int pattern, float *x) {
+  float from[MAX_LANES];
+  memcpy(from, x, sizeof from);
+  for (int g = 0; g < 4; g++) memcpy(x + 16 * g, from + 16 * lane_patterns[pattern][g], 16 * sizeof *x);
+}
+static inline uint64_t permute_mask(int pattern, uint64_t lanes) {
+  uint64_t out = 0;
+  for (int g = 0; g < 4; g++) out |= (lanes >> 16 * lane_patterns[pattern][g] & 0xffff) << 16 * g;
+  return out;
+}
+
+// Lanes whose registers are all defined.
+static inline uint64_t defined_lanes(const wave_t *w, const operand_t *o, int registers) {
+  uint64_t defined = ~0ull;
+  for (int r = 0; r < registers; r++) defined &= w->v_defined[o->index + r];
+  return defined;
+}
+
+// The rows of which copies in other lanes differ; what hardware makes of them is not documented.
+static inline uint64_t differing_rows(const uint32_t *bits, int width) {
+  uint64_t rows = 0;
+  for (int l = width; l < LANES; l++) rows |= (uint64_t)(bits[l] != bits[l % width]) << l % width;
+  return rows;
+}
+
+// Reads A or B into out[k][block, row]; returns which rows are defined.
+static inline uint64_t read_rows(
+    const wave_t *w, const operand_t *o, const shape_t *s, int rows, source_t source, float *out) {
+  const int width = rows * s->blocks, elements = s->k / s->groups, bits = format_bits(source.format);
+  const size_t row_bytes = sizeof *out * (size_t)width;
+  uint64_t defined = permute_mask(source.pattern, defined_lanes(w, o, (elements * bits + 31) / 32));
+  uint64_t all = ~0ull;
+  for (int e = 0; e < elements; e++) {
+    uint32_t raw[MAX_LANES];
+    float x[MAX_LANES] = {0};
+    read_bits(w, o->index, bits, e, raw);
+    to_f32(source.format, raw, x);
+    if (source.pattern) permute_lanes(source.pattern, x);
+    if (e % 2 ? source.negates_odd : source.negates_even) FOR_LANES(l) x[l] = -x[l];
+    if (s->replicates) defined &= ~differing_rows(raw, width);
+    for (int g = 0; g < s->groups; g++)
+      memcpy(out + position(s->k_run, s->groups, s->swaps_k, e, g) * width, x + g * width, row_bytes);
+  }
+  for (int l = 0; l < (s->replicates ? LANES : s->groups * width); l += width) all &= defined >> l;
+  return all;
+}
+
+// ---- the product
+static inline __attribute__((always_inline)) void multiply_row(
+    const float *a, int a_step, const float *b, int b_step, int k, int n, float *d) {
+  float sum[32];
+  for (int j = 0; j < n; j++) sum[j] = d[j];
+  for (int l = 0; l < k; l++)
+    for (int j = 0; j < n; j++) sum[j] = __builtin_fmaf(a[l * a_step], b[l * b_step + j], sum[j]);
+  for (int j = 0; j < n; j++) d[j] = sum[j];
+}
+// CBSZ and ABID (CDNA 3 ISA, "Broadcasting values"): of each 2^cbsz blocks, number `abid` is the A of all.
+static inline int block_of_a(const matrices_t *x, int block) {
+  return (block >> x->cbsz << x->cbsz) + (x->abid & ((1 << x->cbsz) - 1));
+}
+static inline void multiply(const shape_t *s, matrices_t *x) {
+  const int a_step = s->m * s->blocks, b_step = s->n * s->blocks;
+  for (int block = 0; block < s->blocks; block++) {
+    const float *a = x->a + block_of_a(x, block) * s->m, *b = x->b + block * s->n;
+    for (int row = 0; row < s->m; row++) {
+      float *d = x->d + (block * s->m + row) * s->n;
+      if (s->n == 16) multiply_row(a + row, a_step, b, b_step, s->k, 16, d);
+      else if (s->n == 32) multiply_row(a + row, a_step, b, b_step, s->k, 32, d);
+      else multiply_row(a + row, a_step, b, b_step, s->k, 4, d);
+    }
+  }
+}
+
+// ---- C and D
+static inline int result_elements(const shape_t *s) { return s->m * s->n * s->blocks / LANES; }
+static inline int result_row(const shape_t *s, int element, int group) {
+  return position(s->row_run, LANES / s->n, s->swaps_rows, element, group);
+}
+// Copies between a register's lanes and the rows of D that they hold.
+static inline void rows_from_lanes(const shape_t *s, int element, const float *lanes, float *d) {
+  for (int g = 0; g < LANES / s->n; g++)
+    memcpy(d + result_row(s, element, g) * s->n, lanes + g * s->n, sizeof *d * (size_t)s->n);
+}
+static inline void lanes_from_rows(const shape_t *s, int element, const float *d, float *lanes) {
+  for (int g = 0; g < LANES / s->n; g++)
+    memcpy(lanes + g * s->n, d + result_row(s, element, g) * s->n, sizeof *d * (size_t)s->n);
+}
+// The lanes of an element of D whose row of A and column of B are defined.
+static inline uint64_t defined_results(const shape_t *s, const matrices_t *x, int element) {
+  const uint64_t columns = (1ull << s->n) - 1;
+  uint64_t lanes = 0;
+  for (int g = 0; g < LANES / s->n; g++) {
+    const int row = result_row(s, element, g), block = row / s->m;
+    const bool is_defined = x->a_defined >> (block_of_a(x, block) * s->m + row % s->m) & 1;
+    if (is_defined) lanes |= (x->b_defined >> block * s->n & columns) << g * s->n;
+  }
+  return lanes;
+}
+// 32 bits a lane of C: an element's register, or the constant.
+static inline uint64_t read_c(wave_t *w, const operand_t *o, int element, uint32_t *out) {
+  if (o->kind == VGPR) {
+    memcpy(out, w->v[o->index + element], sizeof *out * LANES);
+    return w->v_defined[o->index + element];
+  }
+  const uint32_t x = read_scalar32(w, o);
+  FOR_LANES(l) out[l] = x;
+  return ~0ull;
+}
+
+static inline void read_c_f32(wave_t *w, const operand_t *o, const shape_t *s, matrices_t *x) {
+  for (int e = 0; e < result_elements(s); e++) {
+    uint32_t c[MAX_LANES];
+    float lanes[MAX_LANES] = {0};
+    read_c(w, o, e, c);
+    to_f32(F32, c, lanes);
+    rows_from_lanes(s, e, lanes, x->d);
+  }
+}
+// Writes D. C is read for what is known of its elements; its registers are those of D or others.
+static inline void write_d_f32(wave_t *w, const instruction_t *i, const shape_t *s, const matrices_t *x) {
+  const unsigned first = i->operand[DST].index;
+  const operand_t *o = &i->operand[SRC2];
+  for (int e = 0; e < result_elements(s); e++) {
+    const uint64_t c_defined = o->kind == VGPR ? w->v_defined[o->index + e] : ~0ull;
+    float lanes[MAX_LANES] = {0};
+    lanes_from_rows(s, e, x->d, lanes);
+    FOR_LANES(l) w->v[first + e][l] = f32_bits(lanes[l]);
+    w->v_defined[first + e] = c_defined & defined_results(s, x, e);
+  }
+}
+static inline int32_t saturated(int64_t x) {
+  return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x;
+}
+// D = C + sums, wrapping or saturating.
+static inline void write_d_i32(
+    wave_t *w, const instruction_t *i, const shape_t *s, const matrices_t *x, bool saturates) {
+  const unsigned first = i->operand[DST].index;
+  for (int e = 0; e < result_elements(s); e++) {
+    uint32_t c[MAX_LANES];
+    float sums[MAX_LANES] = {0};
+    const uint64_t c_defined = read_c(w, &i->operand[SRC2], e, c);
+    lanes_from_rows(s, e, x->d, sums);
+    uint32_t *d = w->v[first + e];
+    if (saturates) FOR_LANES(l) d[l] = (uint32_t)saturated((int64_t)(int32_t)c[l] + (int32_t)sums[l]);
+    else FOR_LANES(l) d[l] = c[l] + (uint32_t)(int32_t)sums[l];
+    w->v_defined[first + e] = c_defined & defined_results(s, x, e);
+  }
+}
+
+// True unless an operand is of a kind that these operations do not take, which stops the kernel.
+static inline bool has_registers(wave_t *w, const instruction_t *i) {
+  const operand_t *o = i->operand;
+  if (o[SRC0].kind == VGPR && o[SRC1].kind == VGPR && o[DST].kind == VGPR) return true;
+  fail(w, i, UNKNOWN_INSTRUCTION, LAUNCH_UNKNOWN_INSTRUCTION);
+  return false;
+}
+static inline void count_multiply_adds(wave_t *w, const shape_t *s) {
+  w->counters.matrix_operations += (uint64_t)s->m * s->n * s->k * s->blocks;
+}

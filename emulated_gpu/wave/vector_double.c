@@ -1,0 +1,109 @@
+// Vector operations on f64.
+#include "division.h"
+#include "floating.h"
+
+// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` as in is_ieee.
+// Hardware's reciprocals and roots are approximate, and compilers refine them; these are rounded correctly.
+#define UNARY(X) \
+  X(v_rcp_f64, 1 / a) \
+  X(v_rsq_f64, 1 / sqrt(a)) \
+  X(v_sqrt_f64, sqrt(a)) \
+  X(v_trunc_f64, trunc(a)) \
+  X(v_ceil_f64, ceil(a)) \
+  X(v_floor_f64, floor(a)) \
+  X(v_rndne_f64, rint(a)) \
+  X(v_fract_f64, fract_f64(a)) \
+  X(v_frexp_mant_f64, frexp(a, &(int){0}))
+
+#define BINARY(X) \
+  X(v_add_f64, a + b) \
+  X(v_mul_f64, a * b) \
+  X(v_max_f64, max_f64(a, b, ieee)) \
+  X(v_min_f64, min_f64(a, b, ieee)) \
+  X(v_maximum_f64, maximum_f64(a, b)) \
+  X(v_minimum_f64, minimum_f64(a, b))
+
+#define TERNARY(X) \
+  X(v_fma_f64, fma(a, b, c)) \
+  X(v_div_fixup_f64, div_fixup_f64(a, b, c))
+
+#define DEFINE(name, num_sources, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    const bool ieee = is_ieee(w); \
+    lanes_f64_t x, y, z, d; \
+    read_f64(w, i, 0, &x); \
+    if (num_sources > 1) read_f64(w, i, 1, &y); \
+    if (num_sources > 2) read_f64(w, i, 2, &z); \
+    FOR_LANES(l) { \
+      const double a = x.lane[l], b = num_sources > 1 ? y.lane[l] : 0, c = num_sources > 2 ? z.lane[l] : 0; \
+      d.lane[l] = (expression); \
+      (void)b, (void)c; \
+    } \
+    write_f64(w, i, &d); \
+    (void)ieee; \
+  }
+#define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
+#define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
+#define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)
+UNARY(DEFINE_UNARY)
+BINARY(DEFINE_BINARY)
+TERNARY(DEFINE_TERNARY)
+
+static void v_ldexp_f64(wave_t *w, const instruction_t *i) {
+  lanes_f64_t x, d;
+  lanes32_t exponent;
+  read_f64(w, i, 0, &x);
+  read32(w, i, 1, &exponent);
+  FOR_LANES(l) d.lane[l] = ldexp(x.lane[l], (int32_t)exponent.lane[l]);
+  write_f64(w, i, &d);
+}
+
+static int exponent_of(double x) {
+  int exponent = 0;
+  frexp(x, &exponent);
+  return isfinite(x) ? exponent : 0;
+}
+static void v_frexp_exp_i32_f64(wave_t *w, const instruction_t *i) {
+  lanes_f64_t x;
+  lanes32_t d;
+  read_f64(w, i, 0, &x);
+  FOR_LANES(l) d.lane[l] = (uint32_t)exponent_of(x.lane[l]);
+  write32(w, i, &d);
+}
+
+static void v_div_scale_f64(wave_t *w, const instruction_t *i) {
+  lanes_f64_t x, denominator, numerator, d;
+  uint64_t scales_back = 0;
+  read_f64(w, i, 0, &x);
+  read_f64(w, i, 1, &denominator);
+  read_f64(w, i, 2, &numerator);
+  FOR_LANES(l) {
+    bool flag = false;
+    d.lane[l] = div_scale_f64(x.lane[l], denominator.lane[l], numerator.lane[l], &flag);
+    scales_back |= (uint64_t)flag << l;
+  }
+  write_f64(w, i, &d);
+  write_carry(w, &i->operand[DST2], scales_back);
+}
+
+static void v_div_fmas_f64(wave_t *w, const instruction_t *i) {
+  lanes_f64_t x, y, z, d;
+  read_f64(w, i, 0, &x);
+  read_f64(w, i, 1, &y);
+  read_f64(w, i, 2, &z);
+  const uint64_t scales_back = read_mask(w, &i->operand[SRC3]);
+  FOR_LANES(l) d.lane[l] = div_fmas_f64(x.lane[l], y.lane[l], z.lane[l], has_lane(scales_back, l));
+  write_f64(w, i, &d);
+}
+
+#define ROW(name, ...) {#name, name},
+OPERATIONS(vector_double) = {
+  UNARY(ROW)
+  BINARY(ROW)
+  TERNARY(ROW)
+  ROW(v_ldexp_f64)
+  ROW(v_frexp_exp_i32_f64)
+  ROW(v_div_scale_f64)
+  ROW(v_div_fmas_f64)
+  {NULL, NULL},
+};

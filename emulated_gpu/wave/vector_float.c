@@ -1,0 +1,151 @@
+// Vector operations on f32.
+#include "division.h"
+#include "floating.h"
+
+// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` as in is_ieee.
+#define UNARY(X) \
+  X(v_rcp_f32, reciprocal(a)) \
+  X(v_rcp_iflag_f32, reciprocal(a)) \
+  X(v_rsq_f32, reciprocal_root(a)) \
+  X(v_sqrt_f32, root_of(a)) \
+  X(v_exp_f32, exp2_of(a)) \
+  X(v_log_f32, log2_of(a)) \
+  X(v_sin_f32, is_past_range(w, a) ? 0 : sine_of_turns(a)) \
+  X(v_cos_f32, is_past_range(w, a) ? 1 : cosine_of_turns(a)) \
+  X(v_trunc_f32, truncf(a)) \
+  X(v_ceil_f32, ceilf(a)) \
+  X(v_floor_f32, floorf(a)) \
+  X(v_rndne_f32, rintf(a)) \
+  X(v_fract_f32, fract_f32(a)) \
+  X(v_frexp_mant_f32, frexpf(a, &(int){0}))
+
+#define BINARY(X) \
+  X(v_add_f32, a + b) \
+  X(v_sub_f32, a - b) \
+  X(v_subrev_f32, b - a) \
+  X(v_mul_f32, a * b) \
+  X(v_mul_legacy_f32, multiply_legacy(a, b)) \
+  X(v_max_f32, max_f32(a, b, ieee)) \
+  X(v_min_f32, min_f32(a, b, ieee)) \
+  X(v_maximum_f32, maximum_f32(a, b)) \
+  X(v_minimum_f32, minimum_f32(a, b))
+
+#define TERNARY(X) \
+  X(v_fma_f32, fmaf(a, b, c)) \
+  X(v_fma_legacy_f32, (a == 0) | (b == 0) ? 0 + c : fmaf(a, b, c)) \
+  X(v_max3_f32, max_f32(max_f32(a, b, ieee), c, ieee)) \
+  X(v_min3_f32, min_f32(min_f32(a, b, ieee), c, ieee)) \
+  X(v_med3_f32, median_f32(a, b, c, ieee)) \
+  X(v_maxmin_f32, min_f32(max_f32(a, b, ieee), c, ieee)) \
+  X(v_minmax_f32, max_f32(min_f32(a, b, ieee), c, ieee)) \
+  X(v_maximum3_f32, maximum_f32(maximum_f32(a, b), c)) \
+  X(v_minimum3_f32, minimum_f32(minimum_f32(a, b), c)) \
+  X(v_maximumminimum_f32, minimum_f32(maximum_f32(a, b), c)) \
+  X(v_minimummaximum_f32, maximum_f32(minimum_f32(a, b), c)) \
+  X(v_div_fixup_f32, div_fixup_f32(a, b, c))
+
+// 0 times anything is 0, as in DirectX 9.
+static inline float multiply_legacy(float a, float b) { return (a == 0) | (b == 0) ? 0 : a * b; }
+
+#define DEFINE_UNARY(name, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    lanes_f32_t x, d; \
+    read_f32(w, i, 0, &x); \
+    FOR_LANES(l) { \
+      const float a = x.lane[l]; \
+      d.lane[l] = (expression); \
+    } \
+    write_f32(w, i, &d); \
+  }
+UNARY(DEFINE_UNARY)
+
+#define DEFINE_BINARY(name, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    const bool ieee = is_ieee(w); \
+    lanes_f32_t x, y, d; \
+    read_f32(w, i, 0, &x); \
+    read_f32(w, i, 1, &y); \
+    FOR_LANES(l) { \
+      const float a = x.lane[l], b = y.lane[l]; \
+      d.lane[l] = (expression); \
+    } \
+    write_f32(w, i, &d); \
+    (void)ieee; \
+  }
+BINARY(DEFINE_BINARY)
+
+#define DEFINE_TERNARY(name, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    const bool ieee = is_ieee(w); \
+    lanes_f32_t x, y, z, d; \
+    read_f32(w, i, 0, &x); \
+    read_f32(w, i, 1, &y); \
+    read_f32(w, i, 2, &z); \
+    FOR_LANES(l) { \
+      const float a = x.lane[l], b = y.lane[l], c = z.lane[l]; \
+      d.lane[l] = (expression); \
+    } \
+    write_f32(w, i, &d); \
+    (void)ieee; \
+  }
+TERNARY(DEFINE_TERNARY)
+
+static void v_ldexp_f32(wave_t *w, const instruction_t *i) {
+  lanes_f32_t x, d;
+  lanes32_t exponent;
+  read_f32(w, i, 0, &x);
+  read32(w, i, 1, &exponent);
+  FOR_LANES(l) d.lane[l] = scale_f32(x.lane[l], (int32_t)exponent.lane[l]);
+  write_f32(w, i, &d);
+}
+
+static int exponent_of(float x) {
+  int exponent = 0;
+  frexpf(x, &exponent);
+  return isfinite(x) ? exponent : 0;
+}
+static void v_frexp_exp_i32_f32(wave_t *w, const instruction_t *i) {
+  lanes_f32_t x;
+  lanes32_t d;
+  read_f32(w, i, 0, &x);
+  FOR_LANES(l) d.lane[l] = (uint32_t)exponent_of(x.lane[l]);
+  write32(w, i, &d);
+}
+
+// Source 0 scaled for a division of source 2 by source 1; a bit per lane says that v_div_fmas scales back.
+static void v_div_scale_f32(wave_t *w, const instruction_t *i) {
+  lanes_f32_t x, denominator, numerator, d;
+  uint64_t scales_back = 0;
+  read_f32(w, i, 0, &x);
+  read_f32(w, i, 1, &denominator);
+  read_f32(w, i, 2, &numerator);
+  FOR_LANES(l) {
+    bool flag = false;
+    d.lane[l] = div_scale_f32(x.lane[l], denominator.lane[l], numerator.lane[l], &flag);
+    scales_back |= (uint64_t)flag << l;
+  }
+  write_f32(w, i, &d);
+  write_carry(w, &i->operand[DST2], scales_back);
+}
+
+static void v_div_fmas_f32(wave_t *w, const instruction_t *i) {
+  lanes_f32_t x, y, z, d;
+  read_f32(w, i, 0, &x);
+  read_f32(w, i, 1, &y);
+  read_f32(w, i, 2, &z);
+  const uint64_t scales_back = read_mask(w, &i->operand[SRC3]);
+  FOR_LANES(l) d.lane[l] = div_fmas_f32(x.lane[l], y.lane[l], z.lane[l], has_lane(scales_back, l));
+  write_f32(w, i, &d);
+}
+
+#define ROW(name, ...) {#name, name},
+OPERATIONS(vector_float) = {
+  UNARY(ROW)
+  BINARY(ROW)
+  TERNARY(ROW)
+  ROW(v_ldexp_f32)
+  ROW(v_frexp_exp_i32_f32)
+  ROW(v_div_scale_f32)
+  ROW(v_div_fmas_f32)
+  {NULL, NULL},
+};

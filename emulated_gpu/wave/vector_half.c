@@ -1,0 +1,161 @@
+// Vector operations on f16, and the fused multiply-adds that mix f16 and f32.
+//
+// An f16 is computed on as the f32 of the same value; a result is rounded once, as f32 has more than twice
+// the bits.
+#include "division.h"
+#include "floating.h"
+
+// Each row: an operation, and its result from the values a, b, c of sources 0, 1, 2; `ieee` as in is_ieee.
+#define UNARY(X) \
+  X(v_rcp_f16, 1 / a) \
+  X(v_rsq_f16, (float)(1 / sqrt((double)a))) \
+  X(v_sqrt_f16, sqrtf(a)) \
+  X(v_exp_f16, (float)exp2((double)a)) \
+  X(v_log_f16, (float)log2((double)a)) \
+  X(v_sin_f16, is_past_range(w, a) ? 0 : sine_of_turns(a)) \
+  X(v_cos_f16, is_past_range(w, a) ? 1 : cosine_of_turns(a)) \
+  X(v_trunc_f16, truncf(a)) \
+  X(v_ceil_f16, ceilf(a)) \
+  X(v_floor_f16, floorf(a)) \
+  X(v_rndne_f16, rintf(a)) \
+  X(v_fract_f16, fract_f16(a)) \
+  X(v_frexp_mant_f16, frexpf(a, &(int){0}))
+
+#define BINARY(X) \
+  X(v_add_f16, a + b) \
+  X(v_sub_f16, a - b) \
+  X(v_subrev_f16, b - a) \
+  X(v_mul_f16, a * b) \
+  X(v_max_f16, max_f32(a, b, ieee)) \
+  X(v_min_f16, min_f32(a, b, ieee)) \
+  X(v_maximum_f16, maximum_f32(a, b)) \
+  X(v_minimum_f16, minimum_f32(a, b))
+
+#define TERNARY(X) \
+  X(v_fma_f16, fma_f16(a, b, c)) \
+  X(v_max3_f16, max_f32(max_f32(a, b, ieee), c, ieee)) \
+  X(v_min3_f16, min_f32(min_f32(a, b, ieee), c, ieee)) \
+  X(v_med3_f16, median_f32(a, b, c, ieee)) \
+  X(v_maxmin_f16, min_f32(max_f32(a, b, ieee), c, ieee)) \
+  X(v_minmax_f16, max_f32(min_f32(a, b, ieee), c, ieee)) \
+  X(v_maximum3_f16, maximum_f32(maximum_f32(a, b), c)) \
+  X(v_minimum3_f16, minimum_f32(minimum_f32(a, b), c)) \
+  X(v_maximumminimum_f16, minimum_f32(maximum_f32(a, b), c)) \
+  X(v_minimummaximum_f16, maximum_f32(minimum_f32(a, b), c)) \
+  X(v_div_fixup_f16, div_fixup_f16(a, b, c))
+
+static inline float fract_f16(float a) {
+  const float fraction = a - floorf(a);
+  return fraction > 0x1.ffcp-1f ? 0x1.ffcp-1f : fraction;
+}
+
+#define DEFINE_UNARY(name, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    lanes_f32_t x, d; \
+    read_f16(w, i, 0, &x); \
+    FOR_LANES(l) { \
+      const float a = x.lane[l]; \
+      d.lane[l] = (expression); \
+    } \
+    write_f16(w, i, &d, true); \
+  }
+UNARY(DEFINE_UNARY)
+
+#define DEFINE_BINARY(name, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    const bool ieee = is_ieee(w); \
+    lanes_f32_t x, y, d; \
+    read_f16(w, i, 0, &x); \
+    read_f16(w, i, 1, &y); \
+    FOR_LANES(l) { \
+      const float a = x.lane[l], b = y.lane[l]; \
+      d.lane[l] = (expression); \
+    } \
+    write_f16(w, i, &d, true); \
+    (void)ieee; \
+  }
+BINARY(DEFINE_BINARY)
+
+// Those with three sources came with, or were changed by, GFX9, and leave the other half alone.
+#define DEFINE_TERNARY(name, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    const bool ieee = is_ieee(w); \
+    lanes_f32_t x, y, z, d; \
+    read_f16(w, i, 0, &x); \
+    read_f16(w, i, 1, &y); \
+    read_f16(w, i, 2, &z); \
+    FOR_LANES(l) { \
+      const float a = x.lane[l], b = y.lane[l], c = z.lane[l]; \
+      d.lane[l] = (expression); \
+    } \
+    write_f16(w, i, &d, false); \
+    (void)ieee; \
+  }
+TERNARY(DEFINE_TERNARY)
+
+static void v_ldexp_f16(wave_t *w, const instruction_t *i) {
+  lanes_f32_t x, d;
+  lanes32_t exponent;
+  read_f16(w, i, 0, &x);
+  read16(w, i, 1, &exponent);
+  FOR_LANES(l) d.lane[l] = scale_f32(x.lane[l], (int16_t)exponent.lane[l]);
+  write_f16(w, i, &d, true);
+}
+
+static int exponent_of(float x) {
+  int exponent = 0;
+  frexpf(x, &exponent);
+  return isfinite(x) ? exponent : 0;
+}
+static void v_frexp_exp_i16_f16(wave_t *w, const instruction_t *i) {
+  lanes_f32_t x;
+  lanes32_t d;
+  read_f16(w, i, 0, &x);
+  FOR_LANES(l) d.lane[l] = (uint32_t)exponent_of(x.lane[l]);
+  write16(w, i, &d, true);
+}
+
+// Source `n`: an f16 where opsel_hi says so, of the half that opsel names, else an f32. Neither CDNA's
+// v_mad_mix nor v_fma_mix rounds the product: LLVM takes the opcode for a fused multiply-add on GFX9.4.
+static void read_mixed(wave_t *w, const instruction_t *i, int n, lanes_f32_t *out) {
+  if (i->opsel_hi >> n & 1) read_f16(w, i, n, out);
+  else read_f32(w, i, n, out);
+}
+static void mix(wave_t *w, const instruction_t *i, lanes_f32_t *d) {
+  lanes_f32_t x, y, z;
+  read_mixed(w, i, 0, &x);
+  read_mixed(w, i, 1, &y);
+  read_mixed(w, i, 2, &z);
+  FOR_LANES(l) d->lane[l] = fmaf(x.lane[l], y.lane[l], z.lane[l]);
+}
+static void v_fma_mix_f32(wave_t *w, const instruction_t *i) {
+  lanes_f32_t d;
+  mix(w, i, &d);
+  write_f32(w, i, &d);
+}
+// The f32 sum is rounded to f16 anew. opsel's bit 3 names no half here.
+static void write_mixed(wave_t *w, const instruction_t *i, bool is_high) {
+  instruction_t half = *i;
+  lanes_f32_t d;
+  mix(w, i, &d);
+  half.opsel = is_high ? 8 : 0;
+  write_f16(w, &half, &d, false);
+}
+static void v_fma_mixlo_f16(wave_t *w, const instruction_t *i) { write_mixed(w, i, false); }
+static void v_fma_mixhi_f16(wave_t *w, const instruction_t *i) { write_mixed(w, i, true); }
+
+#define ROW(name, ...) {#name, name},
+OPERATIONS(vector_half) = {
+  UNARY(ROW)
+  BINARY(ROW)
+  TERNARY(ROW)
+  ROW(v_ldexp_f16)
+  ROW(v_frexp_exp_i16_f16)
+  ROW(v_fma_mix_f32)
+  ROW(v_fma_mixlo_f16)
+  ROW(v_fma_mixhi_f16)
+  {"v_mad_mix_f32", v_fma_mix_f32},
+  {"v_mad_mixlo_f16", v_fma_mixlo_f16},
+  {"v_mad_mixhi_f16", v_fma_mixhi_f16},
+  {NULL, NULL},
+};

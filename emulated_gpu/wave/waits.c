@@ -1,0 +1,70 @@
+// Waits for memory (waits.h). Order of arrival: LLVM, "User Guide for AMDGPU Backend", memory model, and SIInsertWaitcnts.
+#include "waits.h"
+
+#include "wave.h"
+
+enum wait_counter wait_counter_of(const instruction_t *i, int generation) {
+  switch (i->class) {
+    case CLASS_LOAD: case CLASS_SCRATCH: return WAIT_LOADS;
+    case CLASS_ATOMIC: return WAIT_LOADS;
+    case CLASS_STORE: return generation == 9 ? WAIT_LOADS : WAIT_NONE;  // later chips count stores apart
+    case CLASS_LDS: return WAIT_LDS;
+    case CLASS_SCALAR_MEMORY: return generation == 12 ? WAIT_SCALAR : WAIT_LDS;
+    default: return WAIT_NONE;
+  }
+}
+
+bool waits_outstanding(const waits_t *waits) {
+  for (int c = 0; c < NUM_WAIT_COUNTERS; c++)
+    if (waits->issued[c] != waits->completed[c]) return true;
+  return false;
+}
+
+static bool is_pending(const waits_t *waits, const wait_ticket_t *t) {
+  return t->sequence && (int32_t)(t->sequence - waits->completed[t->counter]) > 0;
+}
+
+static wait_ticket_t *tickets(waits_t *waits, const operand_t *o) {
+  return o->kind == VGPR ? &waits->vgpr[o->index] : o->kind == SGPR ? &waits->sgpr[o->index] : NULL;
+}
+
+static void check_operand(wave_t *w, const instruction_t *i, const operand_t *o, enum wait_counter same) {
+  wait_ticket_t *t = tickets(&w->waits, o);
+  for (int n = 0; t && n < (o->dwords ? o->dwords : 1); n++) {
+    if (!is_pending(&w->waits, &t[n]) || (t[n].counter == same && !t[n].unordered)) continue;
+    report(w, i, MISSING_WAIT, -1, (uint64_t)(o->index + n), w->index);
+    t[n].sequence = 0;  // once an access
+  }
+}
+
+void waits_check(wave_t *w, const instruction_t *i) {
+  for (int n = SRC0; n < NUM_OPERANDS; n++) check_operand(w, i, &i->operand[n], WAIT_NONE);
+  // Data of the same counter arrives in order, so that a later load may overwrite an earlier one's register.
+  check_operand(w, i, &i->operand[DST], (enum wait_counter)i->wait_counter);
+  check_operand(w, i, &i->operand[DST2], WAIT_NONE);
+}
+
+void waits_issue(wave_t *w, const instruction_t *i) {
+  waits_t *waits = &w->waits;
+  const enum wait_counter c = (enum wait_counter)i->wait_counter;
+  const bool unordered = i->class == CLASS_SCALAR_MEMORY;
+  const uint32_t sequence = ++waits->issued[c];
+  if (unordered) waits->unordered[c] = sequence;
+  wait_ticket_t *t = tickets(waits, &i->operand[DST]);
+  for (int n = 0; t && n < (i->operand[DST].dwords ? i->operand[DST].dwords : 1); n++)
+    t[n] = (wait_ticket_t){sequence, (uint8_t)c, unordered};
+}
+
+void waits_for(wave_t *w, enum wait_counter c, int32_t remaining) {
+  waits_t *waits = &w->waits;
+  if (remaining < 0) return;
+  const bool overtaken = waits->unordered[c] > waits->completed[c];
+  if (overtaken && remaining > 0) return;  // any of them may be the ones outstanding
+  const uint32_t covered = waits->issued[c] - (uint32_t)remaining;
+  if ((int32_t)(covered - waits->completed[c]) > 0) waits->completed[c] = covered;
+}
+
+void waits_check_barrier(wave_t *w, const instruction_t *i) {
+  const waits_t *waits = &w->waits;
+  if (waits->issued[WAIT_LDS] != waits->completed[WAIT_LDS]) report(w, i, MISSING_WAIT, -1, 0, w->index);
+}

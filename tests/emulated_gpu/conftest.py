@@ -1,0 +1,40 @@
+"""The emulated GPU in this process: two devices, whose settings tests change by commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from emulated_gpu.control import Control
+from emulated_gpu.library import EmulatedGpu
+
+GPU = EmulatedGpu(devices=2)
+
+
+@pytest.fixture(scope="session")
+def control() -> Control:
+    """The library, loaded with two gfx942. It reads its environment once."""
+    os.environ.update(GPU.environment())
+    return Control()
+
+
+@pytest.fixture
+def fresh(control: Control) -> Iterator[Control]:
+    """The same, with whatever a test asks for undone after it."""
+    control.clear_report()
+    yield control
+    for command in ("forget", "order random", "idle 2", "seed 0", "chip gfx942"):
+        control.command(command)
+    for device in range(GPU.devices):
+        for verb in ("resume", "revive"):
+            control.command(f"{verb} {device}")
+        control.command(f"memory {device} {GPU.memory_bytes}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.emulated)
