@@ -15,7 +15,8 @@ from hypothesis import settings
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from tests import kernel_families
+from tests import hip, kernel_families
+from tests.hip import EmulatedGpus
 
 TINY_OPTIONS = BuildOptions()
 
@@ -23,7 +24,7 @@ BuildTiny = Callable[[BuildOptions], Artifact]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fault-seed", type=int, help="the one schedule of test_fault_schedules.py to run")
+    parser.addoption("--fault-seed", type=int, help="the one fault schedule to run")
 
 
 def pytest_configure() -> None:
@@ -39,9 +40,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-    """Reports which families of kernels ran, and which were only compiled as this CPU lacks their unit."""
+    """Reports which families of kernels ran, those that were only compiled, and the AMD GPUs emulated."""
     yield
-    if line := kernel_families.summary():
+    for line in filter(None, (kernel_families.summary(), hip.summary())):
         terminalreporter.write_line(line)
 
 
@@ -97,3 +98,9 @@ def build_tiny(tmp_path_factory: pytest.TempPathFactory) -> BuildTiny:
 def tiny_artifact(build_tiny: BuildTiny) -> Artifact:
     """`random:tiny` for this CPU, bf16, with the default buckets. Read only."""
     return build_tiny(TINY_OPTIONS)
+
+
+@pytest.fixture(scope="session")
+def emulated_gpus() -> EmulatedGpus:
+    """The emulated AMD GPUs; the library is compiled when it is first used."""
+    return EmulatedGpus()

@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.runtime.names": (),
     "components.runtime": (
         *("abi", "components.runtime.device", "components.runtime.names", "config", "errors"),
-        *("host_cpu", "irpa"),
+        *("gpu_code", "host_cpu", "irpa"),
     ),
     "components.request": ("components.kvcache", "errors"),
     "components.sampling": ("components.request", "errors"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -47,15 +48,21 @@ def llm(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "shortfin_apps.llm", *arguments]
 
 
-def start(artifact: Artifact, *flags: str) -> Service:
-    return start_with(str(artifact.vmfb.parent), *flags)
+def start(artifact: Artifact, *flags: str, environment: Mapping[str, str] | None = None) -> Service:
+    return start_with(str(artifact.vmfb.parent), *flags, environment=environment)
 
 
-def start_with(*flags: str) -> Service:
-    """Starts a server with these flags on a free port."""
+def start_with(*flags: str, environment: Mapping[str, str] | None = None) -> Service:
+    """Starts a server with these flags on a free port; `environment` is added to that of this process."""
     command = [sys.executable, "-m", "shortfin_apps.llm.server", "--port", "0"]
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `stop`
-    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=log, text=True)
+    process = subprocess.Popen(
+        [*command, *flags],
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(r" at (http://\S+)", line):

@@ -21,10 +21,10 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptio
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, SchedulingOptions
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.errors import LlmError
 
 ENV_PREFIX = "SHORTFIN_LLM_"
-GPU_NAMES = ("hip", "amdgpu")  # values of `--device` that are GPUs
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 KEYS = ("api_key", "admin_api_key")
 KEY_FILES = ("api_key_file", "admin_api_key_file")
@@ -113,7 +113,7 @@ class ServerConfig(BaseSettings):
     )
 
     runtime: Literal["auto", "shortfin", "iree"] = Field("auto", description="runtime that executes the VMFB")
-    device: str = Field("cpu", description="cpu (also local-task, hostcpu), or hip (also amdgpu)")
+    device: str = Field("cpu", description="cpu (also local-task, hostcpu), or hip (AMD GPUs; also amdgpu)")
     device_ids: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="GPUs to use, one per pipeline stage: indices or names"
     )

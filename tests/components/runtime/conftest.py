@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from iree.runtime import ParameterIndex
 
+from emulated_gpu.control import Control
+from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
-from tests.runtimes import RUNTIMES
+from tests.runtimes import RUNTIMES, needs_shortfin
 
 # `accumulate`: cache = 2 * cache + x, in place, so that the order of calls shows; returns it plus a weight.
 FENCED = """
@@ -42,14 +45,14 @@ module @m {
     util.return %out : !hal.buffer_view
   }
 
-  func.func @slow(%x: tensor<1024x1024xf32>) -> (tensor<1024x1024xf32>, tensor<1024x1024xf32>) {
+  func.func @slow(%x: tensor<SIDExSIDExf32>) -> (tensor<SIDExSIDExf32>, tensor<SIDExSIDExf32>) {
     %zero = arith.constant 0.0 : f32
-    %empty = tensor.empty() : tensor<1024x1024xf32>
-    %init = linalg.fill ins(%zero : f32) outs(%empty : tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
-    %a = linalg.matmul ins(%x, %x : tensor<1024x1024xf32>, tensor<1024x1024xf32>)
-        outs(%init : tensor<1024x1024xf32>) -> tensor<1024x1024xf32>
-    %b = arith.addf %a, %x : tensor<1024x1024xf32>
-    return %a, %b : tensor<1024x1024xf32>, tensor<1024x1024xf32>
+    %empty = tensor.empty() : tensor<SIDExSIDExf32>
+    %init = linalg.fill ins(%zero : f32) outs(%empty : tensor<SIDExSIDExf32>) -> tensor<SIDExSIDExf32>
+    %a = linalg.matmul ins(%x, %x : tensor<SIDExSIDExf32>, tensor<SIDExSIDExf32>)
+        outs(%init : tensor<SIDExSIDExf32>) -> tensor<SIDExSIDExf32>
+    %b = arith.addf %a, %x : tensor<SIDExSIDExf32>
+    return %a, %b : tensor<SIDExSIDExf32>, tensor<SIDExSIDExf32>
   }
   func.func @refuse_negative(%x: tensor<1xi64>) -> tensor<1xi64> {
     %zero = arith.constant 0 : index
@@ -90,12 +93,28 @@ module @plain {
 }
 """
 WEIGHT = np.arange(8, dtype=np.float32)
-_TARGET = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
+_CPU = (
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+)
+CHIP = "gfx942"
+ASYNC = "--iree-execution-model=async-external"
+_GPU = EmulatedGpu(CHIP, devices=2)
 
 
 def compile_vmfb(source: str, path: Path, *flags: str) -> Path:
-    arguments = [*_TARGET, "--iree-llvmcpu-target-cpu=host", *flags]
-    compiler.compile_str(source, output_file=str(path), extra_args=arguments)
+    return _compile(source, path, *_CPU, *flags)
+
+
+def compile_for_hip(source: str, path: Path, *flags: str, chip: str = CHIP, num_devices: int = 1) -> Path:
+    """A VMFB whose devices are `@__device_0` and so on."""
+    devices = [f"--iree-hal-target-device=hip[{index}]" for index in range(num_devices)]
+    return _compile(source, path, *devices, f"--iree-hip-target={chip}", *flags)
+
+
+def _compile(source: str, path: Path, *flags: str) -> Path:
+    compiler.compile_str(source, output_file=str(path), extra_args=list(flags))
     return path
 
 
@@ -111,19 +130,54 @@ def write_irpa(path: Path, **tensors: np.ndarray[tuple[int, ...], np.dtype[np.fl
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with fenced.vmfb (module `m`), unfenced.vmfb (module `plain`) and model.irpa."""
     directory = tmp_path_factory.mktemp("vmfb")
-    compile_vmfb(FENCED, directory / "fenced.vmfb", "--iree-execution-model=async-external")
+    compile_vmfb(FENCED.replace("SIDE", "1024"), directory / "fenced.vmfb", ASYNC)
     compile_vmfb(UNFENCED, directory / "unfenced.vmfb")
     write_irpa(directory / "model.irpa", weight=WEIGHT)
     return directory
 
 
-@pytest.fixture(scope="session", params=RUNTIMES)
-def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    device = open_device("cpu", cast(Runtime, request.param))
+@pytest.fixture(scope="session")
+def emulated_gpus() -> Control:
+    """Two emulated GPUs; this process must not have used HIP before."""
+    os.environ.update(_GPU.environment())
+    return Control()
+
+
+@pytest.fixture(scope="session")
+def hip_artefacts(emulated_gpus: Control, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `artefacts`, for the emulated GPU; `slow` is smaller there."""
+    directory = tmp_path_factory.mktemp("hip_vmfb")
+    compile_for_hip(FENCED.replace("SIDE", "64"), directory / "fenced.vmfb", ASYNC)
+    compile_for_hip(UNFENCED, directory / "unfenced.vmfb")
+    write_irpa(directory / "model.irpa", weight=WEIGHT)
+    return directory
+
+
+@pytest.fixture(
+    scope="session", params=[*RUNTIMES, pytest.param("hip", marks=[needs_shortfin, pytest.mark.emulated])]
+)
+def runtime_under_test(request: pytest.FixtureRequest) -> str:
+    return cast(str, request.param)
+
+
+@pytest.fixture(scope="session")
+def device(runtime_under_test: str, request: pytest.FixtureRequest) -> Iterator[Device]:
+    if runtime_under_test == "hip":
+        request.getfixturevalue("emulated_gpus")
+        device = open_device("hip")
+    else:
+        device = open_device("cpu", cast(Runtime, runtime_under_test))
     yield device
     device.close()
 
 
 @pytest.fixture(scope="session")
-def program(device: Device, artefacts: Path) -> Program:
-    return device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")
+def folder(runtime_under_test: str, request: pytest.FixtureRequest) -> Path:
+    """`artefacts` or `hip_artefacts`, as the device under test needs."""
+    name = "hip_artefacts" if runtime_under_test == "hip" else "artefacts"
+    return cast(Path, request.getfixturevalue(name))
+
+
+@pytest.fixture(scope="session")
+def program(device: Device, folder: Path) -> Program:
+    return device.load_program(folder / "fenced.vmfb", [folder / "model.irpa"], "m")

@@ -10,7 +10,7 @@ import pytest
 from shortfin_apps.llm.components.runtime import open as open_module
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.errors import ArtifactError
-from tests.runtimes import RUNTIMES
+from tests.runtimes import RUNTIMES, needs_shortfin
 
 LEAVE = """
 import sys
@@ -83,12 +83,27 @@ def test_a_gpu_needs_shortfin() -> None:
         open_device("hip", "iree")
 
 
-@pytest.mark.skipif(Path("/dev/kfd").exists(), reason="there is an AMD GPU")
+@needs_shortfin
 @pytest.mark.parametrize("runtime", ["auto", "shortfin"])
-def test_no_amd_gpu_says_what_to_do(runtime: Runtime) -> None:
-    with pytest.raises(ArtifactError, match=r"AMD GPU|HIP") as caught:
-        open_device("hip", runtime, device_ids=["0"])
-    assert "`--device cpu`" in str(caught.value)
+@pytest.mark.parametrize("name", ["hip", "amdgpu"])
+def test_without_the_hip_runtime_it_says_what_to_do(
+    name: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("IREE_HIP_DYLIB_PATH", str(tmp_path))
+    with pytest.raises(ArtifactError, match=r"libamdhip64.so\) was not found; install ROCm.*`--device cpu`"):
+        open_device(name, runtime, device_ids=["0"])
+
+
+@needs_shortfin
+def test_the_log_says_once_that_amdgpu_means_hip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setenv("IREE_HIP_DYLIB_PATH", str(tmp_path))
+    for name in ("amdgpu", "hip"):
+        with pytest.raises(ArtifactError):
+            open_device(name)
+    assert caplog.text.count("`amdgpu` means `hip` here") == 1
 
 
 def test_without_shortfin_the_cpu_runs_on_iree(

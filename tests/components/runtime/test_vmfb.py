@@ -44,10 +44,10 @@ def flip(position: float) -> Damage:
     ],
 )
 def test_a_damaged_vmfb_is_refused(
-    device: Device, artefacts: Path, tmp_path: Path, damage: Damage, says: str
+    device: Device, folder: Path, tmp_path: Path, damage: Damage, says: str
 ) -> None:
     broken = tmp_path / "broken.vmfb"
-    broken.write_bytes(damage((artefacts / "fenced.vmfb").read_bytes()))
+    broken.write_bytes(damage((folder / "fenced.vmfb").read_bytes()))
     with pytest.raises(ArtifactError, match=says):
         device.load_program(broken, [], "m")
 
@@ -84,9 +84,9 @@ def test_another_zip_archive_is_refused(device: Device, tmp_path: Path) -> None:
         device.load_program(tmp_path / "other.zip", [], "m")
 
 
-def test_another_module_name_is_refused(device: Device, artefacts: Path) -> None:
+def test_another_module_name_is_refused(device: Device, folder: Path) -> None:
     with pytest.raises(ArtifactError, match=r"called 'plain' where `module_name` .* says 'module'"):
-        device.load_program(artefacts / "unfenced.vmfb", [], "module")
+        device.load_program(folder / "unfenced.vmfb", [], "module")
 
 
 def test_another_target_is_refused(device: Device, tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_another_compiler_release_is_refused(tmp_path: Path, message: str) -> No
     assert "shortfin-llm build" in str(error)
 
 
-def test_a_real_bytecode_version_mismatch(device: Device, artefacts: Path, tmp_path: Path) -> None:
+def test_a_real_bytecode_version_mismatch(device: Device, folder: Path, tmp_path: Path) -> None:
     """The version, 15.0 in IREE 3.9, is the module's first u32 that reads `15 << 16`."""
-    content = (artefacts / "unfenced.vmfb").read_bytes()
-    with zipfile.ZipFile(artefacts / "unfenced.vmfb") as archive:
+    content = (folder / "unfenced.vmfb").read_bytes()
+    with zipfile.ZipFile(folder / "unfenced.vmfb") as archive:
         module = archive.read("module.fb")
     other = module.replace(struct.pack("<I", 15 << 16), struct.pack("<I", 99 << 16), 1)
     assert other != module
@@ -127,40 +127,40 @@ def test_a_real_bytecode_version_mismatch(device: Device, artefacts: Path, tmp_p
         device.load_program(newer, [], "plain")
 
 
-def test_a_missing_parameter_is_named(device: Device, artefacts: Path, tmp_path: Path) -> None:
+def test_a_missing_parameter_is_named(device: Device, folder: Path, tmp_path: Path) -> None:
     other = write_irpa(tmp_path / "other.irpa", height=WEIGHT)
     with pytest.raises(ArtifactError, match="weight"):
-        device.load_program(artefacts / "fenced.vmfb", [other], "m")
+        device.load_program(folder / "fenced.vmfb", [other], "m")
     with pytest.raises(ArtifactError, match="parameter"):
-        device.load_program(artefacts / "fenced.vmfb", [], "m")
+        device.load_program(folder / "fenced.vmfb", [], "m")
 
 
-def test_a_parameter_of_another_size_is_refused(device: Device, artefacts: Path, tmp_path: Path) -> None:
+def test_a_parameter_of_another_size_is_refused(device: Device, folder: Path, tmp_path: Path) -> None:
     small = write_irpa(tmp_path / "small.irpa", weight=WEIGHT[:4])
     with pytest.raises(ArtifactError, match="parameter"):
-        device.load_program(artefacts / "fenced.vmfb", [small], "m")
+        device.load_program(folder / "fenced.vmfb", [small], "m")
 
 
 @pytest.mark.parametrize("keep", [0, 10, 64, 200])
 def test_a_truncated_parameter_file_is_refused(
-    device: Device, artefacts: Path, tmp_path: Path, keep: int
+    device: Device, folder: Path, tmp_path: Path, keep: int
 ) -> None:
     cut = tmp_path / "cut.irpa"
-    cut.write_bytes((artefacts / "model.irpa").read_bytes()[:keep])
+    cut.write_bytes((folder / "model.irpa").read_bytes()[:keep])
     with pytest.raises(ArtifactError, match=r"cut\.irpa: .*(cut short|not a usable parameter file)"):
-        device.load_program(artefacts / "fenced.vmfb", [cut], "m")
+        device.load_program(folder / "fenced.vmfb", [cut], "m")
 
 
-def test_a_file_without_parameters_is_refused(device: Device, artefacts: Path, tmp_path: Path) -> None:
+def test_a_file_without_parameters_is_refused(device: Device, folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "notes.irpa"
     text.write_text("hello" * 100)
     with pytest.raises(ArtifactError, match="not a usable parameter file"):
-        device.load_program(artefacts / "fenced.vmfb", [text], "m")
+        device.load_program(folder / "fenced.vmfb", [text], "m")
     with pytest.raises(ArtifactError, match="cannot be read"):
-        device.load_program(artefacts / "fenced.vmfb", [tmp_path / "none.irpa"], "m")
+        device.load_program(folder / "fenced.vmfb", [tmp_path / "none.irpa"], "m")
 
 
-def test_parameters_in_other_formats(device: Device, artefacts: Path, tmp_path: Path) -> None:
+def test_parameters_in_other_formats(device: Device, folder: Path, tmp_path: Path) -> None:
     safetensors = tmp_path / "model.safetensors"
     save_file({"weight": WEIGHT}, safetensors)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
@@ -170,7 +170,7 @@ def test_parameters_in_other_formats(device: Device, artefacts: Path, tmp_path: 
     writer.write_tensors_to_file()
     writer.close()
     for path in (safetensors, tmp_path / "model.gguf"):
-        program = device.load_program(artefacts / "fenced.vmfb", [path], "m")
+        program = device.load_program(folder / "fenced.vmfb", [path], "m")
         zeros = np.zeros(8, np.float32)
         (result,) = program.submit("accumulate", [device.upload(zeros), device.upload(zeros)]).wait()
         np.testing.assert_array_equal(device.download(result), WEIGHT)

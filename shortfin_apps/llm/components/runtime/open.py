@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.host_cpu import permit_amx
 
 logger = logging.getLogger(__name__)
 
 Runtime = Literal["auto", "shortfin", "iree"]
-
-_CPU_NAMES = frozenset({"cpu", "local-task", "hostcpu"})
-_GPU_NAMES = frozenset({"hip", "amdgpu"})
 
 
 def open_device(
@@ -26,7 +24,7 @@ def open_device(
     threads: int | None = None,
     device_ids: Sequence[str] = (),
 ) -> Device:
-    """Opens `device`: "cpu" (also "local-task", "hostcpu") or an AMD GPU, "hip" (also "amdgpu").
+    """Opens `device`: "cpu" (also "local-task", "hostcpu") or AMD GPUs, "hip" (also "amdgpu").
 
     `threads` is the number of CPU workers (default: the CPUs this process may run on; iree only, as
     shortfin always takes one per physical core). `device_ids` chooses GPUs, one per pipeline stage, by
@@ -38,11 +36,13 @@ def open_device(
     Without shortfin, the CPU runs on iree whatever `runtime` says, with a warning.
     Raises ArtifactError.
     """
-    if device in _CPU_NAMES:
+    if device in CPU_NAMES:
         return _open_cpu(runtime, threads)
-    if device in _GPU_NAMES:
+    if device in GPU_NAMES:
+        if device == "amdgpu":
+            logger.info("`amdgpu` means `hip` here, as in shortfin; elsewhere in IREE it is another driver")
         return _open_gpu(runtime, device_ids)
-    known = ", ".join(sorted(_CPU_NAMES | _GPU_NAMES))
+    known = ", ".join(sorted((*CPU_NAMES, *GPU_NAMES)))
     raise ArtifactError(f"there is no device {device!r}; choose one of {known}")
 
 
@@ -73,6 +73,6 @@ def _open_gpu(runtime: Runtime, device_ids: Sequence[str]) -> Device:
             "AMD GPUs run on shortfin only, and shortfin is not installed; `pip install 'shortfin==3.9.*'`, "
             "or use `--device cpu`"
         )
-    from shortfin_apps.llm.components.runtime.shortfin_device import open_amdgpu
+    from shortfin_apps.llm.components.runtime.hip import open_hip
 
-    return open_amdgpu(device_ids)
+    return open_hip(device_ids)

@@ -7,14 +7,20 @@ calls from a queue; callers get a `concurrent.futures.Future`. The reasons for t
 - Allocating on the CPU waits for earlier work while holding the GIL, and forever if that work has not been
   flushed. So arrays are put on the device inside `submit`, after the last invocation was flushed, and on the
   CPU after it has completed.
-- A failed invocation leaves its point of the fiber's timeline unsignalled, so nothing on that fiber completes
-  any more: the next invocation runs on a new fiber. An array remembers at most eight other fibers, so a page
-  table survives eight such failures; then the server must be restarted.
+- An invocation that fails on the host leaves its point of the fiber's timeline unsignalled, so nothing on
+  that fiber completes any more: the next invocation runs on a new fiber. An array remembers at most eight
+  other fibers, so a page table survives eight such failures; then the server must be restarted.
+- A failure on a GPU is final: IREE 3.9's HIP driver then fails all later work, or frees its error twice,
+  which ends the process (and may do so within the invocation that failed). So nothing is asked of the device
+  any more, not even to free what is on it.
 - Freeing an array records on its fiber's timeline, which only the worker may touch, so buffers hand their
-  arrays over to the worker to be freed.
+  arrays over to the worker to be freed. If the timeline has failed, shortfin ends the process. So arrays are
+  freed only while nothing is in flight that may still fail, and never if they were there when something did.
 
-The CPU part is tested. The GPU part differs in how the system is built and in copies through host memory; it
-follows shortfin's interface and upstream's use of it, and has never been run.
+Memory of a GPU: IREE 3.9's HIP driver never uses HIP's memory pools. It keeps a freed device buffer for
+requests of exactly its size until the device is closed. So the shapes of earlier invocations cost no
+`hipMalloc`, but memory grows with the number of different shapes. It does not keep page-locked host memory;
+`staging.py` does.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ import ctypes
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -38,8 +45,17 @@ from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
+from shortfin_apps.llm.components.runtime.shortfin_errors import (
+    TimelineError,
+    cause_of,
+    copy_of,
+    invocation_error,
+    is_of_hip,
+    lost_error,
+)
+from shortfin_apps.llm.components.runtime.staging import Staging, StagingPool
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
-from shortfin_apps.llm.errors import ArtifactError, InvocationError
+from shortfin_apps.llm.errors import InvocationError
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +65,9 @@ _ELEMENTS = {dtype: getattr(sfnp, dtype.name) for dtype in MLIR_DTYPES.values()}
 _DTYPES = {str(element): dtype for dtype, element in _ELEMENTS.items()}
 _ZERO = np.zeros(1, np.uint8)
 
+# How many freed arrays may wait for the invocations in flight before no other is started.
+_MAX_DISPOSED = 256
+
 
 def open_hostcpu() -> ShortfinDevice:
     """The host CPU, with one worker per physical core of this process's NUMA node.
@@ -56,55 +75,46 @@ def open_hostcpu() -> ShortfinDevice:
     shortfin has no setting for hardware threads, nor for spinning workers.
     """
     builder = sf.host.CPUSystemBuilder(env_prefix=None, hostcpu_allocators="caching")
-    return ShortfinDevice(builder.create_system(), unified=True)
-
-
-def open_amdgpu(device_ids: Sequence[str] = ()) -> ShortfinDevice:
-    """AMD GPUs by index or driver name, one per pipeline stage; by default the first.
-
-    Memory is allocated in stream order and cached by the HIP driver. Raises ArtifactError.
-    """
-    if not sf.amdgpu.is_available():
-        raise ArtifactError("this shortfin was built without AMD GPU support; install shortfin 3.9 from PyPI")
-    builder = sf.amdgpu.SystemBuilder(amdgpu_async_allocations=True, amdgpu_async_caching=True)
-    try:
-        available = list(builder.available_devices)
-    except Exception as error:
-        if "libamdhip64" in str(error):
-            raise ArtifactError(
-                "the HIP runtime (libamdhip64.so) was not found; install ROCm, point IREE_HIP_DYLIB_PATH "
-                "at it, or use `--device cpu`"
-            ) from None
-        raise ArtifactError(f"the AMD GPU driver cannot be used ({error}); try `--device cpu`") from None
-    builder.visible_devices = [_select(device_id, available) for device_id in device_ids or ("0",)]
-    try:
-        system = builder.create_system()
-    except Exception as error:
-        raise ArtifactError(f"the AMD GPU cannot be opened ({error})") from None
-    return ShortfinDevice(system, unified=False)
-
-
-def _select(device_id: str, available: Sequence[str]) -> str:
-    if not available:
-        raise ArtifactError("no AMD GPU was found; check `rocminfo`, or use `--device cpu`")
-    if device_id in available:
-        return device_id
-    if device_id.isdecimal() and int(device_id) < len(available):
-        return available[int(device_id)]
-    raise ArtifactError(f"there is no AMD GPU {device_id!r}; available are {', '.join(available)}")
+    return ShortfinDevice("hostcpu", builder.create_system(), unified=True)
 
 
 class ShortfinBuffer:
-    """An array on the device, or still on the host until an invocation first needs it."""
+    """An array on the device of a pipeline stage, or still on the host until an invocation first needs it.
+
+    `is_page_table` says that only invocations write it, once it has been zeroed.
+    """
 
     def __init__(
-        self, device: ShortfinDevice, shape: tuple[int, ...], dtype: np.dtype[Any], content: Any
+        self,
+        device: ShortfinDevice,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        content: Any,
+        *,
+        stage: int = 0,
+        is_page_table: bool = False,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.staged: Array | None = content if isinstance(content, np.ndarray) else None
         self.array: Any = content if self.staged is None else None
+        self.stage = stage
+        self._is_page_table = is_page_table
         self._device = device
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def argument(self) -> Any:
+        """The array as an argument of an invocation.
+
+        An invocation runs on the device of all arguments with a barrier, which must be one, and waits for the
+        timelines that they were written on, one of which may have failed. A page table needs no barrier:
+        it was zeroed before anyone got it, and invocations run in order.
+        """
+        return sfnp.disable_barrier(self.array) if self._is_page_table else self.array
 
     def __del__(self) -> None:
         if self.array is not None:
@@ -118,12 +128,7 @@ class ShortfinPending:
         self._future = future
 
     def wait(self) -> Sequence[DeviceBuffer]:
-        try:
-            return self._future.result()
-        except Exception as error:
-            if "unique semaphore capacity" in str(error):
-                raise InvocationError("the device failed too often to go on; restart the server") from None
-            raise InvocationError(f"the device failed under this invocation ({error})") from None
+        return self._future.result()
 
 
 class ShortfinProgram:
@@ -133,6 +138,7 @@ class ShortfinProgram:
         self._device = device
         self._functions = functions
         self._entries = MappingProxyType({name: e.signature for name, e in exports.items()})
+        self._async_entries = {name for name, e in exports.items() if e.is_async}
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
@@ -140,7 +146,8 @@ class ShortfinProgram:
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> ShortfinPending:
         buffers = [cast(ShortfinBuffer, argument) for argument in arguments]
-        return ShortfinPending(self._device.invoke(self._functions[entry], buffers))
+        is_async = entry in self._async_entries
+        return ShortfinPending(self._device.invoke(self._functions[entry], buffers, is_async=is_async))
 
     def release(self) -> None:
         """Frees the functions; to be called on the worker, before the system shuts down."""
@@ -179,31 +186,38 @@ class _Completion:
         self._iterator = device.__await__()  # fixes its point of the timeline here, not when awaited
 
     def __await__(self) -> Generator[Any, None, None]:
-        return cast(Generator[Any, None, None], self._iterator)
+        try:
+            yield from self._iterator
+        except Exception as error:
+            raise TimelineError(str(error)) from error
 
 
 class ShortfinDevice:
     """`unified`: the host may read and write device memory."""
 
-    def __init__(self, system: Any, unified: bool) -> None:
+    def __init__(self, name: str, system: Any, unified: bool) -> None:
+        self._name = name
         self._system = system
         self._unified = unified
         self._worker = system.create_worker("device")
         self._fiber = system.create_fiber(self._worker)
+        self._staging = StagingPool(self._fiber)
         self._queue = system.create_queue()
         self._process = _Process(self._queue.reader(), fiber=self._fiber)
         self._process.launch()
+        self._arrays: dict[int, Any] = {}  # by identity: those on the device, until they are freed
+        self._leaked: list[Any] = []  # what is never freed
         self._disposed: list[Any] = []
         self._in_flight: set[asyncio.Task[None]] = set()  # one for each invocation; the worker's
         self._buffers: WeakSet[ShortfinBuffer] = WeakSet()
         self._programs: list[ShortfinProgram] = []
-        self._is_leaked = False
+        self._lost: InvocationError | None = None  # after a failure on a GPU
         self._closed = False
         atexit.register(self.close)  # an open system keeps the process from exiting
 
     @property
     def name(self) -> str:
-        return str(self._system.device_names[0])
+        return self._name
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> ShortfinProgram:
         exports = read_exports(vmfb, module_name)
@@ -243,7 +257,7 @@ class ShortfinDevice:
         if source.staged is not None:
             return source.staged.copy()
         if self._unified:
-            return _read(source.array, source.shape, source.dtype)
+            return _read(source.array.storage, source.shape, source.dtype)
         return self._call(lambda: self._fetch(source)).result()
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
@@ -255,10 +269,12 @@ class ShortfinDevice:
             content = np.frombuffer(mapping, np.uint8).reshape(buffer.shape[0], -1)
             content[list(rows)] = 0
 
-    def invoke(self, function: Any, buffers: Sequence[ShortfinBuffer]) -> Future[Sequence[ShortfinBuffer]]:
-        """Queues a call of `function`; the future fails if the invocation does."""
+    def invoke(
+        self, function: Any, buffers: Sequence[ShortfinBuffer], *, is_async: bool
+    ) -> Future[Sequence[ShortfinBuffer]]:
+        """Queues a call of `function`; the future fails with InvocationError if the invocation does."""
         future: Future[Sequence[ShortfinBuffer]] = Future()
-        self._queue.write_nodelay(_Call(lambda: self._invoke(function, buffers, future)))
+        self._queue.write_nodelay(_Call(lambda: self._invoke(function, buffers, is_async, future)))
         return future
 
     def dispose(self, array: Any) -> None:
@@ -274,23 +290,27 @@ class ShortfinDevice:
         self._closed = True
         self._queue.close()
         self._process.ended.result()
-        del self._process, self._queue, self._fiber, self._worker
+        if self._lost is None:
+            del self._process, self._queue, self._staging, self._fiber, self._worker
         self._system.shutdown()
 
-    def _buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], content: Any) -> ShortfinBuffer:
-        buffer = ShortfinBuffer(self, shape, dtype, content)
+    def _buffer(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], content: Any, **place: Any
+    ) -> ShortfinBuffer:
+        buffer = ShortfinBuffer(self, shape, dtype, content, **place)
         self._buffers.add(buffer)
         return buffer
 
     def _call(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Runs `work` on the worker, after all work queued before."""
+        """Runs `work` on the worker, after all work queued before; the future fails with InvocationError."""
         future: Future[T] = Future()
 
         async def start() -> None:
             try:
                 future.set_result(await work())
             except Exception as error:
-                future.set_exception(error)
+                await self._drain()
+                future.set_exception(self._recover(self._fiber, error))
 
         self._queue.write_nodelay(_Call(start))
         return future
@@ -298,19 +318,28 @@ class ShortfinDevice:
     # The methods below run on the worker.
 
     async def _invoke(
-        self, function: Any, buffers: Sequence[ShortfinBuffer], future: Future[Sequence[ShortfinBuffer]]
+        self,
+        function: Any,
+        buffers: Sequence[ShortfinBuffer],
+        is_async: bool,
+        future: Future[Sequence[ShortfinBuffer]],
     ) -> None:
-        self._disposed.clear()
         fiber = self._fiber
         try:
-            await self._put_on_device([b for b in buffers if b.staged is not None])
-            results = await function(*(b.array for b in buffers), fiber=fiber)
+            self._check()
+            await self._free_disposed()
+            stagings = await self._put_on_device([b for b in buffers if b.staged is not None])
+            if not is_async:  # then it waits for nothing itself
+                await _Completion(fiber.device(0))
+            results = await function(*(b.argument for b in buffers), fiber=fiber)
             completion = _Completion(fiber.device(0))
         except Exception as error:
-            self._replace_fiber()
-            future.set_exception(error)
+            await self._drain()  # the next invocation could overtake those in flight, being on another fiber
+            future.set_exception(self._recover(fiber, error))
             return
-        task = self._worker.loop.create_task(self._complete(completion, fiber, results, buffers, future))
+        task = self._worker.loop.create_task(
+            self._complete(completion, fiber, results, buffers, stagings, future)
+        )
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
 
@@ -320,46 +349,63 @@ class ShortfinDevice:
         fiber: Any,
         results: Any,
         buffers: Sequence[ShortfinBuffer],  # kept alive until here
+        stagings: Sequence[Staging],
         future: Future[Sequence[ShortfinBuffer]],
     ) -> None:
         try:
             await completion
+            if fiber is self._fiber:
+                for staging in stagings:
+                    self._staging.give_back(staging)
             future.set_result([self._result(array) for array in results])
         except Exception as error:
-            if fiber is self._fiber:
-                self._replace_fiber()
-            future.set_exception(error)
+            self._leak(results)  # freeing a result waits until it has been allocated
+            future.set_exception(self._recover(fiber, error))
 
     def _result(self, array: Any) -> ShortfinBuffer:
+        self._arrays[id(array)] = array
         return self._buffer(tuple(array.shape), _DTYPES[str(array.dtype)], array)
 
-    async def _put_on_device(self, staged: Sequence[ShortfinBuffer]) -> None:
+    async def _put_on_device(self, staged: Sequence[ShortfinBuffer]) -> Sequence[Staging]:
+        """Moves the buffers to the device; returns the host memory that the copies read."""
         if staged and self._unified:
             await _Completion(self._fiber.device(0))  # else allocating would wait, holding the GIL
-        for buffer in staged:
-            array = self._new_array(buffer.shape, buffer.dtype, stage=0)
-            host = array if self._unified else array.for_transfer()
-            _write(host, cast(Array, buffer.staged))
-            if host is not array:
-                host.copy_to(array)
-            buffer.array, buffer.staged = array, None
+        contents = []
+        for buffer in staged:  # all allocations first, so that the copies make one submission
+            contents.append(cast(Array, buffer.staged))
+            buffer.array, buffer.staged = self._new_array(buffer.shape, buffer.dtype, buffer.stage), None
+        if self._unified:
+            for buffer, content in zip(staged, contents, strict=True):
+                _write(buffer.array.storage, content)
+            return ()
+        stagings = [self._staging.take(buffer.num_bytes, buffer.stage) for buffer in staged]
+        for buffer, content, staging in zip(staged, contents, stagings, strict=True):
+            _write(staging.storage, content)
+            buffer.array.storage.copy_from(staging.storage)
+        return stagings
 
     async def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int) -> ShortfinBuffer:
+        self._check()
         if self._unified:
             await _Completion(self._fiber.device(0))
+        stage %= len(self._fiber.raw_devices)
         array = self._new_array(shape, dtype, stage)
         array.fill(_ZERO)
         await _Completion(array.device)
-        return self._buffer(shape, dtype, array)
+        return self._buffer(shape, dtype, array, stage=stage, is_page_table=True)
 
     async def _fetch(self, source: ShortfinBuffer) -> Array:
-        host = source.array.for_transfer()
-        host.copy_from(source.array)
-        await _Completion(source.array.device)
-        return _read(host, source.shape, source.dtype)
+        self._check()
+        staging = self._staging.take(source.num_bytes, source.stage)
+        staging.storage.copy_from(source.array.storage)
+        await _Completion(self._fiber.device(source.stage))
+        content = _read(staging.storage, source.shape, source.dtype)
+        self._staging.give_back(staging)
+        return content
 
     async def _fill(self, array: Any, rows: Sequence[int]) -> None:
-        if self._is_leaked:
+        self._check()
+        if self._leaked:
             # Work on an array may wait for the fiber that it was made on, which may have been retired.
             logger.warning("pages of a request that failed are not cleared, as the device has failed before")
             return
@@ -367,42 +413,76 @@ class ShortfinDevice:
             array.view(row).fill(_ZERO)
         await _Completion(array.device)
 
-    async def _release(self) -> None:
-        # The timeline may complete before these tasks have, and they cannot run after the queue is closed.
+    async def _free_disposed(self) -> None:
+        if self._in_flight and len(self._disposed) > _MAX_DISPOSED:
+            await self._drain()
+        if not self._in_flight:
+            disposed, self._disposed = self._disposed, []
+            for array in disposed:
+                self._arrays.pop(id(array), None)
+
+    async def _drain(self) -> None:
         for task in list(self._in_flight):
             await task
-        for ordinal in range(len(self._fiber.raw_devices)):
-            await _Completion(self._fiber.device(ordinal))
+
+    async def _release(self) -> None:
+        # The timeline may complete before these tasks have, and they cannot run after the queue is closed.
+        await self._drain()
+        try:
+            for stage in range(len(self._fiber.raw_devices)):
+                self._check()
+                await _Completion(self._fiber.device(stage))
+        except Exception as error:
+            logger.warning("while it was closed: %s", self._recover(self._fiber, error))
+        if self._lost is not None:
+            return
         for buffer in list(self._buffers):
             buffer.array = buffer.staged = None
         self._disposed.clear()
+        self._arrays.clear()
         for program in self._programs:
             program.release()
 
     def _new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int) -> Any:
-        device = self._fiber.device(stage % len(self._fiber.raw_devices))
-        return sfnp.device_array.for_device(device, list(shape), _ELEMENTS[dtype])
+        array = sfnp.device_array.for_device(self._fiber.device(stage), list(shape), _ELEMENTS[dtype])
+        self._arrays[id(array)] = array
+        return array
 
-    def _replace_fiber(self) -> None:
-        self._fiber = self._system.create_fiber(self._worker)
-        self._leak_system()
+    def _check(self) -> None:
+        """Raises InvocationError if nothing may be asked of the device any more."""
+        if self._lost is not None:
+            raise self._lost
 
-    def _leak_system(self) -> None:
-        """Keeps the system alive beyond interpreter exit.
+    def _recover(self, fiber: Any, error: Exception) -> InvocationError:
+        """Goes on with another fiber after `error` on this one, if possible; returns what to report."""
+        if self._lost is not None:
+            return copy_of(self._lost)
+        if fiber is self._fiber:
+            self._leak((self._arrays, self._staging))
+            self._arrays = {}
+            if not self._unified and is_of_hip(error):
+                self._lost = lost_error(cause_of(fiber, error))
+                return copy_of(self._lost)
+            self._fiber = self._system.create_fiber(self._worker)
+            self._staging = StagingPool(self._fiber)
+        return invocation_error(error)
 
-        A system waits for all arrays before it is destroyed, and those of a retired fiber are freed only when
-        its timeline advances, which it never does.
+    def _leak(self, thing: Any) -> None:
+        """Keeps it, and with it the system, beyond interpreter exit.
+
+        A system waits for all arrays before it is destroyed, and those of a timeline that does not advance
+        any more are never freed.
         """
-        if not self._is_leaked:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._system))
-            self._is_leaked = True
+        if not self._leaked:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        self._leaked.append(thing)
 
 
-def _write(array: Any, content: Array) -> None:
-    with array.storage.map(discard=True) as mapping:
+def _write(storage: Any, content: Array) -> None:
+    with storage.map(discard=True) as mapping:
         memoryview(mapping).cast("B")[:] = content.reshape(-1).view(np.uint8).data
 
 
-def _read(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    with array.storage.map(read=True) as mapping:
+def _read(storage: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    with storage.map(read=True) as mapping:
         return np.frombuffer(mapping, np.uint8).copy().view(dtype).reshape(shape)

@@ -16,6 +16,7 @@ from typing import Any
 from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES
 from shortfin_apps.llm.components.runtime.declaration import parse_declaration
 from shortfin_apps.llm.components.runtime.device import EntrySignature
+from shortfin_apps.llm.components.runtime.gpu_target import wrong_chip_error
 from shortfin_apps.llm.errors import ArtifactError
 
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -95,6 +96,8 @@ def load_error(path: Path, error: Exception) -> ArtifactError:
         return ArtifactError(
             f"{path}: compiled by another IREE release than the 3.9 that runs here ({reason}); {_REBUILD}"
         )
+    if "hipErrorNoBinaryForGpu" in text:
+        return wrong_chip_error(path)
     if "parameter" in text:
         return ArtifactError(
             f"{path}: its parameters do not fit ({reason}); give the .irpa it was built with"

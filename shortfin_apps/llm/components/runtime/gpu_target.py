@@ -1,0 +1,33 @@
+"""Which chips a VMFB was compiled for, and which GPUs there are: what to say when they do not match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.gpu_code.code_object import code_objects_in, read_code_object
+
+
+def wrong_chip_error(vmfb: Path) -> ArtifactError:
+    """The error for a VMFB whose machine code HIP refused as another chip's."""
+    chips = ", ".join(sorted(set(_chips_of(vmfb)))) or "another chip"
+    return ArtifactError(
+        f"{vmfb}: compiled for {chips}, which the GPU is not (HIP calls it {', '.join(_gpu_names())}); "
+        "rebuild it with `shortfin-llm build --device hip:CHIP`, or choose another GPU with --device-ids"
+    )
+
+
+def _chips_of(vmfb: Path) -> Iterator[str]:
+    for data in code_objects_in(vmfb.read_bytes()):
+        try:
+            yield read_code_object(data).chip
+        except ArtifactError:  # a chip that is not known here
+            continue
+
+
+def _gpu_names() -> list[str]:
+    """HIP's names of the GPUs; shortfin tells only their ids."""
+    import iree.runtime as iree
+
+    return sorted({device["name"] for device in iree.get_driver("hip").query_available_devices()})

@@ -1,0 +1,6 @@
+"""Values of `--device`, the settings' and the runtimes' common vocabulary."""
+
+from __future__ import annotations
+
+CPU_NAMES = ("cpu", "local-task", "hostcpu")  # the host CPU
+GPU_NAMES = ("hip", "amdgpu")  # AMD GPUs

@@ -1,0 +1,81 @@
+"""AMD GPUs for tests: the emulated ones, whose findings fail the test that caused them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+
+import pytest
+
+from emulated_gpu.control import Control, Finding
+from emulated_gpu.library import EmulatedGpu
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.open import open_device
+from tests.runtimes import needs_shortfin
+
+CHIPS = ("gfx942", "gfx1100")
+NUM_DEVICES = 2
+
+_num_tests: Counter[str] = Counter()
+
+
+def on_chips(*names: str, chips: Sequence[str] = CHIPS) -> list[object]:
+    """Parameters `<name>-<chip>` for each chip, skipped where shortfin is not installed."""
+    return [
+        pytest.param(f"{name}-{chip}", marks=[needs_shortfin, pytest.mark.emulated])
+        for name in names
+        for chip in chips
+    ]
+
+
+class EmulatedGpus:
+    """The emulated GPUs of this process, which are of one chip at a time."""
+
+    @cached_property
+    def control(self) -> Control:
+        """The library, which is compiled and loaded here; IREE finds it from then on."""
+        os.environ.update(EmulatedGpu(devices=NUM_DEVICES).environment())
+        return Control()
+
+    def open(self, chip: str, *device_ids: str) -> Device:
+        """Opens devices of a chip, one per pipeline stage."""
+        self.set_chip(chip)
+        return open_device("hip", device_ids=device_ids)
+
+    def set_chip(self, chip: str) -> None:
+        """Makes the devices of `chip`, for programs that are loaded from now on."""
+        self.control.command(f"chip {chip}")
+
+    @contextmanager
+    def watch(self, chip: str) -> Iterator[Control]:
+        """A test on a chip. Raises AssertionError if its kernels, or its calls, did something wrong."""
+        self.set_chip(chip)
+        self.control.clear_report()
+        _num_tests[chip] += 1
+        yield self.control
+        report = self.control.report()
+        found = [*map(describe, report.findings), *(f"{m.what}: {m.text}" for m in report.misuses)]
+        assert not found, "\n".join(found)
+
+    def watch_model(self, name: str) -> AbstractContextManager[object]:
+        """`watch` for a model of tests/builder/conftest.py, by name; for the CPU's models, nothing."""
+        chip = name.partition("-")[2]
+        return self.watch(chip) if chip else nullcontext()
+
+
+def describe(finding: Finding) -> str:
+    """One line on a finding, as a failing test prints it."""
+    where = f"workgroup {finding.workgroup}, wave {finding.wave}, lane {finding.lane}"
+    return (
+        f"{finding.kind}: {finding.kernel}: {finding.instruction} at {finding.code_address:#x}, {where}, "
+        f"address {finding.address:#x}, {finding.repetitions + 1} times"
+    )
+
+
+def summary() -> str | None:
+    """One line on the tests that ran machine code so far, by chip; None if there were none."""
+    counts = ", ".join(f"{chip} {count} tests" for chip, count in sorted(_num_tests.items()))
+    return f"AMD GPUs emulated: {counts}" if counts else None
