@@ -54,10 +54,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
     ),
     "artifact": ("builder.model", "builder.sources", "config", "errors", "host_cpu"),
-    "builder": (
-        *("artifact", "builder.model", "builder.progress", "builder.program", "builder.sources"),
-        *("builder.target", "builder.weights", "cli", "config", "errors"),
-    ),
     # From an artefact to a running engine.
     "components": (),
     "components.kvcache": (),
@@ -86,6 +82,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.batching", "components.engine", "components.frontend", "components.invocation"),
         *("components.kvcache", "components.runtime", "components.runtime.device", "config", "errors"),
     ),
+    # Tools that read an artefact's program, and the command that makes one.
+    "bench.console": ("errors",),
+    "inspection": (
+        *("abi", "artifact", "bench.console", "builder.target", "builder.weights", "cli"),
+        *("components.runtime", "components.runtime.device", "config", "errors", "gpu_code"),
+    ),
+    "builder": (
+        *("artifact", "builder.model", "builder.progress", "builder.program", "builder.sources"),
+        *("builder.target", "builder.weights", "cli", "config", "errors", "inspection"),
+    ),
     # Over HTTP.
     "api": ("components.frontend", "components.request", "components.text", "errors"),
     "server": (
@@ -96,7 +102,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # On the other side of HTTP.
     "client": ("errors",),
     "terminal": ("cli", "client", "errors"),
-    "bench.console": ("errors",),
     "bench.roofline": (  # the one tool that measures a compiled model and no server
         *("abi", "artifact", "bench.console", "builder.graph", "builder.lowering", "builder.model"),
         *("builder.program", "builder.target", "builder.weights", "cli", "components.batching"),

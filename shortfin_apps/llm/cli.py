@@ -79,6 +79,9 @@ class Entry:
 COMMANDS = {
     "build": Entry("shortfin_apps.llm.builder.cli", "compile a model for a device"),
     "serve": Entry("shortfin_apps.llm.server.serve", "serve a compiled model over HTTP", MIN_SERVER_BYTES),
+    "inspect": Entry(
+        "shortfin_apps.llm.inspection.cli", "show what a compiled model holds, and its GPU kernels"
+    ),
     "generate": Entry("shortfin_apps.llm.terminal.generate", "continue a text, streaming"),
     "chat": Entry("shortfin_apps.llm.terminal.chat", "talk to a served model"),
     "bench": Entry("shortfin_apps.llm.bench.cli", "measure any OpenAI-compatible server"),

@@ -74,6 +74,10 @@ def run(args: argparse.Namespace) -> int:
     artifact = build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
     if args.verbose and artifact.manifest:
         print("\n".join(artifact.manifest.kernels), file=sys.stderr)
+    if options.device.startswith("hip"):
+        from shortfin_apps.llm.inspection.summary import summary  # reads the kernels' machine code
+
+        print("\n".join(summary(out)), file=sys.stderr)
     print(out)
     return 0
 

@@ -1,0 +1,1 @@
+"""`shortfin-llm inspect`: what an artefact holds, and the GPU kernels in it."""

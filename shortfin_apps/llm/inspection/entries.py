@@ -1,0 +1,105 @@
+"""The entries of a VMFB: their arguments, and the dispatches that one invocation records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from shortfin_apps.llm.abi import Entry, argument_names, named_results
+from shortfin_apps.llm.components.runtime.bytecode import Calls, read_calls
+from shortfin_apps.llm.components.runtime.declaration import format_type
+from shortfin_apps.llm.components.runtime.device import EntrySignature
+from shortfin_apps.llm.components.runtime.vmfb import read_exports
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.inspection.kernels import GpuCode
+from shortfin_apps.llm.inspection.subject import Subject
+
+_DISPATCH = "hal.command_buffer.dispatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryFacts:
+    """An exported function. Types are in MLIR's syntax, None where the VMFB declares none.
+
+    `num_dispatches` is what one invocation records, None where that is not a constant. `launches` says of
+    which kernels, by name, None where that is not known.
+    """
+
+    name: str
+    family: str | None  # None for a function that is not of the ABI
+    rows: int | None  # requests in a batch; None where dynamic
+    length: int | None  # tokens of a request, or of a packed batch; None where dynamic
+    arguments: dict[str, str] | None
+    results: dict[str, str] | None
+    num_dispatches: int | None
+    launches: dict[str, int] | None
+
+
+def read_entries(subject: Subject, code: GpuCode | None) -> tuple[EntryFacts, ...]:
+    """The entries of the VMFB in the order of their families and sizes. Raises ArtifactError."""
+    exports = read_exports(subject.vmfb, subject.config.module_name)
+    calls = read_calls(subject.vmfb)
+    found = [
+        _entry(export.signature, calls.get(export.function), subject.config, code)
+        for export in exports.values()
+    ]
+    return tuple(sorted(found, key=_order))
+
+
+def _order(entry: EntryFacts) -> tuple[object, ...]:
+    return entry.family is None, entry.family or "", entry.rows or 0, entry.length or 0, entry.name
+
+
+def _entry(
+    signature: EntrySignature, calls: Calls | None, config: ModelConfig, code: GpuCode | None
+) -> EntryFacts:
+    parsed = Entry.parse(signature.name)
+    dispatched = None if calls is None else dispatched_kernels(calls)
+    return EntryFacts(
+        name=signature.name,
+        family=parsed.family.value if parsed else None,
+        rows=parsed.rows if parsed else None,
+        length=parsed.length if parsed else None,
+        arguments=_arguments(signature, parsed, config),
+        results=_results(signature, config),
+        num_dispatches=None if dispatched is None else len(dispatched),
+        launches=None if dispatched is None or code is None else _launches(dispatched, code),
+    )
+
+
+def _arguments(signature: EntrySignature, entry: Entry | None, config: ModelConfig) -> dict[str, str] | None:
+    types = signature.arguments
+    if types is None:
+        return None
+    names: tuple[str, ...] = ()
+    if entry is not None:
+        layout = entry.layout(signature.tokens_rank)
+        names = argument_names(layout, has_prefill_position=config.has_prefill_position)
+        slabs = len(types) - len(names)
+        names += ("cache",) if slabs == 1 else tuple(f"cache_{stage}" for stage in range(slabs))
+    return {
+        names[index] if index < len(names) else f"argument_{index}": format_type(each)
+        for index, each in enumerate(types)
+    }
+
+
+def _results(signature: EntrySignature, config: ModelConfig) -> dict[str, str] | None:
+    if signature.results is None:
+        return None
+    return {name: format_type(each) for name, each in named_results(signature.results, config.top_k).items()}
+
+
+def dispatched_kernels(calls: Calls) -> tuple[int | None, ...]:
+    """The number, in its executable, of the kernel of each dispatch among the calls of a function.
+
+    Both forms of the call (workgroups given as numbers or in a buffer) begin with the command buffer, the
+    executable and that number, which is None here where it is not a constant.
+    """
+    return tuple(call.arguments[2] for call in calls if call.function.startswith(_DISPATCH))
+
+
+def _launches(numbers: tuple[int | None, ...], code: GpuCode) -> dict[str, int] | None:
+    """How often each kernel is launched; None where a number may be of more than one kernel."""
+    if code.num_code_objects > 1 or not all(n is not None and n < len(code.kernels) for n in numbers):
+        return None
+    return dict(Counter(code.kernels[number].name for number in numbers if number is not None))

@@ -1,0 +1,139 @@
+"""What the code objects in a VMFB say about its kernels, and what is counted in their machine code."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.gpu_code.code_object import CodeObject, Kernel, code_objects_in, read_code_object
+
+_MATRIX = re.compile(r"v_s?(mfma|mfmac|wmma|swmmac)_")
+# The last part of a load's name says how much each lane loads, in the spelling of CDNA or of RDNA.
+_LOAD = re.compile(
+    r"(?:global|flat|buffer)_load_(?:lds_)?(?:d16_(?:hi_)?)?"
+    r"(?:(?P<dwords>dword(?:x(?P<count>\d))?)|(?P<short>[us]short|short)|(?P<byte>[us]byte)|[bui](?P<bits>\d+))"
+    r"(?:_d16(?:_hi)?)?"
+)
+_AROUND_OPERATION = re.compile(r"^.*?_dispatch_\d+_?|_dispatch_tensor_store$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFacts:
+    """A kernel; registers and bytes of scratch are of one lane, LDS of a workgroup.
+
+    `num_vgprs` includes accumulation registers where the two share a register file (gfx90a and later).
+    `loads` are loads from global memory in the code: the bytes that a lane loads, and how many load as
+    many; an instruction in a loop counts once.
+    """
+
+    name: str
+    workgroup: tuple[int, int, int] | None
+    lanes: int
+    num_vgprs: int
+    num_agprs: int
+    num_sgprs: int
+    num_vgpr_spills: int
+    num_sgpr_spills: int
+    lds_bytes: int
+    scratch_bytes: int
+    num_instructions: int
+    num_matrix_instructions: int
+    loads: tuple[tuple[int, int], ...]
+
+    @property
+    def operation(self) -> str:
+        """The part of IREE's name of the kernel that says what it computes."""
+        return _AROUND_OPERATION.sub("", self.name) or self.name
+
+    @property
+    def widest_load(self) -> int | None:
+        return max((width for width, _ in self.loads), default=None)
+
+    @property
+    def commonest_load(self) -> int | None:
+        """The bytes of most of its loads, the wider ones if there are as many of two kinds."""
+        return max(((count, width) for width, count in self.loads), default=(0, None))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCode:
+    """The kernels of a VMFB for AMD GPUs, in the order in which its code objects list them."""
+
+    chip: str
+    kernels: tuple[KernelFacts, ...]
+    num_code_objects: int
+
+
+def read_kernels(vmfb: Path) -> GpuCode | None:
+    """The kernels in a VMFB; None if it has no AMD machine code.
+
+    Raises ArtifactError for a chip whose instructions are not known here, and for code objects of several.
+    """
+    found = [read_code_object(each) for each in code_objects_in(vmfb.read_bytes())]
+    if not found:
+        return None
+    chips = sorted({each.chip for each in found})
+    if len(chips) > 1:
+        raise ArtifactError(f"{vmfb}: has code for {' and '.join(chips)}; compile it for one chip")
+    return GpuCode(chips[0], tuple(_kernels(found)), len(found))
+
+
+def _kernels(code_objects: list[CodeObject]) -> Iterable[KernelFacts]:
+    for each in code_objects:
+        for kernel in each.kernels:
+            yield facts_of(kernel, each.chip)
+
+
+def facts_of(kernel: Kernel, chip: str) -> KernelFacts:
+    """What the kernel's metadata say, and what its code for `chip` holds."""
+    mnemonics = _mnemonics(kernel, chip)
+    return KernelFacts(
+        name=kernel.name,
+        workgroup=kernel.workgroup,
+        lanes=kernel.lanes,
+        num_vgprs=kernel.num_vgprs,
+        num_agprs=kernel.num_agprs,
+        num_sgprs=kernel.num_sgprs,
+        num_vgpr_spills=kernel.num_vgpr_spills,
+        num_sgpr_spills=kernel.num_sgpr_spills,
+        lds_bytes=kernel.descriptor.lds_bytes,
+        scratch_bytes=kernel.descriptor.scratch_bytes,
+        num_instructions=mnemonics.total(),
+        num_matrix_instructions=sum(n for name, n in mnemonics.items() if _MATRIX.match(name)),
+        loads=_loads(mnemonics),
+    )
+
+
+def _mnemonics(kernel: Kernel, chip: str) -> Counter[str]:
+    # These import the tables of instructions, which takes a second.
+    from shortfin_apps.llm.gpu_code.decode import decode
+    from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS
+
+    return Counter(each.shape.mnemonic for each in decode(kernel.code, kernel.entry, INSTRUCTION_SETS[chip]))
+
+
+def _loads(mnemonics: Counter[str]) -> tuple[tuple[int, int], ...]:
+    loads: Counter[int] = Counter()
+    for name, count in mnemonics.items():
+        if (width := load_bytes(name)) is not None:
+            loads[width] += count
+    return tuple(sorted(loads.items()))
+
+
+def load_bytes(mnemonic: str) -> int | None:
+    """The bytes that a lane loads from global memory; None for an instruction that is no such load.
+
+    Loads that convert formats (`buffer_load_format_x`), which graphics use, are not counted either.
+    """
+    match = _LOAD.fullmatch(mnemonic)
+    if match is None:
+        return None
+    if match["dwords"]:
+        return 4 * int(match["count"] or 1)
+    if match["bits"]:
+        return int(match["bits"]) // 8
+    return 2 if match["short"] else 1

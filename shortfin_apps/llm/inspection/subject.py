@@ -1,0 +1,37 @@
+"""What is inspected: the directory of an artefact, or a VMFB with its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
+from shortfin_apps.llm.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The files to inspect. Loose ones have no manifest, and perhaps no parameters."""
+
+    name: str
+    vmfb: Path
+    config: ModelConfig
+    parameters: tuple[Path, ...] = ()
+    manifest: Manifest | None = None
+
+
+def open_directory(directory: Path) -> Subject:
+    """An artefact, for whichever machine it was built. Raises ArtifactError."""
+    artifact = Artifact.open(directory, for_this_host=False)
+    return Subject(
+        name=artifact.name,
+        vmfb=artifact.vmfb,
+        config=artifact.config,
+        parameters=artifact.parameters,
+        manifest=artifact.manifest,
+    )
+
+
+def open_files(vmfb: Path, model_config: Path, parameters: tuple[Path, ...]) -> Subject:
+    """Files as `serve` takes them one by one. Raises ArtifactError."""
+    return Subject(name=vmfb.stem, vmfb=vmfb, config=ModelConfig.load(model_config), parameters=parameters)

@@ -1,0 +1,34 @@
+"""A few lines on the kernels of a build for a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shortfin_apps.llm.inspection.remarks import Remark, remarks
+from shortfin_apps.llm.inspection.report import Report, make_report
+from shortfin_apps.llm.inspection.subject import open_directory
+
+
+def summary(directory: Path) -> list[str]:
+    """What `build` says about the kernels of the artefact that it made. Raises ArtifactError."""
+    report = make_report(open_directory(directory))
+    lines = [*report.notes]
+    if report.code is not None:
+        lines += [_kernels(report), _dispatches(report)]
+    return [*lines, f"`shortfin-llm inspect {directory}` shows more"]
+
+
+def _kernels(report: Report) -> str:
+    num_matrix = sum(kernel.num_matrix_instructions > 0 for kernel in report.kernels)
+    found = [remark for kernel in report.kernels for remark in remarks(kernel)]
+    counts = ", ".join(f"{remark} {found.count(remark)}" for remark in Remark if remark in found)
+    chip = report.code.chip if report.code else ""
+    return (
+        f"kernels: {len(report.kernels):,} for {chip}, {num_matrix:,} with matrix instructions; "
+        f"remarks: {counts or 'none'}"
+    )
+
+
+def _dispatches(report: Report) -> str:
+    counts = [f"{entry.name} {entry.num_dispatches}" for entry in report.entries if entry.num_dispatches]
+    return f"dispatches of an invocation: {', '.join(counts) or 'not known'}"

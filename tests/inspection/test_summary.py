@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.cli import main
+from shortfin_apps.llm.inspection.entries import read_entries
+from shortfin_apps.llm.inspection.kernels import read_kernels
+from shortfin_apps.llm.inspection.remarks import Remark, remarks
+from shortfin_apps.llm.inspection.subject import open_directory
+from tests.conftest import BuildTiny
+
+
+def test_a_build_for_a_gpu_ends_with_a_summary(
+    build_tiny: BuildTiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = build_tiny(BuildOptions(device="hip:gfx942")).vmfb.parent
+    assert main(["build", "random:tiny", "--device", "hip:gfx942", "-o", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{folder}\n"
+    kernels, dispatches, more = err.splitlines()[-3:]
+    code = read_kernels(folder / "model.vmfb")
+    assert code is not None
+    assert kernels.startswith(f"kernels: {len(code.kernels)} for gfx942, ")
+    num_scratch = sum(Remark.SCRATCH in remarks(kernel) for kernel in code.kernels)
+    assert f"scratch {num_scratch}" in kernels.partition("; remarks: ")[2]
+    for entry in read_entries(open_directory(folder), code):
+        assert f"{entry.name} {entry.num_dispatches}" in dispatches
+    assert more == f"`shortfin-llm inspect {folder}` shows more"
+
+
+def test_a_build_for_a_cpu_has_none(build_tiny: BuildTiny, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = build_tiny(BuildOptions()).vmfb.parent
+    assert main(["build", "random:tiny", "-o", str(folder)]) == 0
+    assert "inspect" not in capsys.readouterr().err
