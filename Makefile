@@ -15,7 +15,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test border soak lint format bench clean
+.PHONY: help install serve test amd border soak lint format bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +26,14 @@ serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 
 	@$(LLM) build $(SOURCE) -o $(ARTIFACT) >/dev/null
 	@exec $(LLM) serve $(ARTIFACT) --host $(HOST) --port $(PORT)
 
-test: lint ## run every check and test
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+# The emulated GPU belongs to a process: its own tests, and those of a device on it, each have one.
+test: lint ## run every check and test, but for those of the AMD path
+	@$(BIN)/python -m pytest -m emulated -p no:randomly tests/emulated_gpu
+	@$(BIN)/python -m pytest -m "not emulated" $(PYTEST_ARGS)
+
+amd: $(VENV)/dev.stamp ## run the AMD path on the emulated GPU
+	@$(BIN)/python -m pytest -m emulated -p no:randomly tests/components/runtime
+	@$(BIN)/python -m pytest -m emulated -p no:randomly tests/inspection tests/integration
 
 # What touches a runtime, and the whole server from the outside; `make test` runs everything.
 BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/test_packaging.py \
@@ -37,7 +43,7 @@ BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/te
 border: ## test the runtime border in an environment without shortfin
 	@$(MAKE) --no-print-directory VENV=$(WITHOUT_SHORTFIN) install
 	@$(WITHOUT_SHORTFIN)/bin/python -m pip uninstall --yes --quiet --quiet --disable-pip-version-check shortfin
-	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -rN $(BORDER_TESTS)
+	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -rN -m "not emulated" $(BORDER_TESTS)
 
 soak: $(VENV)/runtime.stamp ## press a server for a minute with clients that leave early and talk nonsense
 	@$(LLM) build random:tiny -o .artifacts/random-tiny >/dev/null

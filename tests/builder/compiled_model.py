@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.artifact import file_names
+from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
@@ -84,8 +87,8 @@ class CompiledModel:
         stored, known = store(weights, spec, options, target)
         write_parameters(stored, folder / "model.irpa")
         text = ModelModule(spec, options, target).text()
-        compile_text(text, target.flags, folder / "model.vmfb")
-        program = device.load_program(folder / "model.vmfb", [folder / "model.irpa"], "module")
+        vmfb = compile_cached(text, target)
+        program = device.load_program(vmfb, [folder / "model.irpa"], "module")
         note_executed(text, target.architecture)
         return cls(spec, options, known, device, program)
 
@@ -115,6 +118,16 @@ class CompiledModel:
         results = self.program.submit(entry, [*buffers, self.cache]).wait()
         values, indices, logits = (self.device.download(r)[:, 0] for r in results)
         return Result(values, indices, logits)
+
+
+def compile_cached(text: str, target: Target) -> Path:
+    """A VMFB of MLIR `text`, kept in the user's build cache."""
+    key = content_key(text, target.flags, target.cpu, sorted(target.features), version("iree-base-compiler"))
+
+    def make(folder: Path) -> None:
+        compile_text(text, target.flags, folder / file_names.VMFB)
+
+    return BuildCache(user_cache()).get_or_make("test", key, make).directory / file_names.VMFB
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:

@@ -1,0 +1,96 @@
+"""Every entry of `random:tiny` for AMD GPUs, as it is built by default, against the numpy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.abi import Entry, EntryFamily
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.program.entry import entries_of
+from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
+from shortfin_apps.llm.builder.weights.layout import cast_floats
+from shortfin_apps.llm.builder.weights.write import plan_weights
+from tests.builder.cached_rows import CachedRows
+from tests.builder.compiled_model import CompiledModel
+from tests.builder.reference import F32
+from tests.conftest import BuildTiny
+from tests.hip import EmulatedGpus
+from tests.runtimes import needs_shortfin
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(400)]
+
+CHIPS = ("gfx942", "gfx950", "gfx1100", "gfx1201")
+OPTIONS = BuildOptions()
+ENTRIES = [entry.name for entry in entries_of(OPTIONS)]
+# Logits have a standard deviation of about 3. Activations and K/V are rounded to bf16, by the reference they
+# are not: the largest error was 0.19.
+TOLERANCE = 0.3
+POSITIONS = (0, 1, 15, 16, 17, 63, 64, 100, 130, 255, 256, 300, 512, 700)
+ROOM = 112
+KEY_SCALE = 1.0
+CHUNKS = (33, 1, 16, 90)
+
+
+@pytest.fixture(scope="module", params=CHIPS)
+def chip(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def model(chip: str, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus) -> Iterator[CompiledModel]:
+    artifact = build_tiny(BuildOptions(device=f"hip:{chip}"))
+    device = emulated_gpus.open(chip)
+    program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
+    assert sorted(program.entries) == sorted(ENTRIES)
+    yield CompiledModel(SPEC, OPTIONS, weights_of_the_source(), device, program)
+    device.close()
+
+
+def weights_of_the_source() -> dict[str, F32]:
+    """Its weights as the artefact stores them: stacked, and rounded."""
+    source = RandomTinySource()
+    weights = {}
+    for weight in plan_weights(SPEC):
+        dtype = "f32" if weight.name.endswith("norm.weight") else OPTIONS.activations
+        weights[weight.name] = cast_floats(weight.load(source), dtype).astype(np.float32)
+    return weights
+
+
+def use(rows: CachedRows, entry: Entry, num_rows: int) -> None:
+    """Has the entry compute tokens of the first of `rows`, then decodes one more token of each."""
+    chosen = range(num_rows)
+    lengths = [CHUNKS[row % len(CHUNKS)] for row in chosen]
+    match entry.family:
+        case EntryFamily.DECODE:
+            rows.decode(entry.name, chosen)
+        case EntryFamily.PREFILL:
+            rows.prefill(entry.name, chosen, lengths)
+        case EntryFamily.EXTEND:
+            # A task of several tokens begins with a page.
+            decodes = [position % OPTIONS.block_seq_stride != 0 for position in positions(num_rows)]
+            rows.extend(entry.name, chosen, [1 if d else n for d, n in zip(decodes, lengths, strict=True)])
+    rows.decode("decode_bs32", chosen)
+
+
+def positions(num_rows: int) -> list[int]:
+    return [POSITIONS[row % len(POSITIONS)] for row in range(num_rows)]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_agrees_with_the_reference(
+    chip: str, model: CompiledModel, emulated_gpus: EmulatedGpus, name: str
+) -> None:
+    """What it returns, and what it leaves in the cache, from which each row's next token is decoded.
+
+    Once with all rows taken and, where it has several, once with padding.
+    """
+    entry = Entry.parse(name)
+    assert entry is not None
+    full = entry.rows or len(POSITIONS)
+    with emulated_gpus.watch(chip):
+        for num_rows in {full, max(1, full - 1)}:
+            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)

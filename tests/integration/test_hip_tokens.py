@@ -1,0 +1,101 @@
+"""An AMD GPU gives the tokens that the CPU gives, whatever the mode, the chunks and the state of the cache.
+
+The artefact is the same model compiled for the chip, its logits differ by rounding: TOLERANCE is that of
+test_same_tokens.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.loading import EngineOptions
+from tests.conftest import BuildTiny
+from tests.hip import CHIPS, EmulatedGpus
+from tests.integration.generation import Continuation, assert_same, generate, open_engine
+from tests.runtimes import needs_shortfin
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
+
+TOLERANCE = 0.1  # both are rounded to bf16, at other places
+MAX_TOKENS = 6
+LENGTHS = (1, 15, 16, 17, 63, 130)
+SHARED = 48  # tokens that the longer prompts begin with
+GROWING, NUM_GROWING = 15, 4  # prompts that fill a page and begin a second one while they decode
+PAGES = 8  # of which 7 can be leased, one fewer than they need in the end
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_artifact: Artifact) -> list[list[int]]:
+    assert tiny_artifact.vocab_size is not None
+    random = np.random.default_rng(5)
+    made = [random.integers(0, tiny_artifact.vocab_size, n).tolist() for n in LENGTHS]
+    for prompt in made:
+        if len(prompt) > SHARED:
+            prompt[:SHARED] = made[-1][:SHARED]
+    return made
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tiny_artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
+    """The tokens of each prompt when it runs alone on the CPU."""
+    with open_engine(tiny_artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
+        return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
+
+
+@pytest.fixture(params=CHIPS)
+def artifact(
+    request: pytest.FixtureRequest, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+) -> Iterator[Artifact]:
+    with emulated_gpus.watch(request.param):
+        yield build_tiny(BuildOptions(device=f"hip:{request.param}"))
+
+
+def check(expected: Sequence[Continuation], got: Sequence[Continuation]) -> None:
+    compared = [assert_same(e, g.token_ids, TOLERANCE) for e, g in zip(expected, got, strict=True)]
+    assert sum(compared) > len(expected) * MAX_TOKENS / 2, "near ties ended almost every comparison"
+
+
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+@pytest.mark.parametrize(
+    "mode",
+    [DefaultModeOptions(chunk_tokens=32), DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)],
+    ids=["chunks", "whole", "extend"],
+)
+def test_tokens_are_those_of_the_cpu(
+    artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    on_cpu: Sequence[Continuation],
+    mode: ModeOptions,
+    prefix_cache: PrefixCache,
+) -> None:
+    options = EngineOptions(device="hip", mode=mode, prefix_cache=prefix_cache)
+    with open_engine(artifact, options) as engine:
+        check(on_cpu, generate(engine, prompts, MAX_TOKENS))
+        check(on_cpu, generate(engine, prompts, MAX_TOKENS))
+        assert (engine.stats().cached_tokens > 0) == (prefix_cache == "trie")
+
+
+@pytest.mark.parametrize(
+    "mode", [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)], ids=["default", "extend"]
+)
+def test_preempted_requests_lose_nothing(
+    artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    on_cpu: Sequence[Continuation],
+    mode: ModeOptions,
+) -> None:
+    growing = LENGTHS.index(GROWING)
+    options = EngineOptions(device="hip", mode=mode, pages=PAGES, prefix_cache="none")
+    with open_engine(artifact, options) as engine:
+        got = generate(engine, [prompts[growing]] * NUM_GROWING, MAX_TOKENS)
+        assert engine.stats().preemptions > 0
+    check([on_cpu[growing]] * NUM_GROWING, got)
