@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -161,14 +161,27 @@ def runtime_under_test(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def device(runtime_under_test: str, request: pytest.FixtureRequest) -> Iterator[Device]:
-    if runtime_under_test == "hip":
-        request.getfixturevalue("emulated_gpus")
-        device = open_device("hip")
-    else:
-        device = open_device("cpu", cast(Runtime, runtime_under_test))
+def device(open_another: Callable[[], Device]) -> Iterator[Device]:
+    device = open_another()
     yield device
     device.close()
+
+
+@pytest.fixture
+def fallible_device(open_another: Callable[[], Device]) -> Iterator[Device]:
+    """A device for the test alone, as a failed invocation leaves its traces on a device."""
+    device = open_another()
+    yield device
+    device.close()
+
+
+@pytest.fixture(scope="session")
+def open_another(runtime_under_test: str, request: pytest.FixtureRequest) -> Callable[[], Device]:
+    """Opens a device of the runtime under test."""
+    if runtime_under_test != "hip":
+        return lambda: open_device("cpu", cast(Runtime, runtime_under_test))
+    request.getfixturevalue("emulated_gpus")
+    return lambda: open_device("hip")
 
 
 @pytest.fixture(scope="session")
@@ -181,3 +194,8 @@ def folder(runtime_under_test: str, request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def program(device: Device, folder: Path) -> Program:
     return device.load_program(folder / "fenced.vmfb", [folder / "model.irpa"], "m")
+
+
+@pytest.fixture
+def fallible_program(fallible_device: Device, folder: Path) -> Program:
+    return fallible_device.load_program(folder / "fenced.vmfb", [folder / "model.irpa"], "m")

@@ -200,39 +200,43 @@ def test_other_threads_may_use_the_device(device: Device, program: Program) -> N
     assert sorted(seen) == [2] * 5 + [4] * 5 + [6] * 5
 
 
-def test_later_invocations_run_after_a_failed_one(device: Device, program: Program) -> None:
-    cache = device.allocate((8,), F32)
+def test_later_invocations_run_after_a_failed_one(fallible_device: Device, fallible_program: Program) -> None:
+    cache = fallible_device.allocate((8,), F32)
 
     def accumulate() -> Any:
-        return program.submit("accumulate", [device.upload(vector(1)), cache])
+        return fallible_program.submit("accumulate", [fallible_device.upload(vector(1)), cache])
 
-    wrong = device.upload(np.zeros(3, np.int64))
-    bad: list[list[DeviceBuffer]] = [[wrong, cache], [device.upload(np.zeros(9, np.float32)), cache]]
+    wrong = fallible_device.upload(np.zeros(3, np.int64))
+    bad: list[list[DeviceBuffer]] = [[wrong, cache], [fallible_device.upload(np.zeros(9, np.float32)), cache]]
     for arguments in bad:
         before = accumulate()
-        failing = program.submit("accumulate", arguments)
+        failing = fallible_program.submit("accumulate", arguments)
         after = accumulate()
         before.wait()
         with pytest.raises(InvocationError, match=r"mismatch|INVALID_ARGUMENT"):
             failing.wait()
         after.wait()
-    np.testing.assert_array_equal(device.download(cache), vector(15))
+    np.testing.assert_array_equal(fallible_device.download(cache), vector(15))
 
 
-def test_an_assertion_inside_an_entry_fails_that_invocation(device: Device, program: Program) -> None:
+def test_an_assertion_inside_an_entry_fails_that_invocation(
+    fallible_device: Device, fallible_program: Program
+) -> None:
     with pytest.raises(InvocationError, match="negative"):
-        program.submit("refuse_negative", [device.upload(np.array([-1]))]).wait()
-    (result,) = program.submit("refuse_negative", [device.upload(np.array([1]))]).wait()
-    assert device.download(result)[0] == 1
+        fallible_program.submit("refuse_negative", [fallible_device.upload(np.array([-1]))]).wait()
+    (result,) = fallible_program.submit("refuse_negative", [fallible_device.upload(np.array([1]))]).wait()
+    assert fallible_device.download(result)[0] == 1
 
 
-def test_repeated_failures_do_no_harm(device: Device, program: Program) -> None:
-    cache = device.allocate((8,), F32)
-    for _ in range(40 if device.name == "local-task" else 6):  # shortfin: see its module
+def test_repeated_failures_do_no_harm(fallible_device: Device, fallible_program: Program) -> None:
+    cache = fallible_device.allocate((8,), F32)
+    for _ in range(40 if fallible_device.name == "local-task" else 6):  # shortfin: see its module
         with pytest.raises(InvocationError):
-            program.submit("accumulate", [device.upload(np.zeros(3, np.int64)), cache]).wait()
-    program.submit("accumulate", [device.upload(vector(1)), cache]).wait()
-    np.testing.assert_array_equal(device.download(cache), vector(1))
+            fallible_program.submit(
+                "accumulate", [fallible_device.upload(np.zeros(3, np.int64)), cache]
+            ).wait()
+    fallible_program.submit("accumulate", [fallible_device.upload(vector(1)), cache]).wait()
+    np.testing.assert_array_equal(fallible_device.download(cache), vector(1))
 
 
 def test_an_entry_without_fences_runs(device: Device, folder: Path) -> None:

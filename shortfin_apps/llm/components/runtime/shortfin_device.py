@@ -11,8 +11,9 @@ calls from a queue; callers get a `concurrent.futures.Future`. The reasons for t
   that fiber completes any more: the next invocation runs on a new fiber. An array remembers at most eight
   other fibers, so a page table survives eight such failures; then the server must be restarted.
 - A failure on a GPU is final: IREE 3.9's HIP driver then fails all later work, or frees its error twice,
-  which ends the process (and may do so within the invocation that failed). So nothing is asked of the device
-  any more, not even to free what is on it.
+  which ends the process (and may do so within the invocation that failed), or waits forever for a buffer
+  that an invocation queued behind the failed one was to get; the engine's stall timeout ends that wait. So
+  nothing is asked of the device any more, not even to free what is on it.
 - Freeing an array records on its fiber's timeline, which only the worker may touch, so buffers hand their
   arrays over to the worker to be freed. If the timeline has failed, shortfin ends the process. So arrays are
   freed only while nothing is in flight that may still fail, and never if they were there when something did.
