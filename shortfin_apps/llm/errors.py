@@ -7,6 +7,7 @@ LlmError
 ├── RequestAbortedError        the client left or aborted the request            (HTTP 499)
 │   └── DeadlineExceededError  its deadline passed before its first token        (HTTP 408)
 ├── InvocationError            the device failed on this request                 (HTTP 500)
+│   └── DeviceLostError        and will fail on all others until it is reopened
 ├── ArtifactError              VMFB, parameters, config or tokenizer do not fit  (exit 2)
 └── BuildError                 the builder cannot make this artefact             (exit 2)
 
@@ -57,6 +58,10 @@ class DeadlineExceededError(RequestAbortedError):
 
 class InvocationError(LlmError):
     """An invocation failed; only the requests in its batch get this error."""
+
+
+class DeviceLostError(InvocationError):
+    """The device has failed for good; a server must be restarted."""
 
 
 class ArtifactError(LlmError):

@@ -13,6 +13,7 @@ import pytest
 from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.errors import DeviceLostError
 from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import TOKENIZER
 from tests.api.loopback import Loopback, loopback
@@ -84,6 +85,25 @@ async def test_a_device_that_stops_answering() -> None:
         assert (await post("/generate", json=body())).status_code == 503
         gate.open()
         await server.until_well()
+        assert server.engine.stats().pages.leased == 0
+
+
+async def test_a_device_that_is_lost() -> None:
+    """It is told at once and to everybody, although the fake would compute again."""
+    async with served() as server:
+
+        def fail(name: str) -> None:
+            server.rig.program.faults.call = lambda name: None
+            raise DeviceLostError("the device has failed for good; restart the server")
+
+        post = server.loop.client.post
+        server.rig.program.faults.call = fail
+        failed = await post("/generate", json=body())
+        refused = await post("/generate", json=body())
+        assert (failed.status_code, refused.status_code) == (500, 503)
+        for answer in (failed, refused):
+            assert "has failed for good; restart the server" in answer.json()["error"]
+        assert (await server.status("/health"), await server.status("/ready")) == (503, 503)
         assert server.engine.stats().pages.leased == 0
 
 

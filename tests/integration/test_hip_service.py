@@ -21,7 +21,6 @@ from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.client import LlmClient
-from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, describe
 from tests.integration.generation import Continuation, assert_same
@@ -167,8 +166,8 @@ def test_a_gpu_that_failed_is_told_until_the_server_is_restarted(
         pipe.write_text("fail hipModuleLaunchKernel 3 719\n")
         while (answer := ask()).status_code == 200:
             pass  # the server reads the command in a thread of its own
-        for _ in range(MAX_CONSECUTIVE_FAILURES):
-            assert answer.status_code == 500
+        for status in (500, 503, 503):
+            assert answer.status_code == status
             assert "has failed for good; restart the server" in answer.json()["error"]
             answer = ask()
         assert httpx.get(f"{running.url}/health", timeout=PATIENCE_S).status_code == 503

@@ -30,7 +30,7 @@ from shortfin_apps.llm.components.request.request import IllegalTransitionError,
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
-from shortfin_apps.llm.errors import DeadlineExceededError, InvocationError, LlmError
+from shortfin_apps.llm.errors import DeadlineExceededError, DeviceLostError, InvocationError, LlmError
 
 logger = logging.getLogger(__name__)
 
@@ -161,8 +161,13 @@ class Engine:
         return result.row(index, with_logits=self._sampler.needs_logits(task.request))
 
     def _fail(self, batch: Batch, error: Exception) -> None:
-        logger.error("invocation of %d tasks failed", len(batch.tasks), exc_info=error)
+        was_lost = self._counters.lost_device is not None
+        logger.error(
+            "invocation of %d tasks failed: %s", len(batch.tasks), error, exc_info=None if was_lost else error
+        )
         self._counters.consecutive_failures += 1
+        if isinstance(error, DeviceLostError):
+            self._counters.lost_device = str(error)
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
         for task in batch.tasks:
             suspect_pages(task.request)

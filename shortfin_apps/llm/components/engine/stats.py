@@ -21,6 +21,7 @@ class EngineCounters:
     generation_tokens: int = 0
     step_s: float = 0.0  # total wall time inside steps
     consecutive_failures: int = 0  # invocations that failed since the last one that did not
+    lost_device: str | None = None  # the error with which the device failed for good
 
     def count_task(self, task: LlmTaskInput) -> None:
         """Counts a task that was computed; before `num_computed` and `last_turn` of its request change."""

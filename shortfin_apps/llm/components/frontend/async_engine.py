@@ -38,7 +38,8 @@ class AsyncEngine:
     those without a first token; a beam search is admitted as one request, and its later steps may be as many
     as it has beams. A request is aborted when more than `max_unread_tokens` wait for its reader. A step that
     takes longer than `stall_timeout_s` means that the device does not answer; MAX_CONSECUTIVE_FAILURES failed
-    invocations in a row that it is broken: unhealthy until one succeeds. `on_close` runs once, when the
+    invocations in a row that it is broken: unhealthy until one succeeds; and after DeviceLostError it stays
+    so, and takes no requests. `on_close` runs once, when the
     thread has ended: it releases the device.
     """
 
@@ -122,7 +123,8 @@ class AsyncEngine:
 
     @property
     def healthy(self) -> bool:
-        is_broken = self.stats().consecutive_failures >= MAX_CONSECUTIVE_FAILURES
+        stats = self.stats()
+        is_broken = bool(stats.lost_device) or stats.consecutive_failures >= MAX_CONSECUTIVE_FAILURES
         return self._thread.is_alive and not self._stalls.stalled and not is_broken
 
     async def drain(self, timeout_s: float) -> None:
@@ -157,6 +159,8 @@ class AsyncEngine:
         if self._drained:
             raise RequestAbortedError("the server is shutting down and cannot wait for this request's end")
         self._stalls.check_available()
+        if (lost := self.stats().lost_device) is not None:
+            raise UnavailableError(lost)
 
     def _send_abort(self, request_id: str, error: LlmError | None = None) -> None:
         self._thread.send(Abort(request_id, error))

@@ -56,7 +56,7 @@ from shortfin_apps.llm.components.runtime.shortfin_errors import (
 )
 from shortfin_apps.llm.components.runtime.staging import Staging, StagingPool
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import DeviceLostError, InvocationError
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class ShortfinDevice:
         self._in_flight: set[asyncio.Task[None]] = set()  # one for each invocation; the worker's
         self._buffers: WeakSet[ShortfinBuffer] = WeakSet()
         self._programs: list[ShortfinProgram] = []
-        self._lost: InvocationError | None = None  # after a failure on a GPU
+        self._lost: DeviceLostError | None = None  # after a failure on a GPU
         self._closed = False
         atexit.register(self.close)  # an open system keeps the process from exiting
 
@@ -450,7 +450,7 @@ class ShortfinDevice:
         return array
 
     def _check(self) -> None:
-        """Raises InvocationError if nothing may be asked of the device any more."""
+        """Raises DeviceLostError if nothing may be asked of the device any more."""
         if self._lost is not None:
             raise self._lost
 

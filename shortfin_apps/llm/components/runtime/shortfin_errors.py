@@ -6,7 +6,7 @@ from typing import Any
 
 import shortfin.array as sfnp
 
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import DeviceLostError, InvocationError
 
 _ABORTED = "the semaphore was aborted"
 
@@ -34,19 +34,19 @@ def cause_of(fiber: Any, error: Exception) -> Exception:
 
 def invocation_error(error: Exception) -> InvocationError:
     if "unique semaphore capacity" in str(error):
-        return InvocationError("the device failed too often to go on; restart the server")
+        return DeviceLostError("the device failed too often to go on; restart the server")
     return InvocationError(f"the device failed under this invocation ({error})")
 
 
-def lost_error(cause: Exception) -> InvocationError:
+def lost_error(cause: Exception) -> DeviceLostError:
     reason = str(cause).partition("\n")[0]
     if "RESOURCE_EXHAUSTED" in reason:
-        return InvocationError(
+        return DeviceLostError(
             f"the device ran out of memory; restart the server with fewer --pages ({reason})"
         )
-    return InvocationError(f"the device has failed for good; restart the server ({reason})")
+    return DeviceLostError(f"the device has failed for good; restart the server ({reason})")
 
 
-def copy_of(error: InvocationError) -> InvocationError:
+def copy_of(error: DeviceLostError) -> DeviceLostError:
     """An error of its own for each invocation, whose traceback grows when it is raised."""
-    return InvocationError(str(error))
+    return DeviceLostError(str(error))
