@@ -74,7 +74,8 @@ class CachedRows:
         seq_lens = starts + np.pad(lengths, (0, padding), constant_values=1)
         tokens = [self._next(row, length) for row, length in zip(rows, lengths, strict=True)]
         blocks = np.pad(self._blocks[rows], ((0, padding), (0, 0)))
-        result = self._model.prefill(entry, _padded(tokens, padding, self._stride), starts, seq_lens, blocks)
+        padded = _padded(tokens, padding, _parse(entry).length or self._stride)
+        result = self._model.prefill(entry, padded, starts, seq_lens, blocks)
         self._check(entry, rows, result)
 
     def extend(self, entry: str, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -82,7 +83,8 @@ class CachedRows:
         starts = np.array([self._position(row) for row in rows])
         offsets = np.cumsum([0, *lengths])[:-1]
         tokens = [self._next(row, length) for row, length in zip(rows, lengths, strict=True)]
-        packed = np.pad(np.concatenate(tokens), (0, NUM_PADDING_TOKENS))
+        length = _parse(entry).length or sum(lengths) + NUM_PADDING_TOKENS
+        packed = np.pad(np.concatenate(tokens), (0, length - sum(lengths)))
         result = self._model.extend(entry, packed, offsets, starts, starts + lengths, self._blocks[rows])
         self._check(entry, rows, result)
 
@@ -115,10 +117,15 @@ class CachedRows:
 
 
 def _num_rows(entry: str) -> int:
-    parsed = Entry.parse(entry)
-    assert parsed is not None
-    assert parsed.rows is not None
-    return parsed.rows
+    rows = _parse(entry).rows
+    assert rows is not None
+    return rows
+
+
+def _parse(name: str) -> Entry:
+    entry = Entry.parse(name)
+    assert entry is not None
+    return entry
 
 
 def _padded(tokens: Sequence[Tokens], padding: int, multiple: int = 1) -> Tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(400)]
 
 CHIPS = ("gfx942", "gfx950", "gfx1100", "gfx1201")
 OPTIONS = BuildOptions()
+SOME_CHIPS = ("gfx942", "gfx1100")
 ENTRIES = [entry.name for entry in entries_of(OPTIONS)]
 # Logits have a standard deviation of about 3. Activations and K/V are rounded to bf16, by the reference they
 # are not: the largest error was 0.19.
@@ -42,12 +44,19 @@ def chip(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def model(chip: str, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus) -> Iterator[CompiledModel]:
-    artifact = build_tiny(BuildOptions(device=f"hip:{chip}"))
+    model = open_model(chip, OPTIONS, build_tiny, emulated_gpus)
+    yield model
+    model.device.close()
+
+
+def open_model(
+    chip: str, options: BuildOptions, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+) -> CompiledModel:
+    artifact = build_tiny(replace(options, device=f"hip:{chip}"))
     device = emulated_gpus.open(chip)
     program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
-    assert sorted(program.entries) == sorted(ENTRIES)
-    yield CompiledModel(SPEC, OPTIONS, weights_of_the_source(), device, program)
-    device.close()
+    assert sorted(program.entries) == sorted(entry.name for entry in entries_of(options))
+    return CompiledModel(SPEC, options, weights_of_the_source(), device, program)
 
 
 def weights_of_the_source() -> dict[str, F32]:
@@ -94,3 +103,20 @@ def test_an_entry_agrees_with_the_reference(
     with emulated_gpus.watch(chip):
         for num_rows in {full, max(1, full - 1)}:
             use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)
+
+
+@pytest.mark.parametrize("chip", SOME_CHIPS)
+def test_entries_of_fixed_sizes_agree_with_the_reference(
+    chip: str, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+) -> None:
+    """The heads of `random:tiny` are so small that its `extend_t64` needs a flag to be compiled at all."""
+    options = BuildOptions(
+        prefill_batch_sizes=(2,), decode_batch_sizes=(32,), chunk_sizes=(96,), extend_sizes=(64,)
+    )
+    model = open_model(chip, options, build_tiny, emulated_gpus)
+    with emulated_gpus.watch(chip):
+        for name, num_rows in {"prefill_bs2_s96": 2, "extend_t64": 3}.items():
+            entry = Entry.parse(name)
+            assert entry is not None
+            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)
+    model.device.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.builder.compiled_model import NAN_BYTE, TINY, CompiledModel, Result, block_table
 from tests.builder.reference import forward
-from tests.hip import EmulatedGpus, on_chips
 
 STRIDE = 16
 BUCKET = 64
@@ -43,14 +41,11 @@ def chunks(draw: st.DrawFn) -> Task:
     return Task(start, start + draw(st.integers(1, 50)))
 
 
-@pytest.fixture(params=["f32", "bf16", *on_chips("bf16", chips=["gfx942"])])
-def model(
-    request: pytest.FixtureRequest, models: dict[str, CompiledModel], emulated_gpus: EmulatedGpus
-) -> Iterator[CompiledModel]:
-    with emulated_gpus.watch_model(request.param):
-        chosen = models[request.param]
-        chosen.fill_cache(NAN_BYTE)
-        yield chosen
+@pytest.fixture(params=["f32", "bf16"])
+def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
+    chosen: CompiledModel = models[request.param]
+    chosen.fill_cache(NAN_BYTE)
+    return chosen
 
 
 def pages_for(length: int) -> int:

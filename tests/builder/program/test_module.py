@@ -5,7 +5,6 @@ Every test starts from a page table full of NaN, and from pages in random order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, RopeScaling, Weig
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.compiled_model import GENERIC, NAN_BYTE, TINY, CompiledModel, Result, block_table
 from tests.builder.reference import forward
-from tests.hip import EmulatedGpus, on_chips
 
 STRIDE = 16
 # Logits have a standard deviation of about 1. bf16 keeps 8 bits of every activation and of K and V, which
@@ -35,17 +33,11 @@ DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 Tokens = npt.NDArray[np.int64]
 
 
-MODELS = ["f32", "bf16", "int8", *on_chips("bf16", chips=["gfx942"])]
-
-
-@pytest.fixture(params=MODELS)
-def model(
-    request: pytest.FixtureRequest, models: dict[str, CompiledModel], emulated_gpus: EmulatedGpus
-) -> Iterator[CompiledModel]:
-    with emulated_gpus.watch_model(request.param):
-        chosen = models[request.param]
-        chosen.fill_cache(NAN_BYTE)
-        yield chosen
+@pytest.fixture(params=["f32", "bf16", "int8"])
+def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
+    chosen: CompiledModel = models[request.param]
+    chosen.fill_cache(NAN_BYTE)
+    return chosen
 
 
 def random_tokens(rng: np.random.Generator, *lengths: int) -> list[Tokens]:

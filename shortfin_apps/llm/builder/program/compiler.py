@@ -23,6 +23,11 @@ from shortfin_apps.llm.errors import BuildError
 
 __all__ = ["CompileResult", "compile_model", "parameter_types"]
 
+# For heads of 16 or 32 elements, the attention of entries of a fixed size (`--extend-sizes`) makes LLVM's
+# load and store vectorizer run for ever, in IREE 3.9 for gfx942 at least.
+_SMALLEST_SOUND_HEAD = 64
+_NO_VECTORIZED_LOADS = "--amdgpu-load-store-vectorizer=0"
+
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
@@ -54,8 +59,16 @@ def compile_model(
     module = ModelModule(spec, options, target)
     entries = tuple(entry.name for entry in entries_of(options))
     report(f"compiling {len(entries)} entries for {target.cpu}")
-    compile_text(module.text(), target.flags, out)
-    return CompileResult(version.VERSION, target.flags, target, entries, tuple(map(str, module.choices)))
+    flags = _flags_for(spec, options, target)
+    compile_text(module.text(), flags, out)
+    return CompileResult(version.VERSION, flags, target, entries, tuple(map(str, module.choices)))
+
+
+def _flags_for(spec: ModelSpec, options: BuildOptions, target: Target) -> tuple[str, ...]:
+    is_endless = spec.head_dim < _SMALLEST_SOUND_HEAD and options.extend_sizes
+    if target.architecture == "amdgpu" and is_endless:
+        return (*target.flags, _NO_VECTORIZED_LOADS)
+    return target.flags
 
 
 def compile_text(text: str, flags: tuple[str, ...], out: Path) -> None:
