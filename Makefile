@@ -26,14 +26,26 @@ serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 
 	@$(LLM) build $(SOURCE) -o $(ARTIFACT) >/dev/null
 	@exec $(LLM) serve $(ARTIFACT) --host $(HOST) --port $(PORT)
 
-# The emulated GPU belongs to a process: its own tests, and those of a device on it, each have one.
-test: lint ## run every check and test, but for those of the AMD path
-	@$(BIN)/python -m pytest -m emulated -p no:randomly tests/emulated_gpu
+test: lint ## run every check and test
+	@$(MAKE) --no-print-directory amd
 	@$(BIN)/python -m pytest -m "not emulated" $(PYTEST_ARGS)
 
-amd: $(VENV)/dev.stamp ## run the AMD path on the emulated GPU
-	@$(BIN)/python -m pytest -m emulated -p no:randomly tests/components/runtime
-	@$(BIN)/python -m pytest -m emulated -p no:randomly tests/inspection tests/integration
+# The emulated GPU belongs to a process, so its tests run in several, two at a time.
+AMD_TESTS := amd-isa amd-device amd-model amd-server
+.PHONY: $(AMD_TESTS)
+amd: $(VENV)/dev.stamp ## run the tests of the AMD path, on emulated GPUs
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(AMD_TESTS)
+
+EMULATED = $(BIN)/python -m pytest -m emulated -p no:randomly
+SERVER_TESTS := tests/integration/test_hip_faults.py tests/integration/test_hip_service.py
+amd-isa:
+	@$(EMULATED) tests/emulated_gpu
+amd-device:
+	@$(EMULATED) tests/components tests/inspection
+amd-model:
+	@$(EMULATED) tests/integration $(SERVER_TESTS:%=--ignore=%)
+amd-server:
+	@$(EMULATED) $(SERVER_TESTS)
 
 # What touches a runtime, and the whole server from the outside; `make test` runs everything.
 BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/test_packaging.py \

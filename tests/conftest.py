@@ -25,6 +25,7 @@ BuildTiny = Callable[[BuildOptions], Artifact]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-seed", type=int, help="the one fault schedule to run")
+    parser.addoption("--fault-schedules", type=int, help="how many to run on emulated GPUs")
 
 
 def pytest_configure() -> None:

@@ -38,7 +38,13 @@ ANCHOR = re.compile(r"\]\((#[^)]+)\)")
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./:~-])(?:(?:[a-z_.]+/)+[a-z_.0-9]*|[a-z_]+\.py)(?![\w*/{-])")
 NOT_OURS = {".venv/bin/", "utils.py"}  # made by `make`, and named as what not to do
-OTHERS_FLAGS = {"--target", "--randomly-seed", "--fault-seed", "--strict"}  # pip's, pytest's and mypy's
+OTHERS_FLAGS = {
+    "--target",
+    "--randomly-seed",
+    "--fault-seed",
+    "--fault-schedules",
+    "--strict",
+}  # pip's, pytest's and mypy's
 
 
 def text_of(document: str) -> str:

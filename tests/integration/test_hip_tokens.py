@@ -56,7 +56,11 @@ def artifact(
     request: pytest.FixtureRequest, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
 ) -> Iterator[Artifact]:
     with emulated_gpus.watch(request.param):
-        yield build_tiny(BuildOptions(device=f"hip:{request.param}"))
+        # Few buckets, as every engine first runs each of them once; test_hip_entries.py has them all.
+        options = BuildOptions(
+            device=f"hip:{request.param}", prefill_batch_sizes=(2,), decode_batch_sizes=(4,)
+        )
+        yield build_tiny(options)
 
 
 def check(expected: Sequence[Continuation], got: Sequence[Continuation]) -> None:
@@ -80,7 +84,8 @@ def test_tokens_are_those_of_the_cpu(
     options = EngineOptions(device="hip", mode=mode, prefix_cache=prefix_cache)
     with open_engine(artifact, options) as engine:
         check(on_cpu, generate(engine, prompts, MAX_TOKENS))
-        check(on_cpu, generate(engine, prompts, MAX_TOKENS))
+        if prefix_cache == "trie":
+            check(on_cpu, generate(engine, prompts, MAX_TOKENS))
         assert (engine.stats().cached_tokens > 0) == (prefix_cache == "trie")
 
 
