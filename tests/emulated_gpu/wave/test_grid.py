@@ -165,6 +165,15 @@ def test_no_race_where_a_barrier_lies_between_or_bytes_differ(chip: Chip) -> Non
 
 
 @ON_CHIPS
+def test_each_byte_of_a_word_may_be_of_another_wave(chip: Chip) -> None:
+    code = Code(chip)
+    code.emit("v_lshrrev_b32_e32", v[2], chip.lanes.bit_length() - 1, v[0])  # the number of the wave
+    code.lds_store("b8", 0, 2)
+    code.wait()
+    assert not run_grid(chip, code.end(), workgroup=(4 * chip.lanes, 1, 1), lds_bytes=64).findings
+
+
+@ON_CHIPS
 def test_waves_may_write_different_bytes_of_a_word_but_not_the_same(chip: Chip) -> None:
     code = Code(chip)
     emit_addresses(code, 0)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tinygrad.renderer.amd.dsl import s
 
@@ -286,3 +287,44 @@ def test_denormals_are_flushed_where_the_mode_says_so() -> None:
         wave.s[0], wave.s[1] = 0x0400, 0x3800
         run(RDNA4, wave, [isa(RDNA4).s_mul_f16(s[2], s[0], s[1])])
         assert wave.s[2] == expected
+
+
+FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "exp": lambda x: 2**x,
+    "log": math.log2,
+    "rcp": lambda x: 1 / x,
+    "rsq": lambda x: 1 / math.sqrt(x),
+    "sqrt": math.sqrt,
+}
+FLOATS: dict[int, tuple[npt.DTypeLike, npt.DTypeLike]] = {
+    16: (np.float16, np.uint16),
+    32: (np.float32, np.uint32),
+}
+
+
+def functions_of(name: str, width: int, *values: float, **modifiers: int) -> list[float]:
+    """What v_s_<name>_f<width> makes of values in scalar registers."""
+    encode = encoder(RDNA4, f"v_s_{name}_f{width}")
+    kind, bits = FLOATS[width]
+    sources = [(int(np.asarray(value, kind).view(bits)),) for value in values]
+    results = scalar_results(RDNA4, lambda d, x: encode(d, x, **modifiers), sources, [32])
+    return [float(np.asarray(result, np.uint32).astype(bits).view(kind)) for result, _ in results]
+
+
+@WIDTHS
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str, width: int) -> None:
+    values = [0.125, 0.3, 0.75, 1.0, 1.5, 3.0, 7.7]
+    exact = [float(np.asarray(value, FLOATS[width][0])) for value in values]
+    expected = [FUNCTIONS[name](value) for value in exact]
+    tolerance = 2.0 ** -MANTISSA[width]
+    np.testing.assert_allclose(functions_of(name, width, *values), expected, rtol=tolerance)
+
+
+@WIDTHS
+def test_modifiers_of_functions(width: int) -> None:
+    values = [-4.0, 0.5, 4.0]
+    assert functions_of("rcp", width, *values, abs=1) == [0.25, 2, 0.25]
+    assert functions_of("rcp", width, *values, neg=1) == [0.25, -2, -0.25]
+    assert functions_of("rcp", width, *values, abs=1, neg=1) == [-0.25, -2, -0.25]
+    assert functions_of("rcp", width, *values, clmp=1) == [0, 1, 0.25]
