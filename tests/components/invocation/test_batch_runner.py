@@ -11,6 +11,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
+from shortfin_apps.llm.errors import ArtifactError, DeviceLostError, InvocationError
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
 from tests.components.simulation import AMX, Simulation
@@ -84,6 +85,27 @@ def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:
     BatchRunner(device, program, config, page_table=[slab]).warm_up()
     assert {name for name, _ in program.calls} == set(program.entries)
     assert not slab.array[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (InvocationError("the shapes mismatch"), "config.json may belong to another VMFB"),
+        (DeviceLostError("out of memory; restart with fewer --pages"), "first run: out of memory; restart"),
+    ],
+)
+def test_a_warm_up_that_fails_says_whose_fault_it_may_be(error: InvocationError, says: str) -> None:
+    config = fake_config()
+    program = FakeProgram(config)
+    device = FakeDevice(program)
+    slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
+
+    def fail(entry: str) -> None:
+        raise error
+
+    program.faults.before = fail
+    with pytest.raises(ArtifactError, match=says):
+        BatchRunner(device, program, config, page_table=[slab]).warm_up()
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])

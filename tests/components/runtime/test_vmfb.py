@@ -111,6 +111,13 @@ def test_another_compiler_release_is_refused(tmp_path: Path, message: str) -> No
     assert "shortfin-llm build" in str(error)
 
 
+def test_a_gpu_that_fails_while_loading_is_no_wrong_file(tmp_path: Path) -> None:
+    failed = "INVALID_ARGUMENT; HIP driver error 'hipErrorInvalidValue' (1); io_parameters.load"
+    full = "RESOURCE_EXHAUSTED; HIP driver error 'hipErrorOutOfMemory' (2); io_parameters.load"
+    assert "the GPU failed while it was loaded" in str(load_error(tmp_path / "a.vmfb", ValueError(failed)))
+    assert "not enough memory for its parameters" in str(load_error(tmp_path / "a.vmfb", ValueError(full)))
+
+
 def test_a_real_bytecode_version_mismatch(device: Device, folder: Path, tmp_path: Path) -> None:
     """The version, 15.0 in IREE 3.9, is the module's first u32 that reads `15 << 16`."""
     content = (folder / "unfenced.vmfb").read_bytes()

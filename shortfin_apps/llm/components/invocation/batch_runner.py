@@ -25,7 +25,7 @@ from shortfin_apps.llm.components.runtime.device import (
 )
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError, InvocationError
+from shortfin_apps.llm.errors import ArtifactError, DeviceLostError, InvocationError
 
 Array = npt.NDArray[Any]
 
@@ -143,6 +143,8 @@ class BatchRunner:
         scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
         try:
             results = self._invoke(shape.entry, self._plan(shape, (), scratch))
+        except DeviceLostError as error:
+            raise ArtifactError(f"`{shape.entry}` failed in its first run: {error}") from error
         except InvocationError as error:
             raise ArtifactError(
                 f"`{shape.entry}` failed in its first run; config.json may belong to another VMFB: check "

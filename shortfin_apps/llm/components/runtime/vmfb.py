@@ -98,6 +98,10 @@ def load_error(path: Path, error: Exception) -> ArtifactError:
         )
     if "hipErrorNoBinaryForGpu" in text:
         return wrong_chip_error(path)
+    if "RESOURCE_EXHAUSTED" in text:
+        return ArtifactError(f"{path}: the device has not enough memory for its parameters ({reason})")
+    if "HIP driver error" in text:
+        return ArtifactError(f"{path}: the GPU failed while it was loaded ({reason}); try again")
     if "parameter" in text:
         return ArtifactError(
             f"{path}: its parameters do not fit ({reason}); give the .irpa it was built with"
