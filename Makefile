@@ -18,7 +18,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 .PHONY: help install serve test amd border soak lint format bench clean
 
 help: ## list the tasks
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/dev.stamp ## set up .venv for development
 
@@ -28,11 +28,11 @@ serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 
 
 test: lint ## run every check and test
 	@$(MAKE) --no-print-directory amd
-	@$(BIN)/python -m pytest -m "not emulated" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not (emulated or by_hand)" $(PYTEST_ARGS)
 
 # The emulated GPU belongs to a process, so its tests run in several, two at a time.
 AMD_TESTS := amd-isa amd-device amd-model amd-server
-.PHONY: $(AMD_TESTS)
+.PHONY: $(AMD_TESTS) amd-smollm2
 amd: $(VENV)/dev.stamp ## run the tests of the AMD path, on emulated GPUs
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(AMD_TESTS)
 
@@ -46,6 +46,8 @@ amd-model:
 	@$(EMULATED) tests/integration $(SERVER_TESTS:%=--ignore=%)
 amd-server:
 	@$(EMULATED) $(SERVER_TESTS)
+amd-smollm2: $(VENV)/dev.stamp ## run SmolLM2-135M for gfx942 on an emulated GPU, which takes minutes
+	@$(BIN)/python -m pytest -m by_hand tests/integration/test_hip_smollm2.py
 
 # What touches a runtime, and the whole server from the outside; `make test` runs everything.
 BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/test_packaging.py \
