@@ -15,6 +15,9 @@ import msgpack
 MACHINES = {"gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41, "gfx1201": 0x4E}
 KERNARG_POINTER = 1 << 3  # ENABLE_SGPR_KERNARG_SEGMENT_PTR: s[0:1]
 WAVE32 = 1 << 10
+# What else may lie in user SGPRs before and after the kernarg pointer, by its bit, and in how many of them:
+# private segment buffer, dispatch pointer, queue pointer, dispatch id, flat scratch, private segment size.
+NUM_SGPRS = {0: 4, 1: 2, 2: 2, 4: 2, 5: 2, 6: 1}
 GLOBAL_FUNCTION, GLOBAL_OBJECT = 0x12, 0x11  # st_info
 ALLOCATED = 2  # SHF_ALLOC
 RELATIVE64 = 13  # R_AMDGPU_RELATIVE64
@@ -31,6 +34,11 @@ class KernelSource:
     lds_bytes: int = 0
     scratch_bytes: int = 0
     max_workgroup: int = 1024
+    asks_for: Sequence[int] = ()  # other bits of the descriptor's properties than KERNARG_POINTER
+
+    @property
+    def num_user_sgprs(self) -> int:
+        return 2 + sum(NUM_SGPRS[bit] for bit in self.asks_for)
 
     @property
     def code(self) -> bytes:
@@ -110,7 +118,8 @@ def _next(file: _File, align: int) -> int:
 
 def _descriptor(chip: str, kernel: KernelSource, entry_offset: int) -> bytes:
     properties = KERNARG_POINTER | (WAVE32 if chip.startswith("gfx1") else 0)
-    registers = (0, 0, 2 << 1)  # rsrc3, rsrc1, and rsrc2 with two user SGPRs
+    properties |= sum(1 << bit for bit in kernel.asks_for)
+    registers = (0, 0, kernel.num_user_sgprs << 1 | 1 << 7)  # rsrc3, rsrc1, rsrc2 with the workgroup's id
     head = struct.pack(
         "<III4xq20x", kernel.lds_bytes, kernel.scratch_bytes, kernel.kernarg_bytes, entry_offset
     )

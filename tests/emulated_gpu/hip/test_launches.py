@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from emulated_gpu.control import Control
-from tests.emulated_gpu.code_objects import RELATIVE64, KernelSource, code_object
+from tests.emulated_gpu.code_objects import NUM_SGPRS, RELATIVE64, KernelSource, code_object
 from tests.emulated_gpu.hip.api import (
     INVALID_CONFIGURATION,
     INVALID_FUNCTION,
@@ -97,6 +97,27 @@ def test_a_kernel_gets_its_arguments_and_stores(hip: Hip, load: Load, fresh: Con
     assert (counters.launches, counters.stored_bytes) == (1, 256)
     assert fresh.report().findings == ()
     hip.call("hipFree", address)
+
+
+@pytest.mark.parametrize("asks_for", [*([bit] for bit in NUM_SGPRS), list(NUM_SGPRS)], ids=str)
+def test_arguments_and_workgroup_come_after_what_else_a_kernel_asks_for(
+    hip: Hip, load: Load, fresh: Control, asks_for: list[int]
+) -> None:
+    """Each lane stores the number of its workgroup; the registers follow in the order of the bits."""
+    pointer = sum(NUM_SGPRS[bit] for bit in asks_for if bit < 3)
+    workgroup = KernelSource("", [], asks_for=asks_for).num_user_sgprs
+    code = [
+        *(0xC0060000 | 20 << 6 | pointer >> 1, 0),  # s_load_dwordx2 s[20:21], s[pointer:pointer + 1], 0
+        0x24000082,  # v_lshlrev_b32 v0, 2, v0
+        0x7E020200 | workgroup,  # v_mov_b32 v1, s[workgroup]
+        0xBF8CC07F,  # s_waitcnt lgkmcnt(0)
+        *(0xDC708000, 20 << 16 | 0x0100),  # global_store_dword v0, v1, s[20:21]
+        END,
+    ]
+    module = load(code_object("gfx942", [KernelSource("store", code, [POINTER], asks_for=asks_for)]))
+    address = hip.malloc(4 * 64)
+    module.launch(module.function("store"), address)
+    assert hip.read(address, 256) == bytes(256)
 
 
 @pytest.mark.parametrize(("kind", "expected"), list(HIDDEN.items()))
