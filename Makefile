@@ -41,7 +41,7 @@ SERVER_TESTS := tests/integration/test_hip_faults.py tests/integration/test_hip_
 amd-isa:
 	@$(EMULATED) tests/emulated_gpu
 amd-device:
-	@$(EMULATED) tests/components tests/inspection
+	@$(EMULATED) tests/components tests/inspection tests/bench
 amd-model:
 	@$(EMULATED) tests/integration $(SERVER_TESTS:%=--ignore=%)
 amd-server:

@@ -15,7 +15,7 @@ typedef struct {
   uint64_t instructions[NUM_CLASSES];  // wave-instructions
   uint64_t loaded_bytes, stored_bytes;  // of global memory, as lanes asked for them
   uint64_t loaded_lines, stored_lines;  // 64-byte lines that the accesses of an instruction touched, summed
-  uint64_t unique_loaded_bytes, unique_stored_bytes;  // in the launch; 0 unless counting_unique is on
+  uint64_t unique_loaded_bytes, unique_stored_bytes;  // in the launch; 0 without counts_unique_bytes
   uint64_t lds_bytes, lds_conflict_cycles;  // cycles beyond the first that accesses to banks cost
   uint64_t matrix_operations;  // multiply-adds of matrix instructions
 } counters_t;

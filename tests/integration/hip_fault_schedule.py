@@ -271,8 +271,7 @@ def main(workload: str, *seeds: str) -> None:
     logging.disable(logging.CRITICAL)
     faulthandler.enable()
     control = Control()
-    for command in ("threads 1", "unique-bytes 0"):  # several processes share the CPUs
-        control.command(command)
+    control.command("threads 1")  # several processes share the CPUs
     read = Workload.read(Path(workload))
     for seed in map(int, seeds):
         schedule = Schedule(seed)

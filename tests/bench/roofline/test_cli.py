@@ -51,3 +51,17 @@ def test_a_profile_lists_dispatches(tiny_artifact: Artifact, capsys: pytest.Capt
     assert status == 0
     assert "decode_bs1, 1 x 1, context 20" in out
     assert "%" in out
+
+
+def test_times_are_not_asked_of_an_emulated_gpu(
+    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert roofline(tiny_artifact, "--emulated") == 2
+    assert "--repeat is about time" in capsys.readouterr().err
+
+
+def test_an_emulated_gpu_does_not_run_code_for_cpus(
+    tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "roofline", str(tiny_artifact.vmfb.parent), "--emulated"]) == 2
+    assert "was built for cpu" in capsys.readouterr().err

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from shortfin_apps.llm.bench.console import positive, positives, table_console, write_json
 from shortfin_apps.llm.cli import Subparsers
+from shortfin_apps.llm.errors import InvalidRequestError
+
+REPEATS = 5
 
 DESCRIPTION = """\
 Compares the time of each entry of a compiled model with this machine's limits. Times in turns: the entries,
@@ -19,6 +22,7 @@ examples:
   shortfin-llm bench roofline smollm2 --entry 'decode_*' --context 256,4096
   shortfin-llm bench roofline smollm2 --entry decode_bs8 --profile
   shortfin-llm bench roofline smollm2 --entry extend --prompt-tokens 512 --json out.json
+  shortfin-llm bench roofline smollm2-mi300 --entry decode_bs1 --emulated
 
 Run nothing else meanwhile: another process takes bandwidth from the entries and from the probes, but not
 evenly."""
@@ -46,10 +50,15 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N,..",
         help="length of prefills (default: 512)",
     )
-    parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="samples (default: 5)")
+    parser.add_argument("--repeat", type=positive, metavar="N", help="samples (default: 5)")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs)")
     parser.add_argument(
         "--profile", action="store_true", help="also sample the time spent in each dispatch (Linux, CPUs)"
+    )
+    parser.add_argument(
+        "--emulated",
+        action="store_true",
+        help="count bytes, matrix operations and launches on an emulated AMD GPU; needs a checkout",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
@@ -58,6 +67,29 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints. Raises LlmError."""
+    return _run_emulated(args) if args.emulated else _run_timed(args)
+
+
+def _run_emulated(args: argparse.Namespace) -> int:
+    from shortfin_apps.llm.bench.roofline.report import counts_table, limits_line
+    from shortfin_apps.llm.bench.roofline.run import roofline_counts
+
+    for flag in ("repeat", "threads", "profile"):
+        if getattr(args, flag):
+            raise InvalidRequestError(f"--{flag} is about time, of which --emulated measures none", flag)
+    doc = roofline_counts(
+        args.directory, patterns=args.entry, contexts=args.context, prompt_tokens=args.prompt_tokens
+    )
+    if args.json != "-":
+        console = table_console()
+        console.print(counts_table(doc))
+        console.print(limits_line(doc), highlight=False)
+    if args.json is not None:
+        write_json(doc, args.json)
+    return 0
+
+
+def _run_timed(args: argparse.Namespace) -> int:
     from shortfin_apps.llm.bench.roofline.report import profile_tables, speeds, table
     from shortfin_apps.llm.bench.roofline.run import roofline  # imports the compiler's bindings
 
@@ -66,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         patterns=args.entry,
         contexts=args.context,
         prompt_tokens=args.prompt_tokens,
-        repeats=args.repeat,
+        repeats=args.repeat or REPEATS,
         threads=args.threads,
         with_profile=args.profile,
     )

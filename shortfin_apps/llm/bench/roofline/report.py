@@ -13,11 +13,13 @@ from rich.table import Table
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact.artifact import Manifest
+from shortfin_apps.llm.bench.roofline.counts import LIMITS, Counts, Limits
 from shortfin_apps.llm.bench.roofline.measure import Result
 from shortfin_apps.llm.bench.roofline.profile import Share
 
 MIN_SHARE = 0.005  # smaller ones are not in a profile's table
 SCHEMA = "shortfin-llm-roofline/1"
+COUNTS_SCHEMA = "shortfin-llm-roofline-counts/1"
 
 
 def document(
@@ -36,6 +38,82 @@ def document(
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "entries": entries,
     }
+
+
+def counts_document(manifest: Manifest, results: Sequence[Counts]) -> dict[str, Any]:
+    """The JSON document of a run on the emulated GPU; `shortest_s` at the published peaks in `limits`."""
+    limits = LIMITS.get(manifest.target.cpu)
+    return {
+        "schema": COUNTS_SCHEMA,
+        "version": __version__,
+        "model": manifest.spec.name,
+        "weights": manifest.options.weights,
+        "chip": manifest.target.cpu,
+        "limits": limits and asdict(limits),
+        "entries": [_counts_entry(result, limits) for result in results],
+    }
+
+
+def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
+    plan, work = result.case.plan, result.work
+    return {
+        "entry": result.case.entry,
+        "rows": plan.rows,
+        "new_tokens": plan.new_tokens,
+        "context": plan.context,
+        "launches": result.launches,
+        "bytes": result.num_bytes,
+        "floor_bytes": work.num_bytes,
+        "matrix_flops": result.matrix_flops,
+        "floor_flops": work.flops,
+        "lds_conflict_cycles": result.lds_conflict_cycles,
+        "bytes_ratio": result.bytes_ratio,
+        "matrix_ratio": result.matrix_ratio,
+        "floor_s": limits and work.floor_s(limits.bytes_per_s, limits.flops_per_s),
+        "shortest_s": limits and result.shortest_s(limits),
+    }
+
+
+def counts_table(doc: dict[str, Any]) -> Table:
+    made = Table(title=f"{doc['model']}, {doc['weights']}, {doc['chip']}, emulated", title_justify="left")
+    for name in ("entry", "rows x tokens", "context"):
+        made.add_column(name)
+    for name in (
+        "launches",
+        "MB",
+        "of floor",
+        "matrix GFLOP",
+        "of floor",
+        "LDS conflicts",
+        "floor us",
+        "at least",
+    ):
+        made.add_column(name, justify="right")
+    for entry in doc["entries"]:
+        made.add_row(
+            entry["entry"],
+            f"{entry['rows']} x {entry['new_tokens']}",
+            f"{entry['context']:,}",
+            f"{entry['launches']:,}",
+            f"{entry['bytes'] / 1e6:,.2f}",
+            f"{entry['bytes_ratio']:.2f}",
+            f"{entry['matrix_flops'] / 1e9:,.2f}",
+            f"{entry['matrix_ratio']:.2f}",
+            f"{entry['lds_conflict_cycles']:,}",
+            _us(entry["floor_s"]),
+            _us(entry["shortest_s"]),
+        )
+    return made
+
+
+def limits_line(doc: dict[str, Any]) -> str:
+    """What the times in `counts_table` mean."""
+    if (limits := doc["limits"]) is None:
+        return f"no times: the peaks of {doc['chip']} are not known here"
+    return (
+        f"times at the peaks of {limits['product']}, {limits['bytes_per_s'] / 1e12:.2f} TB/s and "
+        f"{limits['flops_per_s'] / 1e12:,.0f} TFLOP/s, without launches, waits and conflicts"
+    )
 
 
 def _entry(result: Result) -> dict[str, Any]:
@@ -113,6 +191,10 @@ def _bound(result: Result) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f}"
+
+
+def _us(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:,.1f}"
 
 
 def _range(values: Sequence[float], unit: float) -> str:

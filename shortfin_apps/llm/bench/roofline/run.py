@@ -9,11 +9,13 @@ from typing import Any
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.console import progress_bar
 from shortfin_apps.llm.bench.roofline.cases import Case, choose, plans
+from shortfin_apps.llm.bench.roofline.counts import Counts, Gpu, count
+from shortfin_apps.llm.bench.roofline.emulated import open_emulated_gpu
 from shortfin_apps.llm.bench.roofline.floors import CostModel
 from shortfin_apps.llm.bench.roofline.machine import load_machine
 from shortfin_apps.llm.bench.roofline.measure import Result, measure
 from shortfin_apps.llm.bench.roofline.profile import Share, load_code_map, profile
-from shortfin_apps.llm.bench.roofline.report import document
+from shortfin_apps.llm.bench.roofline.report import counts_document, document
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.loading import make_runner
@@ -22,6 +24,7 @@ from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
 from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import InvalidRequestError
 
 
 def roofline(
@@ -49,6 +52,43 @@ def roofline(
         return document(artifact.manifest, results, profiles)
     finally:
         device.close()
+
+
+def roofline_counts(
+    directory: Path, *, patterns: Sequence[str], contexts: Sequence[int], prompt_tokens: Sequence[int]
+) -> dict[str, Any]:
+    """Counts what an AMD GPU does in the entries of the artefact, on the emulated GPU. Raises LlmError."""
+    artifact = Artifact.open(directory)
+    assert artifact.manifest is not None, "a directory has one"
+    if artifact.manifest.target.architecture != "amdgpu":
+        raise InvalidRequestError(
+            f"{directory} was built for {artifact.manifest.target.device}, and --emulated counts what "
+            "the machine code of an AMD GPU does: build it with `--device hip:gfx942`",
+            "emulated",
+        )
+    gpu = open_emulated_gpu(artifact.manifest.target.cpu)
+    device = open_device("hip")
+    try:
+        program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
+        check_program(program, artifact.config)
+        cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
+        num_pages = 1 + max(case.plan.pages(artifact.config.stride) for case in cases)
+        runner = make_runner(device, program, artifact.config, num_pages)
+        return counts_document(artifact.manifest, _count(artifact, runner, cases, gpu))
+    finally:
+        device.close()
+
+
+def _count(artifact: Artifact, runner: BatchRunner, cases: Sequence[Case], gpu: Gpu) -> list[Counts]:
+    assert artifact.manifest is not None
+    costs = CostModel(artifact.manifest.spec, artifact.config, parameter_bytes(artifact.parameters))
+    with progress_bar("entries") as bar:
+        task = bar.add_task("", total=len(cases))
+
+        def on_case(case: Case) -> None:
+            bar.update(task, description=case.entry, advance=1)
+
+        return count([(case, costs.of(case.batch)) for case in cases], runner, gpu, on_case)
 
 
 def _cases(
