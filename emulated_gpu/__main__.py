@@ -7,14 +7,15 @@ import os
 import sys
 from pathlib import Path
 
+from emulated_gpu.chips import CHIPS
 from emulated_gpu.errors import EmulatedGpuError
 from emulated_gpu.library import EmulatedGpu
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m emulated_gpu", description=__doc__)
-    parser.add_argument("--chip", default="gfx942", help="gfx942 (default), gfx950, gfx1100 or gfx1201")
-    parser.add_argument("--devices", type=int, default=1, metavar="N")
+    parser.add_argument("--chip", choices=CHIPS, default="gfx942", help="default: gfx942")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument("--memory", type=int, default=4 << 30, metavar="BYTES", help="of each device")
     parser.add_argument("--order", choices=("random", "late"), default="random", help="of work in streams")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random order")

@@ -15,10 +15,10 @@ import shortfin as sf
 from shortfin_apps.llm.components.runtime.shortfin_device import ShortfinDevice
 from shortfin_apps.llm.errors import ArtifactError
 
-_NO_GPU = "no AMD GPU was found; check `rocminfo`, or use `--device cpu`"
+_NO_GPU = "no AMD GPU was found; check `rocminfo`, or serve a model that was built with `--device cpu`"
 _NO_LIBRARY = (
     "the HIP runtime (libamdhip64.so) was not found; install ROCm, point IREE_HIP_DYLIB_PATH at its folder, "
-    "or use `--device cpu`"
+    "or serve a model that was built with `--device cpu`"
 )
 
 
