@@ -97,5 +97,5 @@ def test_a_damaged_code_object_is_refused(image: bytes, part: float) -> None:
 def test_an_unknown_chip_is_named_by_its_number(image: bytes) -> None:
     other = bytearray(image)
     struct.pack_into("<I", other, 48, 0x2C)  # e_flags of gfx900
-    with pytest.raises(ArtifactError, match=r"number 0x2c; known are gfx942"):
+    with pytest.raises(ArtifactError, match=r"number 0x2c; known are .*gfx942"):
         read_code_object(bytes(other))
