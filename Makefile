@@ -34,6 +34,8 @@ test: lint ## run every check and test
 AMD_TESTS := amd-isa amd-device amd-model amd-server
 .PHONY: $(AMD_TESTS) amd-smollm2
 amd: $(VENV)/dev.stamp ## run the tests of the AMD path, on emulated GPUs
+	@command -v $${CC:-gcc} >/dev/null || { echo "make: the emulated GPU needs gcc" \
+	  "(on Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(AMD_TESTS)
 
 EMULATED = $(BIN)/python -m pytest -m emulated -p no:randomly
