@@ -27,14 +27,9 @@ static void jump(wave_t *w, const instruction_t *i, bool taken) {
   else w->pc = (uint64_t)i->target;
 }
 
-static uint32_t tested_scc(wave_t *w) {
-  if (!w->scc_defined) w->undefined = ~0ull;
-  return w->scc;
-}
-
 static void s_branch(wave_t *w, const instruction_t *i) { jump(w, i, true); }
-static void s_cbranch_scc0(wave_t *w, const instruction_t *i) { jump(w, i, !tested_scc(w)); }
-static void s_cbranch_scc1(wave_t *w, const instruction_t *i) { jump(w, i, tested_scc(w)); }
+static void s_cbranch_scc0(wave_t *w, const instruction_t *i) { jump(w, i, !read_scc(w)); }
+static void s_cbranch_scc1(wave_t *w, const instruction_t *i) { jump(w, i, read_scc(w)); }
 static void s_cbranch_vccz(wave_t *w, const instruction_t *i) { jump(w, i, !vcc_lanes(w)); }
 static void s_cbranch_vccnz(wave_t *w, const instruction_t *i) { jump(w, i, vcc_lanes(w)); }
 static void s_cbranch_execz(wave_t *w, const instruction_t *i) { jump(w, i, !exec_lanes(w)); }

@@ -92,3 +92,28 @@ static inline float cosine_of_turns(float a) {
   const double x = fabs((double)a);
   return (float)cos((x - rint(x)) * (2 * M_PI));
 }
+
+// The exponent of a value as a fraction from 0.5 to 1, times 2^exponent; 0 of what has none.
+static inline int exponent_of(double x) {
+  int exponent = 0;
+  frexp(x, &exponent);
+  return isfinite(x) ? exponent : 0;
+}
+
+// An operation on values of type `real`, in `lanes`: `expression` is its result of a, b, c, the first
+// `num_sources` of which `read` reads, and may use `ieee`; `write` writes `d`.
+#define DEFINE_FLOATING(name, num_sources, real, lanes, read, write, expression) \
+  static void name(wave_t *w, const instruction_t *i) { \
+    const bool ieee = is_ieee(w); \
+    lanes x, y, z, d; \
+    read(w, i, 0, &x); \
+    if (num_sources > 1) read(w, i, 1, &y); \
+    if (num_sources > 2) read(w, i, 2, &z); \
+    FOR_LANES(l) { \
+      const real a = x.lane[l], b = num_sources > 1 ? y.lane[l] : 0, c = num_sources > 2 ? z.lane[l] : 0; \
+      d.lane[l] = (expression); \
+      (void)b, (void)c; \
+    } \
+    write; \
+    (void)ieee; \
+  }

@@ -28,20 +28,7 @@
   X(v_div_fixup_f64, div_fixup_f64(a, b, c))
 
 #define DEFINE(name, num_sources, expression) \
-  static void name(wave_t *w, const instruction_t *i) { \
-    const bool ieee = is_ieee(w); \
-    lanes_f64_t x, y, z, d; \
-    read_f64(w, i, 0, &x); \
-    if (num_sources > 1) read_f64(w, i, 1, &y); \
-    if (num_sources > 2) read_f64(w, i, 2, &z); \
-    FOR_LANES(l) { \
-      const double a = x.lane[l], b = num_sources > 1 ? y.lane[l] : 0, c = num_sources > 2 ? z.lane[l] : 0; \
-      d.lane[l] = (expression); \
-      (void)b, (void)c; \
-    } \
-    write_f64(w, i, &d); \
-    (void)ieee; \
-  }
+  DEFINE_FLOATING(name, num_sources, double, lanes_f64_t, read_f64, write_f64(w, i, &d), expression)
 #define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
 #define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
 #define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)
@@ -58,11 +45,6 @@ static void v_ldexp_f64(wave_t *w, const instruction_t *i) {
   write_f64(w, i, &d);
 }
 
-static int exponent_of(double x) {
-  int exponent = 0;
-  frexp(x, &exponent);
-  return isfinite(x) ? exponent : 0;
-}
 static void v_frexp_exp_i32_f64(wave_t *w, const instruction_t *i) {
   lanes_f64_t x;
   lanes32_t d;

@@ -47,47 +47,13 @@
 // 0 times anything is 0, as in DirectX 9.
 static inline float multiply_legacy(float a, float b) { return (a == 0) | (b == 0) ? 0 : a * b; }
 
-#define DEFINE_UNARY(name, expression) \
-  static void name(wave_t *w, const instruction_t *i) { \
-    lanes_f32_t x, d; \
-    read_f32(w, i, 0, &x); \
-    FOR_LANES(l) { \
-      const float a = x.lane[l]; \
-      d.lane[l] = (expression); \
-    } \
-    write_f32(w, i, &d); \
-  }
+#define DEFINE(name, num_sources, expression) \
+  DEFINE_FLOATING(name, num_sources, float, lanes_f32_t, read_f32, write_f32(w, i, &d), expression)
+#define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
+#define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
+#define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)
 UNARY(DEFINE_UNARY)
-
-#define DEFINE_BINARY(name, expression) \
-  static void name(wave_t *w, const instruction_t *i) { \
-    const bool ieee = is_ieee(w); \
-    lanes_f32_t x, y, d; \
-    read_f32(w, i, 0, &x); \
-    read_f32(w, i, 1, &y); \
-    FOR_LANES(l) { \
-      const float a = x.lane[l], b = y.lane[l]; \
-      d.lane[l] = (expression); \
-    } \
-    write_f32(w, i, &d); \
-    (void)ieee; \
-  }
 BINARY(DEFINE_BINARY)
-
-#define DEFINE_TERNARY(name, expression) \
-  static void name(wave_t *w, const instruction_t *i) { \
-    const bool ieee = is_ieee(w); \
-    lanes_f32_t x, y, z, d; \
-    read_f32(w, i, 0, &x); \
-    read_f32(w, i, 1, &y); \
-    read_f32(w, i, 2, &z); \
-    FOR_LANES(l) { \
-      const float a = x.lane[l], b = y.lane[l], c = z.lane[l]; \
-      d.lane[l] = (expression); \
-    } \
-    write_f32(w, i, &d); \
-    (void)ieee; \
-  }
 TERNARY(DEFINE_TERNARY)
 
 static void v_ldexp_f32(wave_t *w, const instruction_t *i) {
@@ -99,11 +65,6 @@ static void v_ldexp_f32(wave_t *w, const instruction_t *i) {
   write_f32(w, i, &d);
 }
 
-static int exponent_of(float x) {
-  int exponent = 0;
-  frexpf(x, &exponent);
-  return isfinite(x) ? exponent : 0;
-}
 static void v_frexp_exp_i32_f32(wave_t *w, const instruction_t *i) {
   lanes_f32_t x;
   lanes32_t d;

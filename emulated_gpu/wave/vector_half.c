@@ -49,48 +49,14 @@ static inline float fract_f16(float a) {
   return fraction > 0x1.ffcp-1f ? 0x1.ffcp-1f : fraction;
 }
 
-#define DEFINE_UNARY(name, expression) \
-  static void name(wave_t *w, const instruction_t *i) { \
-    lanes_f32_t x, d; \
-    read_f16(w, i, 0, &x); \
-    FOR_LANES(l) { \
-      const float a = x.lane[l]; \
-      d.lane[l] = (expression); \
-    } \
-    write_f16(w, i, &d, true); \
-  }
-UNARY(DEFINE_UNARY)
-
-#define DEFINE_BINARY(name, expression) \
-  static void name(wave_t *w, const instruction_t *i) { \
-    const bool ieee = is_ieee(w); \
-    lanes_f32_t x, y, d; \
-    read_f16(w, i, 0, &x); \
-    read_f16(w, i, 1, &y); \
-    FOR_LANES(l) { \
-      const float a = x.lane[l], b = y.lane[l]; \
-      d.lane[l] = (expression); \
-    } \
-    write_f16(w, i, &d, true); \
-    (void)ieee; \
-  }
-BINARY(DEFINE_BINARY)
-
 // Those with three sources came with, or were changed by, GFX9, and leave the other half alone.
-#define DEFINE_TERNARY(name, expression) \
-  static void name(wave_t *w, const instruction_t *i) { \
-    const bool ieee = is_ieee(w); \
-    lanes_f32_t x, y, z, d; \
-    read_f16(w, i, 0, &x); \
-    read_f16(w, i, 1, &y); \
-    read_f16(w, i, 2, &z); \
-    FOR_LANES(l) { \
-      const float a = x.lane[l], b = y.lane[l], c = z.lane[l]; \
-      d.lane[l] = (expression); \
-    } \
-    write_f16(w, i, &d, false); \
-    (void)ieee; \
-  }
+#define DEFINE(name, num_sources, expression) \
+  DEFINE_FLOATING(name, num_sources, float, lanes_f32_t, read_f16, write_f16(w, i, &d, num_sources < 3), expression)
+#define DEFINE_UNARY(name, expression) DEFINE(name, 1, expression)
+#define DEFINE_BINARY(name, expression) DEFINE(name, 2, expression)
+#define DEFINE_TERNARY(name, expression) DEFINE(name, 3, expression)
+UNARY(DEFINE_UNARY)
+BINARY(DEFINE_BINARY)
 TERNARY(DEFINE_TERNARY)
 
 static void v_ldexp_f16(wave_t *w, const instruction_t *i) {
@@ -102,11 +68,6 @@ static void v_ldexp_f16(wave_t *w, const instruction_t *i) {
   write_f16(w, i, &d, true);
 }
 
-static int exponent_of(float x) {
-  int exponent = 0;
-  frexpf(x, &exponent);
-  return isfinite(x) ? exponent : 0;
-}
 static void v_frexp_exp_i16_f16(wave_t *w, const instruction_t *i) {
   lanes_f32_t x;
   lanes32_t d;
