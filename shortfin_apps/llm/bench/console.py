@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def write_json(doc: dict[str, Any], destination: str) -> None:
         Path(destination).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise InvalidRequestError(f"cannot write {destination}: {error.strerror}", "json") from error
+
+
+def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[Console], None]) -> None:
+    """Prints tables, unless `destination` sends the JSON document to stdout, and writes it there if given."""
+    if destination != "-":
+        print_tables(table_console())
+    if destination is not None:
+        write_json(doc, destination)
 
 
 def positive(text: str) -> int:

@@ -61,17 +61,19 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints what is found. Raises LlmError."""
-    from shortfin_apps.llm.bench.console import table_console, write_json
+    from rich.console import Console
+
+    from shortfin_apps.llm.bench.console import show
     from shortfin_apps.llm.inspection.report import document, make_report, select_entries
     from shortfin_apps.llm.inspection.tables import MIN_WIDTH, tables
 
     report = select_entries(make_report(_subject(args)), args.entry)
-    if args.json != "-":
-        console = table_console()
+
+    def print_tables(console: Console) -> None:
         console.width = max(console.width, MIN_WIDTH if report.kernels else 0)
         console.print(*tables(report, show_all=args.all), sep="\n", highlight=False, markup=False)
-    if args.json is not None:
-        write_json(document(report), args.json)
+
+    show(document(report), args.json, print_tables)
     return 0
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 
+from emulated_gpu.control import Finding, KernelCounters, Report
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Case, Plan, make_batch
 from shortfin_apps.llm.bench.roofline.counts import Counts, Limits, count
@@ -19,33 +19,36 @@ WORK = Work(num_bytes=100, flops=40)
 LIMITS = Limits("a chip", bytes_per_s=10.0, flops_per_s=4.0)
 
 
-@dataclass
-class Kernel:
-    launches: int = 2
-    unique_loaded_bytes: int = 100
-    unique_stored_bytes: int = 20
-    matrix_operations: int = 30
-    lds_conflict_cycles: int = 7
+KERNEL = KernelCounters(
+    launches=2,
+    instructions={},
+    loaded_bytes=900,
+    stored_bytes=900,
+    loaded_lines=9,
+    stored_lines=9,
+    unique_loaded_bytes=100,
+    unique_stored_bytes=20,
+    lds_bytes=64,
+    lds_conflict_cycles=7,
+    matrix_operations=30,
+)
 
 
 class Gpu:
-    """Each run is of two kernels; what came before `clear` does not count."""
+    """Each run is of two kernels; what came before `clear_report` does not count."""
 
-    def __init__(self, *found: str) -> None:
-        self.found = found
-        self.kernels: list[Kernel] = [Kernel()]
+    def __init__(self, *findings: Finding) -> None:
+        self.findings = findings
+        self.kernels = {"before": KERNEL}
 
-    def clear(self) -> None:
-        self.kernels = []
+    def clear_report(self) -> None:
+        self.kernels = {}
 
-    def counts(self) -> Sequence[Kernel]:
-        return self.kernels
-
-    def findings(self) -> Sequence[str]:
-        return self.found
+    def report(self) -> Report:
+        return Report({}, (), self.kernels, self.findings, ())
 
     def run(self, batch: Batch) -> None:
-        self.kernels += [Kernel(), Kernel(launches=1, unique_loaded_bytes=30)]
+        self.kernels |= {"first": KERNEL, "second": replace(KERNEL, launches=1, unique_loaded_bytes=30)}
 
 
 def test_the_kernels_of_one_invocation_are_summed() -> None:
@@ -71,6 +74,6 @@ def test_the_shortest_time_is_that_of_bytes_or_flops(
 
 
 def test_counts_of_kernels_that_do_something_wrong_are_not_given() -> None:
-    gpu = Gpu("lds_race by softmax")
+    gpu = Gpu(Finding("lds_race", "softmax", "ds_write_b32", (0, 0, 0), 1, 0, 3, 0x40, 8, 0))
     with pytest.raises(InvocationError, match=r"decode_bs1.*lds_race by softmax"):
         count([(FIRST, WORK)], gpu, gpu, lambda case: None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shortfin_apps.llm.bench.console import positive, positives, table_console, write_json
+from rich.console import Console
+
+from shortfin_apps.llm.bench.console import positive, positives, show
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -80,12 +82,12 @@ def _run_emulated(args: argparse.Namespace) -> int:
     doc = roofline_counts(
         args.directory, patterns=args.entry, contexts=args.context, prompt_tokens=args.prompt_tokens
     )
-    if args.json != "-":
-        console = table_console()
+
+    def print_tables(console: Console) -> None:
         console.print(counts_table(doc))
         console.print(limits_line(doc), highlight=False)
-    if args.json is not None:
-        write_json(doc, args.json)
+
+    show(doc, args.json, print_tables)
     return 0
 
 
@@ -102,11 +104,11 @@ def _run_timed(args: argparse.Namespace) -> int:
         threads=args.threads,
         with_profile=args.profile,
     )
-    if args.json != "-":
-        console = table_console()
+
+    def print_tables(console: Console) -> None:
         console.print(table(doc))
         console.print(speeds(doc), highlight=False)
         console.print(*profile_tables(doc), sep="\n")
-    if args.json is not None:
-        write_json(doc, args.json)
+
+    show(doc, args.json, print_tables)
     return 0

@@ -1,4 +1,4 @@
-"""What an AMD GPU does in an entry, counted on the emulated one, beside what it must do.
+"""Counts the memory traffic and matrix operations of entries on the emulated AMD GPU.
 
     bytes    of each launch the distinct bytes that its lanes load, and those that they store: what would
              cross the memory bus if every launch began with cold caches that hold all that it reads
@@ -10,14 +10,18 @@ No time is counted. `Limits` turn bytes and FLOPs into the shortest time in whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shortfin_apps.llm.bench.roofline.cases import Case
 from shortfin_apps.llm.bench.roofline.floors import Work
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.errors import InvocationError
+
+if TYPE_CHECKING:  # the emulated GPU is not in the installed package
+    from emulated_gpu.control import Finding, KernelCounters
+    from emulated_gpu.control import Report as GpuReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +40,11 @@ LIMITS = {
 }
 
 
-class KernelCounts(Protocol):
-    """The counters of one kernel that are used here, summed over its launches."""
-
-    @property
-    def launches(self) -> int: ...
-    @property
-    def unique_loaded_bytes(self) -> int: ...
-    @property
-    def unique_stored_bytes(self) -> int: ...
-    @property
-    def matrix_operations(self) -> int: ...
-    @property
-    def lds_conflict_cycles(self) -> int: ...
-
-
 class Gpu(Protocol):
-    """The emulated GPU: its counters since `clear`, and what kernels did wrong, a line each."""
+    """The part of the emulated GPU's `Control` used here: what it has seen since `clear_report`."""
 
-    def clear(self) -> None: ...
-    def counts(self) -> Iterable[KernelCounts]: ...
-    def findings(self) -> Sequence[str]: ...
+    def clear_report(self) -> None: ...
+    def report(self) -> GpuReport: ...
 
 
 class Runner(Protocol):
@@ -67,7 +55,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one invocation."""
+    """The counts of one invocation, beside the work that it has to do."""
 
     case: Case
     work: Work
@@ -100,15 +88,21 @@ def count(
     results = []
     for case, work in cases:
         on_case(case)
-        gpu.clear()
+        gpu.clear_report()
         runner.run(case.batch)
-        if found := gpu.findings():
-            raise InvocationError(f"`{case.entry}` on the emulated GPU: {'; '.join(found)}")
-        results.append(_sum(case, work, list(gpu.counts())))
+        report = gpu.report()
+        if report.findings:
+            found = "; ".join(map(_describe, report.findings))
+            raise InvocationError(f"`{case.entry}` on the emulated GPU: {found}")
+        results.append(_sum(case, work, report.kernels.values()))
     return results
 
 
-def _sum(case: Case, work: Work, kernels: Sequence[KernelCounts]) -> Counts:
+def _describe(finding: Finding) -> str:
+    return f"{finding.kind} by {finding.kernel}, {finding.instruction} at {finding.code_address:#x}"
+
+
+def _sum(case: Case, work: Work, kernels: Collection[KernelCounters]) -> Counts:
     return Counts(
         case,
         work,

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact.artifact import Manifest
+from shortfin_apps.llm.bench.roofline.cases import Case
 from shortfin_apps.llm.bench.roofline.counts import LIMITS, Counts, Limits
 from shortfin_apps.llm.bench.roofline.measure import Result
 from shortfin_apps.llm.bench.roofline.profile import Share
@@ -30,10 +31,7 @@ def document(
     for entry, shares in zip(entries, profiles or (), strict=False):
         entry["profile"] = [asdict(share) for share in shares]
     return {
-        "schema": SCHEMA,
-        "version": __version__,
-        "model": manifest.spec.name,
-        "weights": manifest.options.weights,
+        **_header(SCHEMA, manifest),
         "target": {"device": manifest.target.device, "cpu": manifest.target.cpu},
         "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
         "entries": entries,
@@ -44,23 +42,35 @@ def counts_document(manifest: Manifest, results: Sequence[Counts]) -> dict[str, 
     """The JSON document of a run on the emulated GPU; `shortest_s` at the published peaks in `limits`."""
     limits = LIMITS.get(manifest.target.cpu)
     return {
-        "schema": COUNTS_SCHEMA,
-        "version": __version__,
-        "model": manifest.spec.name,
-        "weights": manifest.options.weights,
+        **_header(COUNTS_SCHEMA, manifest),
         "chip": manifest.target.cpu,
         "limits": limits and asdict(limits),
         "entries": [_counts_entry(result, limits) for result in results],
     }
 
 
-def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
-    plan, work = result.case.plan, result.work
+def _header(schema: str, manifest: Manifest) -> dict[str, Any]:
     return {
-        "entry": result.case.entry,
-        "rows": plan.rows,
-        "new_tokens": plan.new_tokens,
-        "context": plan.context,
+        "schema": schema,
+        "version": __version__,
+        "model": manifest.spec.name,
+        "weights": manifest.options.weights,
+    }
+
+
+def _case(case: Case) -> dict[str, Any]:
+    return {
+        "entry": case.entry,
+        "rows": case.plan.rows,
+        "new_tokens": case.plan.new_tokens,
+        "context": case.plan.context,
+    }
+
+
+def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
+    work = result.work
+    return {
+        **_case(result.case),
         "launches": result.launches,
         "bytes": result.num_bytes,
         "floor_bytes": work.num_bytes,
@@ -75,25 +85,11 @@ def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
 
 
 def counts_table(doc: dict[str, Any]) -> Table:
-    made = Table(title=f"{doc['model']}, {doc['weights']}, {doc['chip']}, emulated", title_justify="left")
-    for name in ("entry", "rows x tokens", "context"):
-        made.add_column(name)
-    for name in (
-        "launches",
-        "MB",
-        "of floor",
-        "matrix GFLOP",
-        "of floor",
-        "LDS conflicts",
-        "floor us",
-        "at least",
-    ):
-        made.add_column(name, justify="right")
+    bytes_and_flops = ("launches", "MB", "of floor", "matrix GFLOP", "of floor", "LDS conflicts")
+    made = _entry_table(f"{_title(doc)}, {doc['chip']}, emulated", *bytes_and_flops, "floor us", "at least")
     for entry in doc["entries"]:
         made.add_row(
-            entry["entry"],
-            f"{entry['rows']} x {entry['new_tokens']}",
-            f"{entry['context']:,}",
+            *_case_cells(entry),
             f"{entry['launches']:,}",
             f"{entry['bytes'] / 1e6:,.2f}",
             f"{entry['bytes_ratio']:.2f}",
@@ -107,7 +103,7 @@ def counts_table(doc: dict[str, Any]) -> Table:
 
 
 def limits_line(doc: dict[str, Any]) -> str:
-    """What the times in `counts_table` mean."""
+    """One line on the peaks behind the times in `counts_table`."""
     if (limits := doc["limits"]) is None:
         return f"no times: the peaks of {doc['chip']} are not known here"
     return (
@@ -117,13 +113,10 @@ def limits_line(doc: dict[str, Any]) -> str:
 
 
 def _entry(result: Result) -> dict[str, Any]:
-    plan, samples = result.case.plan, result.samples
+    samples = result.samples
     return {
-        "entry": result.case.entry,
-        "phase": plan.family.value,
-        "rows": plan.rows,
-        "new_tokens": plan.new_tokens,
-        "context": plan.context,
+        **_case(result.case),
+        "phase": result.case.plan.family.value,
         "bytes": result.work.num_bytes,
         "flops": result.work.flops,
         "bound": _bound(result),
@@ -150,16 +143,11 @@ def speeds(doc: dict[str, Any]) -> str:
 
 
 def table(doc: dict[str, Any]) -> Table:
-    made = Table(title=f"{doc['model']}, {doc['weights']}, {doc['target']['cpu']}", title_justify="left")
-    for name in ("entry", "rows x tokens", "context"):
-        made.add_column(name)
-    for name in ("time ms", "min ms", "floor ms", "bound by", "ratio", "min to max"):
-        made.add_column(name, justify="right")
+    columns = ("time ms", "min ms", "floor ms", "bound by", "ratio", "min to max")
+    made = _entry_table(f"{_title(doc)}, {doc['target']['cpu']}", *columns)
     for entry in doc["entries"]:
         made.add_row(
-            entry["entry"],
-            f"{entry['rows']} x {entry['new_tokens']}",
-            f"{entry['context']:,}",
+            *_case_cells(entry),
             _ms(entry["time_s_median"]),
             _ms(entry["time_s_min"]),
             _ms(entry["floor_s"]),
@@ -183,6 +171,24 @@ def profile_tables(doc: dict[str, Any]) -> Iterator[Table]:
             if share["share"] >= MIN_SHARE:
                 made.add_row(share["name"], _ms(share["cpu_s"]), f"{share['share']:.1%}")
         yield made
+
+
+def _title(doc: dict[str, Any]) -> str:
+    return f"{doc['model']}, {doc['weights']}"
+
+
+def _entry_table(title: str, *numbers: str) -> Table:
+    """A table with columns for `_case_cells`, then of `numbers`."""
+    made = Table(title=title, title_justify="left")
+    for name in ("entry", "rows x tokens", "context"):
+        made.add_column(name)
+    for name in numbers:
+        made.add_column(name, justify="right")
+    return made
+
+
+def _case_cells(entry: dict[str, Any]) -> tuple[str, str, str]:
+    return entry["entry"], f"{entry['rows']} x {entry['new_tokens']}", f"{entry['context']:,}"
 
 
 def _bound(result: Result) -> str:

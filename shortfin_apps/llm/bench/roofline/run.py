@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.console import progress_bar
 from shortfin_apps.llm.bench.roofline.cases import Case, choose, plans
-from shortfin_apps.llm.bench.roofline.counts import Counts, Gpu, count
+from shortfin_apps.llm.bench.roofline.counts import count
 from shortfin_apps.llm.bench.roofline.emulated import open_emulated_gpu
-from shortfin_apps.llm.bench.roofline.floors import CostModel
+from shortfin_apps.llm.bench.roofline.floors import CostModel, Work
 from shortfin_apps.llm.bench.roofline.machine import load_machine
-from shortfin_apps.llm.bench.roofline.measure import Result, measure
+from shortfin_apps.llm.bench.roofline.measure import measure
 from shortfin_apps.llm.bench.roofline.profile import Share, load_code_map, profile
 from shortfin_apps.llm.bench.roofline.report import counts_document, document
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -40,18 +41,14 @@ def roofline(
     """Measures the artefact in `directory` and returns report.py's document. Raises LlmError."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None, "a directory has one"
-    device = open_device(artifact.manifest.options.device.partition(":")[0], threads=threads)
-    try:
-        program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
-        check_program(program, artifact.config)
-        cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
-        num_pages = 1 + max(case.plan.pages(artifact.config.stride) for case in cases)
-        runner = make_runner(device, program, artifact.config, num_pages)
-        results = _measure(artifact, device, runner, cases, repeats)
-        profiles = _profiles(artifact, runner, cases) if with_profile else None
+    name = artifact.manifest.options.device.partition(":")[0]
+    with closing(open_device(name, threads=threads)) as device:
+        runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
+        machine = load_machine(device, artifact.manifest.spec, artifact.manifest.options)
+        with _progress("samples", len(cases) * repeats) as on_sample:
+            results = measure(cases, runner, machine, repeats, on_sample)
+        profiles = _profiles(artifact, runner, [case for case, _ in cases]) if with_profile else None
         return document(artifact.manifest, results, profiles)
-    finally:
-        device.close()
 
 
 def roofline_counts(
@@ -67,28 +64,28 @@ def roofline_counts(
             "emulated",
         )
     gpu = open_emulated_gpu(artifact.manifest.target.cpu)
-    device = open_device("hip")
-    try:
-        program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
-        check_program(program, artifact.config)
-        cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
-        num_pages = 1 + max(case.plan.pages(artifact.config.stride) for case in cases)
-        runner = make_runner(device, program, artifact.config, num_pages)
-        return counts_document(artifact.manifest, _count(artifact, runner, cases, gpu))
-    finally:
-        device.close()
+    with closing(open_device("hip")) as device:
+        runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
+        with _progress("entries", len(cases)) as on_case:
+            return counts_document(artifact.manifest, count(cases, runner, gpu, on_case))
 
 
-def _count(artifact: Artifact, runner: BatchRunner, cases: Sequence[Case], gpu: Gpu) -> list[Counts]:
+def _prepare(
+    artifact: Artifact,
+    device: Device,
+    patterns: Sequence[str],
+    contexts: Sequence[int],
+    prompt_tokens: Sequence[int],
+) -> tuple[BatchRunner, list[tuple[Case, Work]]]:
+    """A runner of the artefact's program on the device, and the cases with the work of each."""
     assert artifact.manifest is not None
+    program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
+    check_program(program, artifact.config)
+    cases = _cases(program, artifact.config, patterns, contexts, prompt_tokens)
+    num_pages = 1 + max(case.plan.pages(artifact.config.stride) for case in cases)
     costs = CostModel(artifact.manifest.spec, artifact.config, parameter_bytes(artifact.parameters))
-    with progress_bar("entries") as bar:
-        task = bar.add_task("", total=len(cases))
-
-        def on_case(case: Case) -> None:
-            bar.update(task, description=case.entry, advance=1)
-
-        return count([(case, costs.of(case.batch)) for case in cases], runner, gpu, on_case)
+    runner = make_runner(device, program, artifact.config, num_pages)
+    return runner, [(case, costs.of(case.batch)) for case in cases]
 
 
 def _cases(
@@ -103,20 +100,12 @@ def _cases(
     return choose(all_plans, buckets, config.stride, patterns)
 
 
-def _measure(
-    artifact: Artifact, device: Device, runner: BatchRunner, cases: Sequence[Case], repeats: int
-) -> list[Result]:
-    manifest = artifact.manifest
-    assert manifest is not None
-    costs = CostModel(manifest.spec, artifact.config, parameter_bytes(artifact.parameters))
-    machine = load_machine(device, manifest.spec, manifest.options)
-    with progress_bar("samples") as bar:
-        task = bar.add_task("", total=len(cases) * repeats)
-
-        def on_sample(case: Case) -> None:
-            bar.update(task, description=case.entry, advance=1)
-
-        return measure([(c, costs.of(c.batch)) for c in cases], runner, machine, repeats, on_sample)
+@contextmanager
+def _progress(unit: str, total: int) -> Iterator[Callable[[Case], None]]:
+    """A progress bar; what it yields is called before each unit of work on a case."""
+    with progress_bar(unit) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda case: bar.update(task, description=case.entry, advance=1)
 
 
 def _profiles(artifact: Artifact, runner: BatchRunner, cases: Sequence[Case]) -> list[list[Share]]:
