@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
-
-import pytest
 
 from emulated_gpu.control import Control, Finding
 from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
-from tests.runtimes import needs_shortfin
 
 CHIPS = ("gfx942", "gfx1100")
-NUM_DEVICES = 2
+SETTINGS = EmulatedGpu(devices=2)
 
 _num_tests: Counter[str] = Counter()
-
-
-def on_chips(*names: str, chips: Sequence[str] = CHIPS) -> list[object]:
-    """Parameters `<name>-<chip>` for each chip, skipped where shortfin is not installed."""
-    return [
-        pytest.param(f"{name}-{chip}", marks=[needs_shortfin, pytest.mark.emulated])
-        for name in names
-        for chip in chips
-    ]
 
 
 class EmulatedGpus:
@@ -37,7 +25,7 @@ class EmulatedGpus:
     @cached_property
     def control(self) -> Control:
         """The library, which is compiled and loaded here; IREE finds it from then on."""
-        os.environ.update(EmulatedGpu(devices=NUM_DEVICES).environment())
+        os.environ.update(SETTINGS.environment())
         return Control()
 
     def open(self, chip: str, *device_ids: str) -> Device:
@@ -59,11 +47,6 @@ class EmulatedGpus:
         report = self.control.report()
         found = [*map(describe, report.findings), *(f"{m.what}: {m.text}" for m in report.misuses)]
         assert not found, "\n".join(found)
-
-    def watch_model(self, name: str) -> AbstractContextManager[object]:
-        """`watch` for a model of tests/builder/conftest.py, by name; for the CPU's models, nothing."""
-        chip = name.partition("-")[2]
-        return self.watch(chip) if chip else nullcontext()
 
 
 def describe(finding: Finding) -> str:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from emulated_gpu.control import Control
-from emulated_gpu.library import EmulatedGpu
-
-GPU = EmulatedGpu(devices=2)
+from tests.hip import SETTINGS, EmulatedGpus
 
 
 @pytest.fixture(scope="session")
-def control() -> Control:
-    """The library, loaded with two gfx942. It reads its environment once."""
-    os.environ.update(GPU.environment())
-    return Control()
+def control(emulated_gpus: EmulatedGpus) -> Control:
+    """The library, loaded with two gfx942."""
+    return emulated_gpus.control
 
 
 @pytest.fixture
@@ -28,10 +24,10 @@ def fresh(control: Control) -> Iterator[Control]:
     yield control
     for command in ("forget", "order random", "idle 2", "seed 0", "chip gfx942"):
         control.command(command)
-    for device in range(GPU.devices):
+    for device in range(SETTINGS.devices):
         for verb in ("resume", "revive"):
             control.command(f"{verb} {device}")
-        control.command(f"memory {device} {GPU.memory_bytes}")
+        control.command(f"memory {device} {SETTINGS.memory_bytes}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

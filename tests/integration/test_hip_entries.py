@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emulated_gpu.chips import CHIPS as ALL_CHIPS
 from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.program.entry import entries_of
@@ -18,14 +19,12 @@ from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import CompiledModel
 from tests.builder.reference import F32
 from tests.conftest import BuildTiny
-from tests.hip import EmulatedGpus
+from tests.hip import CHIPS, EmulatedGpus
 from tests.runtimes import needs_shortfin
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(400)]
 
-CHIPS = ("gfx942", "gfx950", "gfx1100", "gfx1201")
 OPTIONS = BuildOptions()
-SOME_CHIPS = ("gfx942", "gfx1100")
 ENTRIES = [entry.name for entry in entries_of(OPTIONS)]
 # Logits have a standard deviation of about 3. Activations and K/V are rounded to bf16, by the reference they
 # are not: the largest error was 0.19.
@@ -36,7 +35,7 @@ KEY_SCALE = 1.0
 CHUNKS = (33, 1, 16, 90)
 
 
-@pytest.fixture(scope="module", params=CHIPS)
+@pytest.fixture(scope="module", params=ALL_CHIPS)
 def chip(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen
@@ -105,7 +104,7 @@ def test_an_entry_agrees_with_the_reference(
             use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)
 
 
-@pytest.mark.parametrize("chip", SOME_CHIPS)
+@pytest.mark.parametrize("chip", CHIPS)
 def test_entries_of_fixed_sizes_agree_with_the_reference(
     chip: str, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
 ) -> None:

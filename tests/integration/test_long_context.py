@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.iree_device import open_local_task
 from tests.builder.compiled_model import GENERIC, CompiledModel
-from tests.hip import EmulatedGpus, on_chips
+from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.long_context import CHECKS, Check, build_long, long_rows
+from tests.runtimes import needs_shortfin
+
+ON_CHIPS = [pytest.param(chip, marks=[needs_shortfin, pytest.mark.emulated]) for chip in CHIPS]
 
 
-@pytest.fixture(scope="module", params=["generic", *on_chips("hip")])
-def name(request: pytest.FixtureRequest) -> str:
-    """Of a model, as `EmulatedGpus.watch_model` takes it."""
-    chosen: str = request.param
+@pytest.fixture(scope="module", params=[pytest.param(None, id="generic"), *ON_CHIPS])
+def chip(request: pytest.FixtureRequest) -> str | None:
+    """None for this CPU."""
+    chosen: str | None = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
 def model(
-    name: str, emulated_gpus: EmulatedGpus, tmp_path_factory: pytest.TempPathFactory
+    chip: str | None, emulated_gpus: EmulatedGpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CompiledModel]:
-    chip = name.partition("-")[2]
     device = emulated_gpus.open(chip) if chip else open_local_task()
     target = resolve_target(f"hip:{chip}") if chip else GENERIC
     yield build_long(device, tmp_path_factory.mktemp("long"), target)
@@ -34,7 +37,7 @@ def model(
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_an_entry_agrees_with_the_reference(
-    name: str, model: CompiledModel, emulated_gpus: EmulatedGpus, check: Check
+    chip: str | None, model: CompiledModel, emulated_gpus: EmulatedGpus, check: Check
 ) -> None:
-    with emulated_gpus.watch_model(name):
+    with emulated_gpus.watch(chip) if chip else nullcontext():
         check(long_rows(model))

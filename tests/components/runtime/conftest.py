@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -13,9 +12,9 @@ import pytest
 from iree.runtime import ParameterIndex
 
 from emulated_gpu.control import Control
-from emulated_gpu.library import EmulatedGpu
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from tests.hip import EmulatedGpus
 from tests.runtimes import RUNTIMES, needs_shortfin
 
 # `accumulate`: cache = 2 * cache + x, in place, so that the order of calls shows; returns it plus a weight.
@@ -100,7 +99,6 @@ _CPU = (
 )
 CHIP = "gfx942"
 ASYNC = "--iree-execution-model=async-external"
-_GPU = EmulatedGpu(CHIP, devices=2)
 
 
 def compile_vmfb(source: str, path: Path, *flags: str) -> Path:
@@ -137,14 +135,14 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def emulated_gpus() -> Control:
-    """Two emulated GPUs; this process must not have used HIP before."""
-    os.environ.update(_GPU.environment())
-    return Control()
+def control(emulated_gpus: EmulatedGpus) -> Control:
+    """Of the emulated GPUs, which are of `CHIP`."""
+    emulated_gpus.set_chip(CHIP)
+    return emulated_gpus.control
 
 
 @pytest.fixture(scope="session")
-def hip_artefacts(emulated_gpus: Control, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hip_artefacts(control: Control, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `artefacts`, for the emulated GPU; `slow` is smaller there."""
     directory = tmp_path_factory.mktemp("hip_vmfb")
     compile_for_hip(FENCED.replace("SIDE", "64"), directory / "fenced.vmfb", ASYNC)
@@ -180,7 +178,7 @@ def open_another(runtime_under_test: str, request: pytest.FixtureRequest) -> Cal
     """Opens a device of the runtime under test."""
     if runtime_under_test != "hip":
         return lambda: open_device("cpu", cast(Runtime, runtime_under_test))
-    request.getfixturevalue("emulated_gpus")
+    request.getfixturevalue("control")
     return lambda: open_device("hip")
 
 

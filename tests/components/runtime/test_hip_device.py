@@ -89,7 +89,7 @@ if close:
 
 
 @pytest.fixture
-def gpu(emulated_gpus: Control) -> Iterator[Device]:
+def gpu(control: Control) -> Iterator[Device]:
     """The second emulated GPU, for a test of its own."""
     device = open_device("hip", device_ids=["1"])
     yield device
@@ -111,7 +111,7 @@ def run_failing(folder: Path, fault: str, close: str, gpu: EmulatedGpu) -> list[
     return ended.stdout.splitlines()
 
 
-def test_steps_of_one_shape_allocate_nothing(emulated_gpus: Control, gpu: Device, program: Program) -> None:
+def test_steps_of_one_shape_allocate_nothing(control: Control, gpu: Device, program: Program) -> None:
     cache = gpu.allocate((8,), F32)
 
     def step() -> None:
@@ -119,7 +119,7 @@ def test_steps_of_one_shape_allocate_nothing(emulated_gpus: Control, gpu: Device
         gpu.download(result)
 
     def allocations() -> dict[str, int]:
-        calls = emulated_gpus.report().calls
+        calls = control.report().calls
         return {name: calls.get(name, 0) for name in ("hipMalloc", "hipFree", "hipHostMalloc", "hipHostFree")}
 
     for _ in range(3):
@@ -130,13 +130,13 @@ def test_steps_of_one_shape_allocate_nothing(emulated_gpus: Control, gpu: Device
     assert allocations() == before
 
 
-def test_each_stage_has_its_gpu(emulated_gpus: Control, tmp_path: Path) -> None:
+def test_each_stage_has_its_gpu(control: Control, tmp_path: Path) -> None:
     vmfb = compile_for_hip(STAGES, tmp_path / "stages.vmfb", ASYNC, num_devices=2)
     device = open_device("hip", device_ids=["0", "1"])
     program = device.load_program(vmfb, [], "stages")
-    used = [state.used_bytes for state in emulated_gpus.report().devices]
+    used = [state.used_bytes for state in control.report().devices]
     slabs = [device.allocate((1 << 20,), F32, stage=stage) for stage in (0, 1)]
-    grown = [state.used_bytes for state in emulated_gpus.report().devices]
+    grown = [state.used_bytes for state in control.report().devices]
     assert [after - before for before, after in zip(used, grown, strict=True)] == [4 << 20, 4 << 20]
     caches = [device.allocate((8,), F32, stage=stage) for stage in (0, 1)]
     second = np.zeros(8, np.float32)
@@ -165,14 +165,14 @@ def test_refused_invocations_harm_nothing_until_there_were_too_many(gpu: Device,
         program.submit("accumulate", [gpu.upload(np.ones(8, np.float32)), cache]).wait()
 
 
-def test_close_waits_for_a_stalled_gpu(emulated_gpus: Control, hip_artefacts: Path) -> None:
+def test_close_waits_for_a_stalled_gpu(control: Control, hip_artefacts: Path) -> None:
     """With invocations in flight and more queued behind them."""
     device = open_device("hip", device_ids=["1"])
     program = device.load_program(hip_artefacts / "fenced.vmfb", [hip_artefacts / "model.irpa"], "m")
     cache = device.allocate((8,), F32)
-    emulated_gpus.command("stall 1")
+    control.command("stall 1")
     pending = [program.submit("accumulate", [device.upload(np.ones(8, np.float32)), cache]) for _ in range(4)]
-    emulated_gpus.command("resume 1")
+    control.command("resume 1")
     device.close()
     for step in pending:
         step.wait()
@@ -206,15 +206,15 @@ def test_a_vmfb_for_another_chip_is_refused(gpu: Device, tmp_path: Path) -> None
         gpu.load_program(vmfb, [], "m")
 
 
-def test_gpus_are_opened_by_name(emulated_gpus: Control) -> None:
+def test_gpus_are_opened_by_name(control: Control) -> None:
     with pytest.raises(
         ArtifactError, match=r"no AMD GPU '2'; available are 0 \(GPU-.*\), 1 \(GPU-.*\)"
     ) as caught:
         open_device("hip", device_ids=["2"])
     name = str(caught.value).rpartition("(")[2].rstrip(")")
-    used = emulated_gpus.report().devices[1].used_bytes
+    used = control.report().devices[1].used_bytes
     device = open_device("hip", device_ids=[name])
     buffer = device.allocate((1 << 20,), F32)
-    assert emulated_gpus.report().devices[1].used_bytes >= used + (4 << 20)
+    assert control.report().devices[1].used_bytes >= used + (4 << 20)
     del buffer
     device.close()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from emulated_gpu.control import Control
-from tests.emulated_gpu.conftest import GPU
 from tests.emulated_gpu.hip.api import Handle, Hip
+from tests.hip import SETTINGS
 
 STREAMS = st.integers(0, 7)
 EVENTS = st.integers(0, 2)
@@ -34,7 +34,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.control.command(f"order {'late' if self.is_late else 'random'}")
         self.control.command("idle 60000")
         self.streams: list[Handle | None] = []
-        for device in range(GPU.devices):
+        for device in range(SETTINGS.devices):
             self.hip.set_device(device)
             self.streams += [None, self.hip.stream(0), self.hip.stream(), self.hip.stream()]
         self.before: list[frozenset[int]] = [frozenset()] * len(self.streams)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,18 +38,21 @@ def _pairs(rows: npt.NDArray[np.unsignedinteger]) -> list[npt.NDArray[np.uint32]
     return [column.astype(np.uint32) | np.roll(column, 17).astype(np.uint32) << 16 for column in rows.T]
 
 
-def _as_f16(function: Callable[..., npt.NDArray[np.float16]]) -> Result:
+def _as(kind: type[np.floating[Any]], function: Callable[..., npt.NDArray[np.floating[Any]]]) -> Result:
+    """The function of numbers of a kind, on their bits."""
+    unsigned = np.dtype(f"u{np.dtype(kind).itemsize}")
+
     def result(*bits: int) -> int:
-        values = np.array(bits, np.uint16).view(np.float16)
+        values = np.array(bits, unsigned).view(kind)
         with np.errstate(all="ignore"):
-            return int(np.asarray(function(*values), np.float16).view(np.uint16))
+            return int(np.asarray(function(*values), kind).view(unsigned))
 
     return result
 
 
 FLOATS: dict[str, tuple[int, Result]] = {
-    "v_pk_add_f16": (2, _as_f16(lambda a, b, c: a + b)),
-    "v_pk_mul_f16": (2, _as_f16(lambda a, b, c: a * b)),
+    "v_pk_add_f16": (2, _as(np.float16, lambda a, b, c: a + b)),
+    "v_pk_mul_f16": (2, _as(np.float16, lambda a, b, c: a * b)),
     "v_pk_fma_f16": (3, lambda *bits: exact.fma(F16, *bits)),
     **{
         f"v_pk_{name}_f16": extremes(F16)[name]
@@ -171,18 +175,9 @@ def _wide(rows: npt.NDArray[np.unsignedinteger]) -> list[npt.NDArray[np.uint64]]
     ]
 
 
-def _as_f32(function: Callable[..., npt.NDArray[np.float32]]) -> Result:
-    def result(*bits: int) -> int:
-        values = np.array(bits, np.uint32).view(np.float32)
-        with np.errstate(all="ignore"):
-            return int(np.asarray(function(*values), np.float32).view(np.uint32))
-
-    return result
-
-
 PAIRS_OF_WORDS: dict[str, tuple[int, Result]] = {
-    "v_pk_add_f32": (2, _as_f32(lambda a, b, c: a + b)),
-    "v_pk_mul_f32": (2, _as_f32(lambda a, b, c: a * b)),
+    "v_pk_add_f32": (2, _as(np.float32, lambda a, b, c: a + b)),
+    "v_pk_mul_f32": (2, _as(np.float32, lambda a, b, c: a * b)),
     "v_pk_fma_f32": (3, lambda *bits: exact.fma(F32, *bits)),
 }
 
