@@ -38,7 +38,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What the hardware is told before a kernel starts; sizes in bytes, scratch of one lane."""
+    """The kernel descriptor, by which the hardware starts a kernel; sizes in bytes, scratch of one lane."""
 
     lds_bytes: int
     scratch_bytes: int

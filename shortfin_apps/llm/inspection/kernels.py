@@ -1,4 +1,4 @@
-"""What the code objects in a VMFB say about its kernels, and what is counted in their machine code."""
+"""Facts about the kernels of a VMFB, from their metadata and their machine code."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _kernels(code_objects: list[CodeObject]) -> Iterable[KernelFacts]:
 
 
 def facts_of(kernel: Kernel, chip: str) -> KernelFacts:
-    """What the kernel's metadata say, and what its code for `chip` holds."""
+    """Reads the kernel's metadata, and counts the instructions of its code for `chip`."""
     mnemonics = _mnemonics(kernel, chip)
     return KernelFacts(
         name=kernel.name,

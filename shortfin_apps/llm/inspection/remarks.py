@@ -1,4 +1,4 @@
-"""What stands out about a kernel."""
+"""Remarks on kernels: reasons to look at one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MEANINGS = {
 
 
 def remarks(kernel: KernelFacts) -> tuple[Remark, ...]:
-    """What stands out about a kernel, the gravest first."""
+    """The remarks that hold for a kernel, the gravest first."""
     common = kernel.commonest_load
     holds = {
         Remark.SPILLS: kernel.num_vgpr_spills + kernel.num_sgpr_spills > 0,

@@ -1,4 +1,4 @@
-"""What `shortfin-llm inspect` found, and its JSON document."""
+"""The report of `shortfin-llm inspect`, and its JSON document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = "shortfin-llm-inspect/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a model's files hold; `code` is None without AMD machine code, `notes` say what was not read."""
+    """The contents of the files; `code` is None without AMD machine code, `notes` say what was not read."""
 
     subject: Subject
     entries: tuple[EntryFacts, ...]

@@ -1,4 +1,4 @@
-"""What is inspected: the directory of an artefact, or a VMFB with its config."""
+"""The files to inspect: the directory of an artefact, or a VMFB with its config."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from shortfin_apps.llm.inspection.subject import open_directory
 
 
 def summary(directory: Path) -> list[str]:
-    """What `build` says about the kernels of the artefact that it made. Raises ArtifactError."""
+    """The lines that `build` prints on the kernels of the artefact that it made. Raises ArtifactError."""
     report = make_report(open_directory(directory))
     lines = [*report.notes]
     if report.code is not None:

@@ -26,7 +26,7 @@ class Row:
 
     @property
     def num_instructions(self) -> int:
-        """Of the longest."""
+        """The number of the longest kernel."""
         return max(kernel.num_instructions for kernel in self.kernels)
 
     @property
@@ -35,7 +35,7 @@ class Row:
 
 
 def tables(report: Report, *, show_all: bool) -> Iterator[RenderableType]:
-    """What is printed, from top to bottom; with `show_all` every kernel, not only those with remarks."""
+    """All that is printed, from top to bottom; with `show_all` every kernel, not only those with remarks."""
     yield _overview(report)
     yield _entries(report)
     if report.kernels:

@@ -1,4 +1,4 @@
-"""What shortfin's errors mean, in the words of this package."""
+"""Translates shortfin's errors into those of this package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_of_hip(error: Exception) -> bool:
 
 
 def cause_of(fiber: Any, error: Exception) -> Exception:
-    """What failed the timeline of the fiber, where waiting for it only says that it was aborted."""
+    """The failure behind an error that only says that the fiber's timeline was aborted; else the error."""
     if _ABORTED in str(error):
         try:
             # Fails with the cause, as the timeline that it would wait for has failed.
