@@ -1,0 +1,76 @@
+"""Edits of the LLVM IR that Triton 3.6 makes of a kernel, so that IREE 3.9 can launch the machine code.
+
+- Triton adds two pointer parameters for scratch memory. IREE passes what the interface names, and HIP would
+  read past the end of that. They are dropped, and must be unused.
+- Triton expects its shared memory from the launch. IREE launches with none, so that it becomes a static array
+  in the code object.
+- IREE looks a kernel up by the name of its export.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shortfin_apps.llm.errors import BuildError
+
+MAX_SHARED_BYTES = 64 << 10  # LLVM ends the process above it
+
+_KERNEL = re.compile(r"define amdgpu_kernel void @(?P<name>[\w$.]+)\((?P<parameters>(?:[^()]|\([^()]*\))*)\)")
+_SHARED = re.compile(
+    r"^@global_smem = external (?P<linkage>.*?)global \[0 x i8\], align (?P<align>\d+)$", re.M
+)
+# What HIP would have to fill in beyond the arguments.
+_HIDDEN = ("dispatch.ptr", "queue.ptr", "implicitarg.ptr")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    before: str
+    parameters: list[str]
+    after: str  # from the closing parenthesis's right to the end of the module
+
+
+def for_iree(ir: str, name: str, num_parameters: int, shared_bytes: int) -> str:
+    """The module with its kernel called `name`, of its first `num_parameters` parameters and static LDS.
+
+    Raises BuildError if the kernel uses what IREE does not pass, or more LDS than a workgroup has.
+    """
+    if shared_bytes > MAX_SHARED_BYTES:
+        raise BuildError(
+            f"kernel {name} needs {shared_bytes} bytes of LDS; a workgroup has {MAX_SHARED_BYTES}"
+        )
+    parts = _split(ir)
+    body = parts.after[: parts.after.index("\n}")]
+    for parameter in parts.parameters[num_parameters:]:
+        _check_unused(name, parameter, body)
+    for hidden in _HIDDEN:
+        if hidden in body:
+            raise BuildError(f"kernel {name} needs {hidden}, which IREE does not pass")
+    kept = ", ".join(parts.parameters[:num_parameters])
+    before = _with_static_shared_memory(parts.before, shared_bytes)
+    return f"{before}define amdgpu_kernel void @{name}({kept}){_with_entry_label(parts)}"
+
+
+def _split(ir: str) -> _Parts:
+    match = _KERNEL.search(ir)
+    if match is None:
+        raise BuildError("Triton's LLVM IR has no kernel; another release of Triton than 3.6?")
+    parameters = [each.strip() for each in re.split(r",(?![^()]*\))", match["parameters"])]
+    return _Parts(ir[: match.start()], parameters, ir[match.end() :])
+
+
+def _check_unused(name: str, parameter: str, body: str) -> None:
+    value = parameter.split()[-1]
+    if not parameter.startswith("ptr addrspace(1)") or re.search(re.escape(value) + r"\b", body):
+        raise BuildError(f"kernel {name} uses {parameter}, which IREE does not pass")
+
+
+def _with_static_shared_memory(globals_: str, shared_bytes: int) -> str:
+    static = rf"@global_smem = internal \g<linkage>global [{shared_bytes} x i8] poison, align \g<align>"
+    return _SHARED.sub(static, globals_)
+
+
+def _with_entry_label(parts: _Parts) -> str:
+    """The entry block's number, which phis name, follows those of all parameters: it is written out."""
+    return re.sub(r"\{\n(?=\s)", f"{{\n{len(parts.parameters)}:\n", parts.after, count=1)
