@@ -39,14 +39,24 @@ class EmulatedGpus:
 
     @contextmanager
     def watch(self, chip: str) -> Iterator[Control]:
-        """A test on a chip. Raises AssertionError if its kernels, or its calls, did something wrong."""
+        """A test on a chip. Raises AssertionError if its kernels, or its calls, did something wrong.
+
+        An exception of the test's own gets that as a note, as it may be the reason.
+        """
         self.set_chip(chip)
         self.control.clear_report()
         _num_tests[chip] += 1
-        yield self.control
-        report = self.control.report()
-        found = [*map(describe, report.findings), *(f"{m.what}: {m.text}" for m in report.misuses)]
+        try:
+            yield self.control
+        except Exception as error:
+            error.add_note("\n".join(self._found()))
+            raise
+        found = self._found()
         assert not found, "\n".join(found)
+
+    def _found(self) -> list[str]:
+        report = self.control.report()
+        return [*map(describe, report.findings), *(f"{m.what}: {m.text}" for m in report.misuses)]
 
 
 def describe(finding: Finding) -> str:

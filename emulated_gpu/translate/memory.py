@@ -219,13 +219,16 @@ def _lds(shape: Shape) -> Record:
         return _lds_record(mnemonic, shape, _data(shape, ("vdst",), 1), data)
     if mnemonic in _TRANSPOSING:
         dwords = 3 if "b96" in mnemonic else 2
-        return _lds_record(
+        record = _lds_record(
             mnemonic.replace("read", "load"), shape, dst=_data(shape, ("vdst",), dwords), data=[]
         )
+        record.bytes = 4 * dwords
+        return record
     return _unknown(shape)
 
 
 def _lds_record(name: str, shape: Shape, dst: Operand, data: list[Operand]) -> Record:
+    """Without `bytes`, as of an exchange between lanes, which does not touch the memory of LDS."""
     return Record(
         name,
         Class.LDS,

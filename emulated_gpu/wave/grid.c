@@ -77,7 +77,8 @@ static void set_sgprs(wave_t *w, const kernel_header_t *h, const launch_t *l, co
   const uint32_t *arguments = l->kernarg;
   for (unsigned j = 0; j < (h->preload & 127u); j++) set_sgpr(w, n + j, arguments[(h->preload >> 7) + j]);
   n = h->rsrc2 >> 1 & 31;
-  if (h->generation == 12) {  // RDNA 4 keeps workgroup ids in trap registers
+  if (h->generation == 12) {  // RDNA 4 keeps the ids of the workgroup, and of the wave in it, in trap registers
+    set_sgpr(w, 108 + 8, w->index << 25);
     set_sgpr(w, 108 + 9, id[0]);
     set_sgpr(w, 108 + 7, id[1] | id[2] << 16);
     return;

@@ -154,9 +154,11 @@ static unsigned bits_in_word(uint32_t from, uint32_t end, uint32_t word) {
   return ((1u << last) - 1) & ~((1u << first) - 1);
 }
 
-static found_t touch(wave_t *w, uint32_t address, unsigned bytes, enum touch how, bool defines) {
+// `changes`: whether a store leaves other bytes there. One that does not races with nobody, as waves whose tiles
+// overlap may all store the same values.
+static found_t touch(wave_t *w, uint32_t address, unsigned bytes, enum touch how, bool defines, bool changes) {
   found_t found = {false, false, 0};
-  const bool may_race = w->group->num_waves > 1, is_whole = ((address | bytes) & 3) == 0;
+  const bool is_whole = ((address | bytes) & 3) == 0;
   for (uint32_t n = address / 4; n <= (address + bytes - 1) / 4; n++) {
     lds_word_t *word = &w->group->lds_words[n];
     const unsigned bits = is_whole ? 15 : bits_in_word(address, address + bytes, n);
@@ -164,6 +166,7 @@ static found_t touch(wave_t *w, uint32_t address, unsigned bytes, enum touch how
       found.unwritten |= bits & ~word->written;
       found.undefined |= bits & ~word->defined;
     }
+    const bool may_race = w->group->num_waves > 1 && (changes || bits & ~word->defined);
     if (how != READ) {
       word->written |= (uint8_t)bits;
       word->defined = (uint8_t)(defines && !found.undefined ? word->defined | bits : word->defined & ~bits);
@@ -175,11 +178,11 @@ static found_t touch(wave_t *w, uint32_t address, unsigned bytes, enum touch how
 }
 
 static void touch_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
-                        unsigned bytes, enum touch how, uint64_t undefined) {
+                        unsigned bytes, enum touch how, uint64_t undefined, uint64_t changed) {
   uint64_t unwritten = 0, races = 0;
   unsigned other = 0;
   FOR_SET_LANES(l, lanes) {
-    const found_t found = touch(w, address->lane[l], bytes, how, !has_lane(undefined, l));
+    const found_t found = touch(w, address->lane[l], bytes, how, !has_lane(undefined, l), has_lane(changed, l));
     unwritten |= (uint64_t)found.unwritten << l;
     w->undefined |= (uint64_t)found.undefined << l;
     if (found.other && !races) other = found.other;
@@ -191,11 +194,23 @@ static void touch_lanes(wave_t *w, const instruction_t *i, const lanes32_t *addr
   report(w, i, LDS_RACE, first, address->lane[first], other == SEVERAL_WAVES ? w->index : other - 1);
 }
 
+// The lanes whose store leaves other bytes than there were.
+static uint64_t changed_by(const wave_t *w, const lanes32_t *address, uint64_t lanes, unsigned bytes,
+                           const moved_t *from) {
+  uint64_t changed = 0;
+  FOR_SET_LANES(l, lanes) {
+    unsigned char stored[16];
+    lane_to_bytes(from, l, stored, bytes);
+    changed |= (uint64_t)(memcmp(stored, w->group->lds + address->lane[l], bytes) != 0) << l;
+  }
+  return changed;
+}
+
 // ---- what the operations are made of
 void lds_load_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                     unsigned bytes, moved_t *to) {
   const uint64_t inside = lanes_inside(w, i, address, lanes, bytes);
-  touch_lanes(w, i, address, inside, bytes, READ, 0);
+  touch_lanes(w, i, address, inside, bytes, READ, 0, inside);
   FOR_SET_LANES(l, inside) lane_from_bytes(to, l, w->group->lds + address->lane[l], bytes);
   poison_lanes(to, lanes & ~inside, bytes);
   w->undefined |= lanes & ~inside;
@@ -205,7 +220,7 @@ void lds_load_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address,
 void lds_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                      unsigned bytes, const moved_t *from, uint64_t undefined) {
   const uint64_t inside = lanes_inside(w, i, address, lanes, bytes);
-  touch_lanes(w, i, address, inside, bytes, WRITE, undefined);
+  touch_lanes(w, i, address, inside, bytes, WRITE, undefined, changed_by(w, address, inside, bytes, from));
   FOR_SET_LANES(l, inside) lane_to_bytes(from, l, w->group->lds + address->lane[l], bytes);
   count_access(w, address, inside, bytes, false);
 }
@@ -213,7 +228,7 @@ void lds_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address
 uint64_t lds_atomic_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                           unsigned bytes, uint64_t undefined) {
   const uint64_t inside = lanes_inside(w, i, address, lanes, bytes);
-  touch_lanes(w, i, address, inside, bytes, UPDATE, undefined);
+  touch_lanes(w, i, address, inside, bytes, UPDATE, undefined, inside);
   w->undefined |= lanes & ~inside;
   count_access(w, address, inside, bytes, false);
   return inside;
@@ -245,6 +260,26 @@ static void ds_load(wave_t *w, const instruction_t *i) {
   load_part(w, i, i->offset, 0, &data);
 }
 
+// 16 lanes load a matrix of 16-bit elements, 4 rows by 16 columns of which each lane has 4, and get a column each
+// (CDNA 4 ISA, "DS_READ_B64_TR_B16").
+static void ds_load_b64_tr_b16(wave_t *w, const instruction_t *i) {
+  lanes32_t address;
+  moved_t data, columns;
+  const uint64_t lanes = lds_addresses(w, i, i->offset, &address);
+  fill_moved(&data, POISON, i->bytes);
+  lds_load_lanes(w, i, &address, lanes, i->bytes, &data);
+  uint64_t undefined = 0;
+  FOR_LANES(l) for (int row = 0; row < 4; row++) {
+    const int from = (l & ~15) + 4 * row + (l & 15) / 4, element = l & 3;
+    const uint32_t value = data.dword[element / 2][from] >> 16 * (element & 1) & 0xffff;
+    uint32_t *to = &columns.dword[row / 2][l];
+    *to = row & 1 ? *to | value << 16 : value;
+    undefined |= (w->undefined >> from & 1) << l;
+  }
+  w->undefined |= undefined;
+  write_moved(w, i, 0, &columns);
+}
+
 // The second address is taken before the first result may overwrite the register that holds it.
 static void ds_load2(wave_t *w, const instruction_t *i) {
   lanes32_t address[2];
@@ -274,6 +309,7 @@ static void ds_store2(wave_t *w, const instruction_t *i) {
 OPERATIONS(lds_memory) = {
   {"ds_load", ds_load},
   {"ds_load2", ds_load2},
+  {"ds_load_b64_tr_b16", ds_load_b64_tr_b16},
   {"ds_store", ds_store},
   {"ds_store2", ds_store2},
   {NULL, NULL},

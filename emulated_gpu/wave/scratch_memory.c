@@ -103,21 +103,33 @@ void scratch_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *add
   else FOR_SET_LANES(l, inside) store_lane(w, address->lane[l], l, bytes, from, !has_lane(undefined, l));
 }
 
+// Registers are moved one by one: a spill of several may hold some that are undefined.
 static void scratch_load(wave_t *w, const instruction_t *i) {
   lanes32_t address;
   moved_t data;
-  const uint64_t lanes = scratch_addresses(w, i, &address);
-  fill_moved(&data, POISON, i->bytes);
-  scratch_load_lanes(w, i, &address, lanes, i->bytes, &data);
-  write_moved(w, i, 0, &data);
+  const uint64_t lanes = scratch_addresses(w, i, &address), undefined = w->undefined;
+  instruction_t part = *i;
+  for (part.bytes = i->bytes < 4 ? i->bytes : 4; part.operand[DST].index < i->operand[DST].index + dwords_of(i->bytes);
+       part.operand[DST].index++) {
+    w->undefined = undefined;
+    fill_moved(&data, POISON, part.bytes);
+    scratch_load_lanes(w, i, &address, lanes, part.bytes, &data);
+    write_moved(w, &part, 0, &data);
+    FOR_LANES(l) address.lane[l] += 4;
+  }
 }
 
 static void scratch_store(wave_t *w, const instruction_t *i) {
   lanes32_t address;
   moved_t data;
   const uint64_t lanes = scratch_addresses(w, i, &address);
-  const uint64_t undefined = read_moved(w, i, 2, i->bytes, &data);
-  scratch_store_lanes(w, i, &address, lanes, i->bytes, &data, undefined);
+  instruction_t part = *i;
+  const unsigned bytes = i->bytes < 4 ? i->bytes : 4;
+  for (unsigned d = 0; d < dwords_of(i->bytes); d++, part.operand[SRC0 + 2].index++) {
+    const uint64_t undefined = read_moved(w, &part, 2, bytes, &data);
+    scratch_store_lanes(w, i, &address, lanes, bytes, &data, undefined);
+    FOR_LANES(l) address.lane[l] += 4;
+  }
 }
 
 OPERATIONS(scratch_memory) = {

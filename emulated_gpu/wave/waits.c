@@ -50,6 +50,7 @@ void waits_issue(wave_t *w, const instruction_t *i) {
   const bool unordered = i->class == CLASS_SCALAR_MEMORY;
   const uint32_t sequence = ++waits->issued[c];
   if (unordered) waits->unordered[c] = sequence;
+  if (i->class == CLASS_LDS && i->bytes) waits->lds = sequence;
   wait_ticket_t *t = tickets(waits, &i->operand[DST]);
   for (int n = 0; t && n < (i->operand[DST].dwords ? i->operand[DST].dwords : 1); n++)
     t[n] = (wait_ticket_t){sequence, (uint8_t)c, unordered};
@@ -66,5 +67,5 @@ void waits_for(wave_t *w, enum wait_counter c, int32_t remaining) {
 
 void waits_check_barrier(wave_t *w, const instruction_t *i) {
   const waits_t *waits = &w->waits;
-  if (waits->issued[WAIT_LDS] != waits->completed[WAIT_LDS]) report(w, i, MISSING_WAIT, -1, 0, w->index);
+  if ((int32_t)(waits->lds - waits->completed[WAIT_LDS]) > 0) report(w, i, MISSING_WAIT, -1, 0, w->index);
 }

@@ -19,6 +19,7 @@ typedef struct {
 typedef struct {
   uint32_t issued[NUM_WAIT_COUNTERS], completed[NUM_WAIT_COUNTERS];
   uint32_t unordered[NUM_WAIT_COUNTERS];  // the last access that may overtake others
+  uint32_t lds;  // the last access to the memory of LDS, which exchanges between lanes do not touch
   wait_ticket_t vgpr[520], sgpr[128];
 } waits_t;
 

@@ -94,6 +94,10 @@ class Code:
     def barrier(self) -> None:
         """Waits for LDS, then for the other waves."""
         self.wait()
+        self.meet()
+
+    def meet(self) -> None:
+        """Waits for the other waves alone."""
         if self.chip.generation == 12:
             self.code += _SIGNAL_BARRIER
             self.emit("s_barrier_wait", simm16=0xFFFF)

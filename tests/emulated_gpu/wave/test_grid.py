@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinygrad.renderer.amd.dsl import EXEC, EXEC_LO, VCC, VCC_LO, s, v
+from tinygrad.renderer.amd.dsl import EXEC, EXEC_LO, VCC, VCC_LO, s, ttmp, v
 
-from emulated_gpu.chips import Chip
+from emulated_gpu.chips import CHIPS, Chip
 from emulated_gpu.control import Finding
 from emulated_gpu.single_grid import GridResult, run_grid
 from emulated_gpu.translate.program import Class
@@ -100,6 +100,19 @@ def test_a_barrier_lets_waves_exchange_through_lds(chip: Chip) -> None:
     np.testing.assert_array_equal(memory.array, np.arange(size)[::-1])
 
 
+def test_rdna_4_keeps_the_number_of_a_wave_in_a_trap_register() -> None:
+    chip = CHIPS["gfx1201"]
+    out = DeviceMemory(np.zeros(4 * chip.lanes, np.uint32))
+    code = Code(chip)
+    code.set_scalar64(4, out.address)
+    code.emit("v_lshlrev_b32_e32", v[1], 2, v[0])
+    code.emit("s_bfe_u32", s[6], ttmp[8], 5 << 16 | 25)
+    code.emit("v_mov_b32_e32", v[2], s[6])
+    code.store("global", "b32", 2, 1, base=4)
+    assert not run_grid(chip, code.end(), workgroup=(4 * chip.lanes, 1, 1)).findings
+    np.testing.assert_array_equal(out.array, np.repeat(np.arange(4), chip.lanes))
+
+
 @ON_CHIPS
 def test_a_load_outside_memory(chip: Chip) -> None:
     memory = DeviceMemory(np.zeros(3 * chip.lanes - 2, np.uint32))
@@ -171,6 +184,16 @@ def test_each_byte_of_a_word_may_be_of_another_wave(chip: Chip) -> None:
     code.lds_store("b8", 0, 2)
     code.wait()
     assert not run_grid(chip, code.end(), workgroup=(4 * chip.lanes, 1, 1), lds_bytes=64).findings
+
+
+@ON_CHIPS
+def test_waves_may_all_write_the_same_value(chip: Chip) -> None:
+    code = Code(chip)
+    emit_addresses(code, 0)
+    code.emit("v_and_b32_e32", v[1], 4 * chip.lanes - 4, v[0])
+    code.lds_store("b32", 1, 1)
+    code.wait()
+    assert not run_grid(chip, code.end(), workgroup=(4 * chip.lanes, 1, 1), lds_bytes=512).findings
 
 
 @ON_CHIPS
@@ -324,6 +347,22 @@ def test_a_load_that_is_not_waited_for(chip: Chip) -> None:
     code.wait()
     finding = only(run_grid(chip, code.end()), "missing_wait")
     assert (finding.code_address, finding.address) == (place, 2)
+
+
+@ON_CHIPS
+@pytest.mark.parametrize("touches_memory", [False, True])
+def test_only_accesses_to_lds_must_have_arrived_at_a_barrier(chip: Chip, touches_memory: bool) -> None:
+    """An exchange between lanes goes through the same unit, and its counter, but meets no other wave."""
+    code = Code(chip)
+    code.emit("v_lshlrev_b32_e32", v[1], 2, v[0])
+    if touches_memory:
+        code.lds_store("b32", 0, 1)
+    else:
+        code.emit("ds_bpermute_b32", vdst=v[2], addr=v[1], data0=v[0])
+    code.meet()
+    code.wait()
+    result = run_grid(chip, code.end(), workgroup=(2 * chip.lanes, 1, 1), lds_bytes=512)
+    assert set(kinds(result)) == ({"missing_wait"} if touches_memory else set())
 
 
 # ---- counters

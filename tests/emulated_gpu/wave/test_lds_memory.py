@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinygrad.renderer.amd.dsl import EXEC_HI, s, v
 
-from emulated_gpu.chips import Chip
+from emulated_gpu.chips import CHIPS, Chip
 from emulated_gpu.single_grid import GridResult, run_grid
 from emulated_gpu.single_wave import M0
 from tests.emulated_gpu.wave.memory_code import (
@@ -354,3 +354,27 @@ def test_the_cycles_of_any_addresses(words: list[int], size: int) -> None:
     addresses = np.array(words) * 4
     result = run_with_addresses(CDNA, addresses, partial(access, kind=kind, is_load=True))
     assert result.counters["lds_conflict_cycles"] == model_of_cycles(CDNA, addresses.tolist(), size, True)
+
+
+def test_a_transposing_load_gives_16_lanes_a_column_each() -> None:
+    """The word at address a holds a // 2 and a // 2 + 1, and a lane's 4 elements follow those of the last."""
+    chip = CHIPS["gfx950"]
+    out = DeviceMemory(np.zeros((64, 4), np.uint16))
+
+    def write(code: Code) -> None:
+        code.emit("v_lshlrev_b32_e32", v[1], 3, v[0])
+        code.emit("v_lshlrev_b32_e32", v[2], 2, v[0])
+        for half in range(2):
+            code.emit("v_lshlrev_b32_e32", v[4 + half], 16, v[2])
+            code.emit("v_or_b32_e32", v[4 + half], v[4 + half], v[2])
+            code.emit("v_add_u32_e32", v[4 + half], 0x10000 + 0x20002 * half, v[4 + half])
+        code.lds_store("b64", 4, 1)
+        code.barrier()
+        code.emit("ds_read_b64_tr_b16", vdst=v[6:7], addr=v[1])
+        code.wait()
+        code.set_scalar64(10, out.address)
+        code.store("global", "b64", 6, 1, base=10)
+
+    assert not run_with_addresses(chip, np.zeros(64), write).findings
+    matrices = np.arange(4 * 4 * 16).reshape(4, 4, 16)  # of four groups of lanes
+    np.testing.assert_array_equal(out.array.reshape(4, 16, 4), matrices.swapaxes(1, 2))

@@ -75,7 +75,7 @@ def test_bytes_are_undefined_until_a_defined_value_is_stored(chip: Chip, spread:
     code.load("scratch", "b32", 16, 0)
     wave.run(chip, code.end(), scratch_bytes=512)
     lanes = wave.v_defined[10:17] & np.uint64(0xFFFF)
-    np.testing.assert_array_equal(lanes, [0xFFF7, 0xFFFF, 0, 0, 0, 0, 0xFFFF])
+    np.testing.assert_array_equal(lanes, [0xFFF7, 0xFFFF, 0, 0xFFF7, 0, 0, 0xFFFF])
     np.testing.assert_array_equal(wave.v[11, :16], wave.v[41, :16] & 0xFFFF)
     assert (wave.v[15, :16] == 0xFF).all()
     assert (wave.v[12, :16] >> 16 == 0xFFFF).all()
@@ -145,3 +145,17 @@ def test_an_undefined_address_is_reported(chip: Chip, what: str) -> None:
     code.load("scratch", "b32", 10, 0, base=20)
     wave.run(chip, code.end(), scratch_bytes=64)
     assert [(f.kind, f.lane) for f in findings()] == [("undefined_address", 2 if what == "vector" else 0)]
+
+
+@ON_CHIPS
+def test_a_spill_of_several_registers_keeps_which_of_them_are_defined(chip: Chip) -> None:
+    findings()
+    code, wave = Code(chip), new_wave(chip, 0xFFFF)
+    wave.v[0] = 0
+    wave.v_defined[41] = np.uint64(0)
+    code.store("scratch", "b64", 40, 0)
+    code.load("scratch", "b64", 10, 0)
+    wave.run(chip, code.end(), scratch_bytes=512)
+    np.testing.assert_array_equal(wave.v_defined[10:12] & np.uint64(0xFFFF), [0xFFFF, 0])
+    np.testing.assert_array_equal(wave.v[10, :16], wave.v[40, :16])
+    assert not findings()
