@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from shortfin_apps.llm.gpu_code.code_object import CodeObject, read_code_object
 from shortfin_apps.llm.gpu_code.decode import Instruction, Shape, decode
 from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS, InstructionSet
-from tests.code_objects import CHIPS, DISASSEMBLED, disassembled, tiny_code_object
+from tests.code_objects import CHIPS, DISASSEMBLED, disassembled, tiny_code_object, tiny_code_objects
 from tests.conftest import BuildTiny
 
 
@@ -74,20 +75,21 @@ def test_an_instruction_cut_off_at_the_end_of_the_code_ends_it() -> None:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_decodes_every_word_of_every_kernel(build_tiny: BuildTiny, chip: str) -> None:
-    code_object = read_code_object(tiny_code_object(build_tiny, chip))
-    for kernel, instructions in zip(code_object.kernels, instructions_of(code_object), strict=True):
-        assert not [each for each in instructions if each.shape.mnemonic.startswith("invalid_")]
-        assert 4 * sum(each.shape.words for each in instructions) == len(kernel.code)
-        ends = [each.address + 4 * each.shape.words for each in instructions]
-        assert [each.address for each in instructions] == [kernel.entry, *ends[:-1]]
+    for code_object in map(read_code_object, tiny_code_objects(build_tiny, chip)):
+        for kernel, instructions in zip(code_object.kernels, instructions_of(code_object), strict=True):
+            assert not [each for each in instructions if each.shape.mnemonic.startswith("invalid_")]
+            assert 4 * sum(each.shape.words for each in instructions) == len(kernel.code)
+            ends = [each.address + 4 * each.shape.words for each in instructions]
+            assert [each.address for each in instructions] == [kernel.entry, *ends[:-1]]
 
 
 @pytest.mark.parametrize("chip", DISASSEMBLED)
 def test_agrees_with_llvm_on_names_and_lengths(build_tiny: BuildTiny, chip: str, tmp_path: Path) -> None:
+    num_compared = 0
     image = tiny_code_object(build_tiny, chip)
     lines = disassembled(image, tmp_path)
-    instructions = [each for kernel in instructions_of(read_code_object(image)) for each in kernel]
-    assert len(instructions) > 10_000
-    for each in instructions:
+    for each in chain.from_iterable(instructions_of(read_code_object(image))):
         line = lines[each.address]
         assert (each.shape.mnemonic, each.shape.words) == (line.mnemonic, line.words)
+        num_compared += 1
+    assert num_compared > 4_000

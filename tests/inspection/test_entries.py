@@ -97,11 +97,13 @@ def test_a_program_for_a_cpu_counts_dispatches_without_kernels(build_tiny: Build
 
 
 def test_dispatches_are_found_among_other_calls() -> None:
+    nothing = (None,) * 7
+    loaded = (None, 4, *nothing[2:])
     calls = [
-        Call("hal.command_buffer.create", (None, 1, 2, 0, 0)),
-        Call("hal.command_buffer.dispatch", (None, None, 3, 8, 1, 1, 0)),
-        Call("hal.command_buffer.execution_barrier", (None, 0, 0, 0)),
-        Call("hal.command_buffer.dispatch.indirect", (None, None, 5, 0, None, None, 0)),
-        Call("hal.command_buffer.dispatch", (None, None, None, 8, 1, 1, 0)),
+        Call("hal.command_buffer.create", (None, 1, 2, 0, 0), nothing[:5]),
+        Call("hal.command_buffer.dispatch", (None, None, 3, 8, 1, 1, 0), loaded),
+        Call("hal.command_buffer.execution_barrier", (None, 0, 0, 0), nothing[:4]),
+        Call("hal.command_buffer.dispatch.indirect", (None, None, 5, 0, None, None, 0), loaded),
+        Call("hal.command_buffer.dispatch", (None, None, None, 8, 1, 1, 0), nothing),
     ]
-    assert dispatched_kernels(calls) == (3, 5, None)
+    assert dispatched_kernels(calls) == ((4, 3), (4, 5), (None, None))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.gpu_code.code_object import Descriptor, Kernel, code_objects_in, read_code_object
+from shortfin_apps.llm.gpu_code.code_object import Descriptor, Kernel, read_code_object
 from shortfin_apps.llm.inspection.kernels import KernelFacts, facts_of, load_bytes, read_kernels
-from tests.code_objects import disassembled, tiny_code_object
+from tests.code_objects import disassembled, tiny_code_object, tiny_code_objects
 from tests.conftest import BuildTiny
 
 CHIPS = ("gfx942", "gfx1100")
@@ -93,9 +93,9 @@ def test_width_of_loads(mnemonic: str, width: int | None) -> None:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_agrees_with_the_disassembly(build_tiny: BuildTiny, chip: str, tmp_path: Path) -> None:
+    facts = {kernel.name: kernel for kernel in kernels_of(build_tiny, chip)}
     image = tiny_code_object(build_tiny, chip)
     lines = disassembled(image, tmp_path)
-    facts = {kernel.name: kernel for kernel in kernels_of(build_tiny, chip)}
     for kernel in read_code_object(image).kernels:
         end = kernel.entry + len(kernel.code)
         names = [lines[address].mnemonic for address in lines if kernel.entry <= address < end]
@@ -126,8 +126,8 @@ def width_in_disassembly(name: str) -> int | None:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_metadata_is_that_of_the_code_object(build_tiny: BuildTiny, chip: str) -> None:
-    (image,) = code_objects_in(build_tiny(BuildOptions(device=f"hip:{chip}")).vmfb.read_bytes())
-    read = {kernel.name: kernel for kernel in read_code_object(image).kernels}
+    images = tiny_code_objects(build_tiny, chip)
+    read = {kernel.name: kernel for image in images for kernel in read_code_object(image).kernels}
     kernels = kernels_of(build_tiny, chip)
     assert [kernel.name for kernel in kernels] == list(read)
     for kernel in kernels:

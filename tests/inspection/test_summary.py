@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.inspection.entries import read_entries
 from shortfin_apps.llm.inspection.kernels import read_kernels
-from shortfin_apps.llm.inspection.remarks import Remark, remarks
+from shortfin_apps.llm.inspection.remarks import remarks
 from shortfin_apps.llm.inspection.subject import open_directory
 from tests.conftest import BuildTiny
 
@@ -22,8 +24,10 @@ def test_a_build_for_a_gpu_ends_with_a_summary(
     code = read_kernels(folder / "model.vmfb")
     assert code is not None
     assert kernels.startswith(f"kernels: {len(code.kernels)} for gfx942, ")
-    num_scratch = sum(Remark.SCRATCH in remarks(kernel) for kernel in code.kernels)
-    assert f"scratch {num_scratch}" in kernels.partition("; remarks: ")[2]
+    counts = Counter(remark for kernel in code.kernels for remark in remarks(kernel))
+    assert counts
+    for remark, count in counts.items():
+        assert f"{remark.value} {count}" in kernels.partition("; remarks: ")[2]
     for entry in read_entries(open_directory(folder), code):
         assert f"{entry.name} {entry.num_dispatches}" in dispatches
     assert more == f"`shortfin-llm inspect {folder}` shows more"

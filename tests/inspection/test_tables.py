@@ -29,7 +29,7 @@ def report(build_tiny: BuildTiny) -> Report:
     launches = {SPILLS.name: 3, ALIKE[0].name: 10, ALIKE[1].name: 20}
     entry = next(entry for entry in found.entries if entry.name == ENTRY)
     entry = replace(entry, launches=launches, num_dispatches=33)
-    return replace(found, entries=(entry,), code=GpuCode("gfx942", (*ALIKE, SPILLS), 1))
+    return replace(found, entries=(entry,), code=GpuCode("gfx942", ((*ALIKE, SPILLS),)))
 
 
 def printed(report: Report, *, show_all: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shortfin_apps.llm.abi import Entry, argument_names, named_results
@@ -11,10 +12,13 @@ from shortfin_apps.llm.components.runtime.declaration import format_type
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.components.runtime.vmfb import read_exports
 from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.inspection.kernels import GpuCode
+from shortfin_apps.llm.inspection.kernels import GpuCode, KernelFacts
 from shortfin_apps.llm.inspection.subject import Subject
 
 _DISPATCH = "hal.command_buffer.dispatch"
+
+Dispatched = tuple[int | None, int | None]
+KernelsByGlobal = Mapping[int, Sequence[KernelFacts]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,10 @@ def read_entries(subject: Subject, code: GpuCode | None) -> tuple[EntryFacts, ..
     """The entries of the VMFB in the order of their families and sizes. Raises ArtifactError."""
     exports = read_exports(subject.vmfb, subject.config.module_name)
     calls = read_calls(subject.vmfb)
+    dispatches = {name: None if each is None else dispatched_kernels(each) for name, each in calls.items()}
+    kernels = None if code is None else _kernels_by_global(dispatches.values(), code)
     found = [
-        _entry(export.signature, calls.get(export.function), subject.config, code)
+        _entry(export.signature, dispatches.get(export.function), subject.config, kernels)
         for export in exports.values()
     ]
     return tuple(sorted(found, key=_order))
@@ -51,10 +57,12 @@ def _order(entry: EntryFacts) -> tuple[object, ...]:
 
 
 def _entry(
-    signature: EntrySignature, calls: Calls | None, config: ModelConfig, code: GpuCode | None
+    signature: EntrySignature,
+    dispatched: Sequence[Dispatched] | None,
+    config: ModelConfig,
+    kernels: KernelsByGlobal | None,
 ) -> EntryFacts:
     parsed = Entry.parse(signature.name)
-    dispatched = None if calls is None else dispatched_kernels(calls)
     return EntryFacts(
         name=signature.name,
         family=parsed.family.value if parsed else None,
@@ -63,7 +71,7 @@ def _entry(
         arguments=_arguments(signature, parsed, config),
         results=_results(signature, config),
         num_dispatches=None if dispatched is None else len(dispatched),
-        launches=None if dispatched is None or code is None else _launches(dispatched, code),
+        launches=None if dispatched is None or kernels is None else _launches(dispatched, kernels),
     )
 
 
@@ -89,17 +97,32 @@ def _results(signature: EntrySignature, config: ModelConfig) -> dict[str, str] |
     return {name: format_type(each) for name, each in named_results(signature.results, config.top_k).items()}
 
 
-def dispatched_kernels(calls: Calls) -> tuple[int | None, ...]:
-    """The number, in its executable, of the kernel of each dispatch among the calls of a function.
+def dispatched_kernels(calls: Calls) -> tuple[Dispatched, ...]:
+    """The global of the executable, and the number of the kernel in it, of each dispatch among the calls.
 
     Both forms of the call (workgroups given as numbers or in a buffer) begin with the command buffer, the
-    executable and that number, which is None here where it is not a constant.
+    executable and that number. Either is None where it is not a constant.
     """
-    return tuple(call.arguments[2] for call in calls if call.function.startswith(_DISPATCH))
+    dispatches = (call for call in calls if call.function.startswith(_DISPATCH))
+    return tuple((call.global_numbers[1], call.arguments[2]) for call in dispatches)
 
 
-def _launches(numbers: tuple[int | None, ...], code: GpuCode) -> dict[str, int] | None:
-    """How often each kernel is launched; None where a number may be of more than one kernel."""
-    if code.num_code_objects > 1 or not all(n is not None and n < len(code.kernels) for n in numbers):
+def _kernels_by_global(
+    dispatches: Iterable[Sequence[Dispatched] | None], code: GpuCode
+) -> KernelsByGlobal | None:
+    """Executables have the order of the globals that they are loaded into. None if some are unknown."""
+    found = {number for each in dispatches if each is not None for number, _ in each if number is not None}
+    if len(found) != len(code.code_objects):
         return None
-    return dict(Counter(code.kernels[number].name for number in numbers if number is not None))
+    return dict(zip(sorted(found), code.code_objects, strict=True))
+
+
+def _launches(dispatched: Sequence[Dispatched], kernels: KernelsByGlobal) -> dict[str, int] | None:
+    """How often each kernel is launched; None where a dispatch may be of more than one kernel."""
+    names = []
+    for executable, number in dispatched:
+        own = () if executable is None else kernels[executable]
+        if number is None or number >= len(own):
+            return None
+        names.append(own[number].name)
+    return dict(Counter(names))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from shortfin_apps.llm.errors import ArtifactError
@@ -61,11 +61,17 @@ class KernelFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuCode:
-    """The kernels of a VMFB for AMD GPUs, in the order in which its code objects list them."""
+    """The kernels of a VMFB for AMD GPUs: those of each of its code objects, in order.
+
+    IREE's own kernels are in one, each kernel that was compiled by itself is in its own.
+    """
 
     chip: str
-    kernels: tuple[KernelFacts, ...]
-    num_code_objects: int
+    code_objects: tuple[tuple[KernelFacts, ...], ...]
+
+    @property
+    def kernels(self) -> tuple[KernelFacts, ...]:
+        return tuple(chain.from_iterable(self.code_objects))
 
 
 def read_kernels(vmfb: Path) -> GpuCode | None:
@@ -79,13 +85,11 @@ def read_kernels(vmfb: Path) -> GpuCode | None:
     chips = sorted({each.chip for each in found})
     if len(chips) > 1:
         raise ArtifactError(f"{vmfb}: has code for {' and '.join(chips)}; compile it for one chip")
-    return GpuCode(chips[0], tuple(_kernels(found)), len(found))
+    return GpuCode(chips[0], tuple(map(_kernels, found)))
 
 
-def _kernels(code_objects: list[CodeObject]) -> Iterable[KernelFacts]:
-    for each in code_objects:
-        for kernel in each.kernels:
-            yield facts_of(kernel, each.chip)
+def _kernels(code_object: CodeObject) -> tuple[KernelFacts, ...]:
+    return tuple(facts_of(kernel, code_object.chip) for kernel in code_object.kernels)
 
 
 def facts_of(kernel: Kernel, chip: str) -> KernelFacts:

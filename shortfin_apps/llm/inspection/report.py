@@ -78,8 +78,10 @@ def select_entries(report: Report, patterns: Sequence[str]) -> Report:
     if report.code is None or not chosen.is_counted:
         return chosen
     launched = {name for entry in entries for name in entry.launches or ()}
-    kernels = tuple(kernel for kernel in report.kernels if kernel.name in launched)
-    return replace(chosen, code=replace(report.code, kernels=kernels))
+    kept = tuple(
+        tuple(kernel for kernel in kernels if kernel.name in launched) for kernels in report.code.code_objects
+    )
+    return replace(chosen, code=replace(report.code, code_objects=kept))
 
 
 def document(report: Report) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from tests.conftest import BuildTiny
 MODULE = """
 vm.module @module {
   vm.import private @test.take(%a : i32, %b : i32, %c : i64 ...) -> i32
+  vm.import private @test.hold(%a : !vm.buffer, %b : i32, %c : !vm.buffer) -> !vm.buffer
+  vm.global.ref private mutable @first : !vm.buffer
+  vm.global.ref private mutable @second : !vm.buffer
   vm.import private @test.give(%a : i32) -> (i32, i64)
   vm.export @straight
   vm.func @straight(%x : i32, %y : i64) -> i64 attributes {inlining_policy = #util.inline.never} {
@@ -32,6 +35,18 @@ vm.module @module {
     %end:2 = vm.call @test.give(%which) : (i32) -> (i32, i64)
     %both = vm.add.i64 %end#1, %again#1 : i64
     vm.return %both : i64
+  }
+  vm.export @refers
+  vm.func @refers(%x : !vm.buffer, %y : !vm.buffer) -> !vm.buffer {
+    %seven = vm.const.i32 7
+    vm.global.store.ref %y, @first : !vm.buffer
+    %second = vm.global.load.ref @second : !vm.buffer
+    %one = vm.call @test.hold(%x, %seven, %second) : (!vm.buffer, i32, !vm.buffer) -> !vm.buffer
+    vm.global.store.ref %one, @second : !vm.buffer
+    %first = vm.global.load.ref @first : !vm.buffer
+    %two = vm.call @test.hold(%second, %seven, %first) : (!vm.buffer, i32, !vm.buffer) -> !vm.buffer
+    %three = vm.call @test.hold(%first, %seven, %two) : (!vm.buffer, i32, !vm.buffer) -> !vm.buffer
+    vm.return %three : !vm.buffer
   }
   vm.export @calls
   vm.func @calls(%x : i32, %y : i64) -> i64 {
@@ -63,11 +78,21 @@ def vmfb(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_calls_are_in_order_with_their_constants(vmfb: Path) -> None:
-    assert read_calls(vmfb)["straight"] == (
-        Call("test.take", (7, None, None, None)),
-        Call("test.give", (0,)),
-        Call("test.take", (None, 7)),
-        Call("test.give", (None,)),
+    calls = read_calls(vmfb)["straight"]
+    assert calls is not None
+    assert [(call.function, call.arguments) for call in calls] == [
+        ("test.take", (7, None, None, None)),
+        ("test.give", (0,)),
+        ("test.take", (None, 7)),
+        ("test.give", (None,)),
+    ]
+
+
+def test_references_are_known_by_the_global_that_they_were_loaded_from(vmfb: Path) -> None:
+    assert read_calls(vmfb)["refers"] == (
+        Call("test.hold", (None, 7, None), (None, None, 1)),
+        Call("test.hold", (None, 7, None), (1, None, 0)),
+        Call("test.hold", (None, 7, None), (0, None, None)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from emulated_gpu.translate.program import FIRST_TEMPORARY, MAGIC, Class, Operan
 from shortfin_apps.llm.gpu_code.code_object import Descriptor, Kernel, read_code_object
 from shortfin_apps.llm.gpu_code.decode import decode
 from tests.code_objects import CHIPS as CHIP_NAMES
-from tests.code_objects import DISASSEMBLED, disassembled, tiny_code_object
+from tests.code_objects import DISASSEMBLED, disassembled, tiny_code_object, tiny_code_objects
 from tests.conftest import BuildTiny
 from tests.emulated_gpu.translate.rendering import rendered, translated
 
@@ -108,8 +109,8 @@ def test_bare_code_becomes_a_program(chip: Chip) -> None:
 
 @pytest.mark.parametrize("chip", CHIP_NAMES)
 def test_translates_every_instruction(build_tiny: BuildTiny, chip: str) -> None:
-    code_object = read_code_object(tiny_code_object(build_tiny, chip))
-    for program in translate(code_object):
+    images = tiny_code_objects(build_tiny, chip)
+    for program in chain.from_iterable(translate(read_code_object(image)) for image in images):
         records = program.records
         assert not [each.operation for each in records if each.operation.startswith("unknown:")]
         assert 4 * sum(each.words for each in records) == len(program.kernel.code)
@@ -169,15 +170,16 @@ def implicit_registers(records: list[Record]) -> set[int]:
 
 @pytest.mark.parametrize("chip", DISASSEMBLED)
 def test_registers_and_their_counts_agree_with_llvm(build_tiny: BuildTiny, chip: str, tmp_path: Path) -> None:
+    num_compared = 0
     image = tiny_code_object(build_tiny, chip)
     lines = disassembled(image, tmp_path)
-    num_compared = 0
     for kernel in read_code_object(image).kernels:
         machine = Machine(chip, CHIPS[chip].instruction_set, kernel.lanes)
         for instruction in decode(kernel.code, kernel.entry, machine.instruction_set):
             records = translate_instruction(instruction, machine)
-            printed, ours = printed_registers(lines[instruction.address].operands), registers_of(records)
+            printed = printed_registers(lines[instruction.address].operands)
+            ours = registers_of(records)
             assert printed <= ours, (lines[instruction.address], records)
             assert {each[1] for each in ours - printed} <= implicit_registers(records), records
             num_compared += len(ours)
-    assert num_compared > 10_000
+    assert num_compared > 4_000

@@ -23,6 +23,8 @@ _DUMP_MODULE = "iree._runtime.scripts.iree_dump_module"
 _IMPORT = 1 << 31  # the bit of a callee's number that says that it is imported
 
 _CALL, _CALL_VARIADIC, _RETURN = 0x58, 0x59, 0x5A
+_LOAD_REFERENCE = 0x08  # of a global
+_MOVED = 0x4000  # the bit of a reference's register that is read for the last time
 
 # The opcodes of functions without branches, by the fields behind them: `r` a register that is read or holds a
 # reference, `w` and `W` one that an i32 and an i64 are written to, `4` and `8` immediates of as many bytes,
@@ -71,12 +73,14 @@ _WIDTHS = {"w": 1, "W": 2, "i": 1, "I": 2}
 class Call:
     """A call of a function of the runtime.
 
-    `arguments` has the value of each argument that is an i32 constant, None for others; the members of a
-    variadic argument follow one another.
+    `arguments` has the value of each argument that is an i32 constant, and `global_numbers` the number of the
+    global that each reference was loaded from; None for others. The members of a variadic argument follow one
+    another.
     """
 
     function: str
     arguments: tuple[int | None, ...]
+    global_numbers: tuple[int | None, ...]
 
 
 Calls = Sequence[Call]
@@ -152,15 +156,24 @@ def _field(code: bytes, position: int, kind: str) -> tuple[_Field, int]:
 def _run(operations: list[_Operation], imports: Sequence[Mapping[str, Any]]) -> Iterator[Call]:
     """Follows the constants through the registers of a function without branches."""
     constants: dict[int, int] = {}
+    origins: dict[int, int] = {}  # of references
     for opcode, fields in operations:
         match opcode, fields:
+            case (_, [int(number), int(), int(register)]) if opcode == _LOAD_REFERENCE:
+                origins[register] = number
             case (0x0D, [int(value), int(register)]):
                 constants[register] = value
             case (0x0C, [int(register)]):
                 constants[register] = 0
             case (0x58 | 0x59, [int(callee), *_, tuple(arguments), tuple(results)]):
                 called = imports[callee & ~_IMPORT]
-                yield Call(called["full_name"], tuple(map(constants.get, arguments)))
+                yield Call(
+                    called["full_name"],
+                    tuple(map(constants.get, arguments)),
+                    tuple(origins.get(register & ~_MOVED) for register in arguments),
+                )
+                for register in results:
+                    origins.pop(register, None)
                 _forget(constants, results, _result_types(called, len(results)))
             case _:
                 _forget(constants, fields, _FIELDS[opcode])
