@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
@@ -38,8 +37,12 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return lambda e, x, *rest: x
 
-    def joins(self, attend: Attend, batch: Batch) -> bool:
-        return self._joins
+    def takes(self, operations: Sequence[Operation], values: Values) -> int:
+        kinds = (Norm, Linear, GatedLinear, Attend) if self._joins else (Norm, Linear, GatedLinear)
+        for length, operation in enumerate(operations):
+            if not isinstance(operation, kinds) or (length and isinstance(operation, Attend)):
+                return length
+        return len(operations)
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         self.runs.append(([type(operation).__name__ for operation in run], list(results)))
@@ -53,7 +56,7 @@ def test_fused_runs_end_at_attentions_and_leave_what_is_read_later(joins: bool) 
     fused = dict.fromkeys((Norm, Linear, GatedLinear), recorded)
     kernels = fused | dict.fromkeys((Embed, Attend, LastTokens), others)
     values = Values({"tokens": Tensor("%t", (1,), "i64")}, decode_batch(BuildOptions(), TINY, rows=1))
-    Lowering(kernels, RenderedKernels(), recorded).lower(Emitter(), operations(TINY), values, ["logits"])
+    Lowering(kernels, RenderedKernels(), recorded).lower(Emitter(), [*operations(TINY)], values, ["logits"])
     attention = ["Attend"] if joins else []
     assert recorded.runs == [
         (["Norm", "Linear"], ["qkv"]),

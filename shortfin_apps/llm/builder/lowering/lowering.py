@@ -17,7 +17,7 @@ Shapes and types are in model/operations.py. Each may be called in several funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,18 +41,25 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 class RenderedKernels:
-    """The module's hand-written kernels, each rendered once."""
+    """The module's hand-written kernels, each rendered or compiled once."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
-        self._parameters: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._origins: dict[str, object] = {}
 
     def render(self, template: str, name: str, **parameters: Any) -> str:
         """Renders `template` as the kernel `name`, unless it is there; one name is one kernel."""
+        return self.add(name, (template, parameters), lambda: render(template, name, **parameters))
+
+    def add(self, name: str, origin: object, make: Callable[[], str]) -> str:
+        """Adds the text that `make` returns as the kernel `name`, unless it is there.
+
+        `origin` is all that the text depends on: one name is one kernel.
+        """
         if name not in self.texts:
-            self.texts[name] = render(template, name, **parameters)
-            self._parameters[name] = template, parameters
-        assert self._parameters[name] == (template, parameters), f"{name} names two kernels"
+            self.texts[name] = make()
+            self._origins[name] = origin
+        assert self._origins[name] == origin, f"{name} names two kernels"
         return name
 
 
@@ -103,8 +110,8 @@ class Values:
 class FusedKernels(Protocol):
     """Kernels that each take a run of operations."""
 
-    def joins(self, attend: Attend, batch: Batch) -> bool:
-        """True if the attention is lowered together with the operations after it."""
+    def takes(self, operations: Sequence[Operation], values: Values) -> int:
+        """How many of the next operations, from the first on, are lowered together; 0 if the first is not."""
         ...
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
@@ -133,32 +140,14 @@ class Lowering:
         self, e: Emitter, operations: Sequence[Operation], values: Values, results: Sequence[str]
     ) -> None:
         """Emits `operations`, which read and write `values`; those named in `results` are wanted of them."""
-        end = 0
-        for run in self._runs(operations, values):
-            end += len(run)
-            if self._fused and self._is_fused(run[0], values):
-                self._fused.lower(e, run, values, _live(run, operations[end:], results))
+        rest = operations
+        while rest:
+            if self._fused and (length := self._fused.takes(rest, values)):
+                run, rest = rest[:length], rest[length:]
+                self._fused.lower(e, run, values, _live(run, rest, results))
             else:
-                self._lower_one(e, run[0], values)
-
-    def _runs(self, operations: Sequence[Operation], values: Values) -> Iterator[list[Operation]]:
-        """Operations to emit together: fused ones up to the next attention, any other by itself."""
-        run: list[Operation] = []
-        for operation in operations:
-            joins = run and self._is_fused(operation, values) and self._is_fused(run[-1], values)
-            if run and (not joins or isinstance(operation, Attend)):
-                yield run
-                run = []
-            run.append(operation)
-        if run:
-            yield run
-
-    def _is_fused(self, operation: Operation, values: Values) -> bool:
-        if self._fused is None:
-            return False
-        if isinstance(operation, Attend):
-            return self._fused.joins(operation, values.batch)
-        return self._kernels[type(operation)] is self._fused
+                self._lower_one(e, rest[0], values)
+                rest = rest[1:]
 
     def _lower_one(self, e: Emitter, operation: Operation, values: Values) -> None:
         kernels, x = self._kernels[type(operation)], values.operand(operation.x)

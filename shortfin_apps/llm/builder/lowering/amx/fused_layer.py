@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
 from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS
@@ -45,7 +44,7 @@ from shortfin_apps.llm.builder.lowering.amx.stages import (
     operands_of,
 )
 from shortfin_apps.llm.builder.lowering.lowering import Values
-from shortfin_apps.llm.builder.model.operations import Attend, Operation
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.weights.layout import Int8Panels
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -79,8 +78,19 @@ class FusedLayers:
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
         self._row_bytes = buffer_row_bytes(operations, spec, weights)
 
-    def joins(self, attend: Attend, batch: Batch) -> bool:
-        return self.attention is not None and batch.chunk == 1
+    def takes(self, operations: Sequence[Operation], values: Values) -> int:
+        """Operations up to the next attention, beginning with one if it is that of a decode."""
+        length = 0
+        for operation in operations:
+            if not self._is_fused(operation, values) or (length and isinstance(operation, Attend)):
+                break
+            length += 1
+        return length
+
+    def _is_fused(self, operation: Operation, values: Values) -> bool:
+        if isinstance(operation, Attend):
+            return self.attention is not None and values.batch.chunk == 1
+        return isinstance(operation, Norm | Linear | GatedLinear)
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         reads = values.tensors(inputs_of(run))
