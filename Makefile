@@ -43,7 +43,7 @@ SERVER_TESTS := tests/integration/test_hip_faults.py tests/integration/test_hip_
 amd-isa:
 	@$(EMULATED) tests/emulated_gpu
 amd-device:
-	@$(EMULATED) tests/components tests/inspection tests/bench
+	@$(EMULATED) tests/components tests/inspection tests/bench tests/builder
 amd-model:
 	@$(EMULATED) tests/integration $(SERVER_TESTS:%=--ignore=%)
 amd-server:

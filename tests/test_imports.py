@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("abi", "builder.graph", "builder.model", "builder.quantise", "builder.sources"),
         *("builder.target", "irpa"),
     ),
-    "builder.kernels": ("builder.quantise", "builder.weights"),
+    "builder.kernels": ("builder.quantise", "builder.weights", "errors"),
     "builder.lowering": (
         *("builder.graph", "builder.kernels", "builder.model", "builder.quantise", "builder.target"),
         *("builder.weights", "errors"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,10 +75,28 @@ def test_a_decode_attends_within_the_fused_layer() -> None:
     assert not any("a decode's" in line for line in apart)
 
 
-def test_a_gpu_takes_linalg_and_the_reason_is_given() -> None:
+def test_a_gpu_takes_triton_and_linalg_what_is_left() -> None:
     choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
-    assert {choice.candidate.name for choice in choices.values()} == {"linalg"}
+    linalg = {kind.__name__ for kind, choice in choices.items() if choice.candidate.name == "linalg"}
+    assert linalg == {"AddBias", "LastTokens", "TopK"}
+    assert {choice.candidate.name for choice in choices.values()} == {"linalg", "triton"}
     assert "; not cpu/rms_norm, which needs a CPU" in str(choices[Norm])
+
+
+def test_a_gpu_takes_linalg_where_triton_lacks_the_size_and_the_reason_is_given() -> None:
+    odd = replace(TILES, hidden_size=72)
+    choices = {choice.kind: choice for choice in choose(context(odd, BuildOptions(), GPU))}
+    assert {choice.candidate.name for choice in choices.values()} == {"linalg"}
+    assert "; not triton, which needs hidden_size in multiples of 16" in str(choices[Linear])
+
+
+def test_a_build_for_a_gpu_without_triton_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if ".lowering.triton." in name or ".kernels.triton." in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    given = context(TILES, BuildOptions(), GPU)
+    with pytest.raises(BuildError, match=r"needs Triton to build, .*pip install 'triton=="):
+        make_lowering(given, choose(given))
 
 
 def test_the_reason_names_what_was_there_and_what_was_not() -> None:

@@ -28,7 +28,8 @@ class Batch:
     rotary: Tensor  # [tokens, 2, head_dim / 2] f32: cosines, sines
     # Computed by the attention kernels that need them, at the first layer, for all layers.
     tiles: Tensor | None = None
-    slots: Tensor | None = None
+    slots: Tensor | None = None  # [tokens] i64: see cache_slots
+    counters: Tensor | None = None  # [tokens, kv_heads] i32: zero between two dispatches
     token_slots: Tensor | None = None
     mask: Tensor | None = None
 

@@ -7,6 +7,7 @@ at or past its row's `seq_len`, whether its row was padded to a length or the in
 
 from __future__ import annotations
 
+from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 
 
@@ -92,3 +93,36 @@ def attention_tiles(
   %count = arith.select %is_padding, %one, %tile : i64
   linalg.yield %count : i64"""
     return e.elementwise("t", ("t", rows.shape, "i64"), [(rows, "t"), (positions, "t")], body)
+
+
+def cache_slots(e: Emitter, batch: Batch, stride: int, page_rows: int) -> Tensor:
+    """[tokens] i64: the row of the cache that a token's key in layer 0 goes to; in page 0 if it is padding.
+
+    A page has `page_rows` rows; its first `stride` are layer 0's keys.
+    """
+    width = e.index(batch.width)
+    body = f"""\
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %stride = arith.constant {stride} : index
+  %page_rows = arith.constant {page_rows} : index
+  %n = arith.index_cast %a : i64 to index
+  %seq_len.i64 = tensor.extract {batch.seq_lens.name}[%n] : {batch.seq_lens.type}
+  %seq_len = arith.index_cast %seq_len.i64 : i64 to index
+  %position = arith.index_cast %b : i64 to index
+  %index = arith.divui %position, %stride : index
+  %slot = arith.remui %position, %stride : index
+  %last = arith.subi {width}, %c1 : index
+  %safe = arith.minui %index, %last : index
+  %named.i64 = tensor.extract {batch.blocks.name}[%n, %safe] : {batch.blocks.type}
+  %named = arith.index_cast %named.i64 : i64 to index
+  %valid = arith.cmpi ult, %position, %seq_len : index
+  %in_table = arith.cmpi ult, %index, {width} : index
+  %owned = arith.andi %valid, %in_table : i1
+  %page = arith.select %owned, %named, %c0 : index
+  %first = arith.muli %page, %page_rows : index
+  %row = arith.addi %first, %slot : index
+  %row.i64 = arith.index_cast %row : index to i64
+  linalg.yield %row.i64 : i64"""
+    ins = [(batch.token_rows, "t"), (batch.positions, "t")]
+    return e.elementwise("t", ("t", (batch.tokens,), "i64"), ins, body)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
+from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
@@ -92,6 +94,26 @@ def _row_major(c: LoweringContext) -> dict[str, bool]:
     return {"row-major weights": not c.target.is_cpu}
 
 
+def _triton(c: LoweringContext) -> dict[str, bool]:
+    return {
+        "an AMD GPU": c.target.architecture == "amdgpu",
+        f"hidden_size in multiples of {GROUP}": c.spec.hidden_size % GROUP == 0,
+        "matrices of fewer than 2^31 elements": max(map(prod, c.weights.shapes)) < 1 << 31,
+    }
+
+
+def _make_triton(c: LoweringContext) -> Any:
+    try:
+        from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise BuildError(
+            f"{c.target.device} needs Triton to build, not to serve: pip install 'triton==3.9.*'"
+        ) from None
+    return TritonLayers(c)
+
+
 def _vectors(c: LoweringContext) -> VectorOperations:
     return VectorOperations(c.spec, c.options, c.target, c.weights, c.render)
 
@@ -113,6 +135,8 @@ AMX_ATTENTION = Candidate(
     lambda c: AmxAttention(c.spec, c.options, c.render),
 )
 
+TRITON = Candidate("triton", (Embed, Norm, Linear, GatedLinear, Attend), _triton, _make_triton)
+
 # In order of preference: each kind takes the first candidate whose needs are met.
 CANDIDATES = (
     FUSED_LAYER,
@@ -132,6 +156,7 @@ CANDIDATES = (
         lambda c: VectorAttention(c.spec, c.options, c.target, c.render),
     ),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
+    TRITON,
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
     Candidate("linalg", (Embed, Norm, AddBias, Attend, LastTokens, TopK), _always, _linalg),
 )
@@ -155,9 +180,9 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
         if choice.candidate.name not in made:
             made[choice.candidate.name] = choice.candidate.make(context)
     kernels = {choice.kind: made[choice.candidate.name] for choice in choices}
-    fused = next((kernel for kernel in made.values() if isinstance(kernel, FusedLayers)), None)
+    fused = made.get(FUSED_LAYER.name) or made.get(TRITON.name)
     attention = kernels[Attend]
-    if fused is not None and isinstance(attention, AmxAttention):
+    if isinstance(fused, FusedLayers) and isinstance(attention, AmxAttention):
         fused.attention = attention
     return Lowering(kernels, context.rendered, fused)
 

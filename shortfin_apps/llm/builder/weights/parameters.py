@@ -25,6 +25,11 @@ class WeightTypes:
         self._shapes = weight_shapes(spec)
         self._layouts = {name: weight_layout(name, spec, options, target) for name in self._shapes}
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of all weights."""
+        return list(self._shapes.values())
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The weight's own shape, however it is stored."""
         return self._shapes[name]

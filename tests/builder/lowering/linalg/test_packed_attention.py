@@ -17,7 +17,8 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import GENERIC, TINY
 
-ONE_LAYER = replace(TINY, num_hidden_layers=1)
+# Of a size that the Triton kernels do not take.
+ONE_LAYER = replace(TINY, num_hidden_layers=1, hidden_size=72)
 LARGE_HEADS = replace(ONE_LAYER, num_attention_heads=6, num_key_value_heads=2, head_dim=128)
 OPTIONS = BuildOptions(prefill_batch_sizes=(1,), decode_batch_sizes=(1,), chunk_sizes=(), top_k=4)
 

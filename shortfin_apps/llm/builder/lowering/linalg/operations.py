@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
-from shortfin_apps.llm.builder.graph.token_layout import last_tokens
+from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
     CachePlane,
@@ -212,42 +212,13 @@ class LinalgOperations:
     def _token_rows(self, e: Emitter, layer: int, plane: int, batch: Batch) -> Tensor:
         """[tokens, 1] i64: the row of the cache that each token's K or V goes to."""
         if batch.slots is None:
-            batch.slots = self._slots(e, batch)
+            batch.slots = cache_slots(e, batch, self._stride, self._page_rows)
         body = f"""\
   %offset = arith.constant {(layer * 2 + plane) * self._stride} : i64
   %row = arith.addi %a, %offset : i64
   linalg.yield %row : i64"""
         shape = (batch.tokens, 1)
         return e.elementwise("tu", ("tu", shape, "i64"), [(batch.slots, "t")], body)
-
-    def _slots(self, e: Emitter, batch: Batch) -> Tensor:
-        """[tokens] i64: each token's row in layer 0's K; of page 0 where the token is padding."""
-        width = e.index(batch.width)
-        body = f"""\
-  %c0 = arith.constant 0 : index
-  %c1 = arith.constant 1 : index
-  %stride = arith.constant {self._stride} : index
-  %page_rows = arith.constant {self._page_rows} : index
-  %n = arith.index_cast %a : i64 to index
-  %seq_len.i64 = tensor.extract {batch.seq_lens.name}[%n] : {batch.seq_lens.type}
-  %seq_len = arith.index_cast %seq_len.i64 : i64 to index
-  %position = arith.index_cast %b : i64 to index
-  %index = arith.divui %position, %stride : index
-  %slot = arith.remui %position, %stride : index
-  %last = arith.subi {width}, %c1 : index
-  %safe = arith.minui %index, %last : index
-  %named.i64 = tensor.extract {batch.blocks.name}[%n, %safe] : {batch.blocks.type}
-  %named = arith.index_cast %named.i64 : i64 to index
-  %valid = arith.cmpi ult, %position, %seq_len : index
-  %in_table = arith.cmpi ult, %index, {width} : index
-  %owned = arith.andi %valid, %in_table : i1
-  %page = arith.select %owned, %named, %c0 : index
-  %first = arith.muli %page, %page_rows : index
-  %row = arith.addi %first, %slot : index
-  %row.i64 = arith.index_cast %row : index to i64
-  linalg.yield %row.i64 : i64"""
-        ins = [(batch.token_rows, "t"), (batch.positions, "t")]
-        return e.elementwise("t", ("t", (batch.tokens,), "i64"), ins, body)
 
     def _gather(self, e: Emitter, layer: int, plane: int, slots: Dim, batch: Batch) -> Tensor:
         """[rows, slots, kv_heads * head_dim]: K or V of each row's slots, 0 from its seq_len on."""

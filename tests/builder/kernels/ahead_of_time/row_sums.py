@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def row_sums(x, sums, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def row_sums(x, sums, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):  # noqa: ANN001, ANN201
     """Adds the sum of each row of `x` [rows, COLUMNS] f32 to `sums` [rows] f32, ROWS rows a workgroup."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.builder.kernels.triton.llvm_ir import MAX_SHARED_BYTES, for_iree
+from shortfin_apps.llm.builder.kernels.ahead_of_time.llvm_ir import MAX_SHARED_BYTES, for_iree
 from shortfin_apps.llm.errors import BuildError
 
 IR = """\

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.executable import executable
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.kernels.triton.compile import CodeObject, Tuning, compile_kernel
-from shortfin_apps.llm.builder.kernels.triton.executable import Tiles, executable
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.hip import CHIPS, EmulatedGpus
 from tests.runtimes import needs_shortfin
 
-triton = pytest.importorskip("triton", reason="Triton is not installed")
-from tests.builder.kernels.triton import row_sums  # noqa: E402  needs Triton
+pytest.importorskip("triton", reason="Triton is not installed")
+from tests.builder.kernels.ahead_of_time.row_sums import row_sums
 
 COLUMNS = 96
-INTERFACE = Interface(
-    constants=("rows",),
-    reads={"x": buffer("f32", "rows", COLUMNS)},
-    writes={"sums": buffer("f32", "rows")},
+KERNEL = Kernel(
+    name="row_sums",
+    function=row_sums,
+    interface=Interface(
+        constants=("rows",),
+        reads={"x": buffer("f32", "rows", COLUMNS)},
+        writes={"sums": buffer("f32", "rows")},
+    ),
+    constexprs={"COLUMNS": COLUMNS, "BLOCK": 128, "ROWS": 4},
+    grid=[Tiles("rows", 4)],
 )
 # Twice the sums of x's rows are added to `totals` in place; IREE's kernels compute what is before and after.
 PROGRAM = """
@@ -44,7 +52,8 @@ EXECUTABLE
       : (i32, tensor<?x96xf32>{%rows}, tensor<?xf32>{%rows}) -> %totals{%rows}
     %alias = hal.tensor.alias wait(%wait) => %sums : tensor<?xf32>{%rows} to %totals_ : !hal.buffer_view
     %negative = arith.negf %alias : tensor<?xf32>
-    %ready:2 = hal.tensor.barrier join(%negative, %alias : tensor<?xf32>, tensor<?xf32>) => %signal : !hal.fence
+    %ready:2 = hal.tensor.barrier
+      join(%negative, %alias : tensor<?xf32>, tensor<?xf32>) => %signal : !hal.fence
     %out = hal.tensor.export %ready#0 : tensor<?xf32>{%rows} -> !hal.buffer_view
     util.return %out : !hal.buffer_view
   }
@@ -52,22 +61,11 @@ EXECUTABLE
 """
 
 
-def compile_row_sums(chip: str) -> CodeObject:
-    return compile_kernel(
-        row_sums.row_sums,
-        "row_sums",
-        INTERFACE,
-        {"COLUMNS": COLUMNS, "BLOCK": 128, "ROWS": 4},
-        chip,
-        Tuning(),
-    )
-
-
 @needs_shortfin
 @pytest.mark.emulated
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_kernel_runs_between_those_of_iree(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> None:
-    text = executable(compile_row_sums(chip), INTERFACE, 1, [Tiles(0, 4)])
+    text = executable(KERNEL, compile_kernel(KERNEL, chip))
     vmfb = tmp_path / "model.vmfb"
     compile_text(PROGRAM.replace("EXECUTABLE", text), resolve_target(f"hip:{chip}").flags, vmfb)
     device = emulated_gpus.open(chip)
@@ -83,3 +81,15 @@ def test_a_kernel_runs_between_those_of_iree(chip: str, emulated_gpus: EmulatedG
                 np.testing.assert_allclose(device.download(result), -expected, rtol=1e-5, atol=1e-5)
             np.testing.assert_allclose(device.download(totals), expected, rtol=1e-5, atol=1e-5)
     device.close()
+
+
+def test_a_grid_counts_tiles_and_what_is_added_to_them() -> None:
+    kernel = replace(KERNEL, grid=[Tiles("tokens", 16, more="rows"), 3, Tiles("splits")])
+    text = executable(kernel, CodeObject(b"\x7f", 64))
+    assert kernel.workload == ("tokens", "rows", "splits")
+    assert "^bb0(%device: !hal.device, %w0: index, %w1: index, %w2: index):" in text
+    assert "%x.tiles = arith.ceildivui %w0, %x.size : index" in text
+    assert "%x = arith.addi %x.tiles, %w1 : index" in text
+    assert "%y = arith.constant 3 : index" in text
+    assert "%z = arith.ceildivui %w2, %z.size : index" in text
+    assert 'dense<"0x7F"> : vector<1xi8>' in text

@@ -1,0 +1,1 @@
+"""Compiles the kernels of kernels/triton ahead of time, and makes IREE executables of them."""

@@ -1,0 +1,44 @@
+"""IREE's executables around code objects, as MLIR text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
+
+
+def executable(kernel: Kernel, code: CodeObject) -> str:
+    """`hal.executable.source` of `code`, to be dispatched as `@name::@name[workload](...)`.
+
+    In the generic form, as IREE 3.13 parses no other with objects.
+    """
+    name, operands = kernel.name, {each: f"%w{n}" for n, each in enumerate(kernel.workload)}
+    arguments = "".join(f", {operand}: index" for operand in operands.values())
+    counts = [_count(axis, each, operands) for axis, each in zip("xyz", [*kernel.grid, 1, 1], strict=False)]
+    image = f'dense<"0x{code.image.hex().upper()}"> : vector<{len(code.image)}xi8>'
+    return f"""\
+"hal.executable.source"() <{{sym_name = "{name}", sym_visibility = "private",
+  objects = #hal.executable.objects<{{#hal.executable.target<"rocm", "rocm-hsaco-fb"> = [
+    #hal.executable.object<{{path = "{name}.hsaco", data = {image}}}>]}}>}}> ({{
+  "hal.executable.export"() <{{sym_name = "{name}", sym_visibility = "public", ordinal = 0 : index,
+    layout = {kernel.interface.layout},
+    workgroup_size = [{code.threads} : index, 1 : index, 1 : index]}}> ({{
+  ^bb0(%device: !hal.device{arguments}):
+{"".join(counts)}    hal.return %x, %y, %z : index, index, index
+  }}, {{}}) : () -> ()
+  "hal.executable.source_end"() : () -> ()
+}}) : () -> ()
+"""
+
+
+def _count(axis: str, extent: int | Tiles, operands: Mapping[str, str]) -> str:
+    """Text that sets %x, %y or %z."""
+    if isinstance(extent, int):
+        return f"    %{axis} = arith.constant {extent} : index\n"
+    tiles = f"%{axis}" if extent.more is None else f"%{axis}.tiles"
+    text = f"    %{axis}.size = arith.constant {extent.size} : index\n"
+    text += f"    {tiles} = arith.ceildivui {operands[extent.operand]}, %{axis}.size : index\n"
+    if extent.more is not None:
+        text += f"    %{axis} = arith.addi {tiles}, {operands[extent.more]} : index\n"
+    return text

@@ -1,0 +1,53 @@
+"""What is compiled and how it is launched: a Triton function with its operands, sizes, grid and tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shortfin_apps.llm.builder.kernels.interface import Interface
+
+Constexpr = int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a kernel is spread over a workgroup: waves, and tiles of loads that are in flight at once."""
+
+    num_waves: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Workgroups of one dimension of the grid: `operand`, a number of the dispatch, in tiles of `size`."""
+
+    operand: str
+    size: int = 1
+    more: str | None = None  # a second number, added to that of tiles
+
+
+Grid = Sequence[int | Tiles]  # up to three dimensions, x first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A `triton.jit` function of one set of sizes.
+
+    Its parameters are, in this order, the buffers of the interface (those read, those written in place, the
+    results) and its constants; each other parameter is in `constexprs`, anywhere.
+    """
+
+    name: str
+    function: Any
+    interface: Interface
+    constexprs: Mapping[str, Constexpr]
+    grid: Grid
+    tuning: Tuning = Tuning()
+
+    @property
+    def workload(self) -> tuple[str, ...]:
+        """The numbers that the grid is computed from."""
+        named = [name for each in self.grid if isinstance(each, Tiles) for name in (each.operand, each.more)]
+        return tuple(dict.fromkeys(name for name in named if name is not None))

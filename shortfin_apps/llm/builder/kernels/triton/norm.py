@@ -1,0 +1,48 @@
+"""RMS norms: of rows that lie there, and of embeddings."""
+
+import triton
+import triton.language as tl
+
+from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
+
+
+@triton.jit
+def rms_norm(x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr):
+    """y [tokens, FEATURES] = x [tokens, FEATURES] f32 / rms(x) * weight [FEATURES]; one token a workgroup."""
+    token = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, BLOCK)
+    inside = feature < FEATURES
+    values = tl.load(x + token * FEATURES + feature, mask=inside, other=0.0)
+    inverse = tl.rsqrt(tl.sum(values * values, axis=0) / FEATURES + EPS)
+    scaled = values * inverse * tl.load(weight + feature, mask=inside, other=0.0)
+    tl.store(y + token * FEATURES + feature, scaled.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def embed(
+    ids,
+    table,
+    norm,
+    x,
+    scaled,
+    squares,
+    VOCAB: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of `table` [VOCAB, FEATURES].
+
+    A workgroup takes one token. Ids out of range read the last row. With `norm`, `scaled` and `squares` are
+    written for the first matmul.
+    """
+    token = tl.program_id(0)
+    given = tl.load(ids + token)
+    known = tl.where((given < 0) | (given >= VOCAB), VOCAB - 1, given)
+    feature = tl.arange(0, BLOCK)
+    inside = feature < FEATURES
+    values = tl.load(table + known * FEATURES + feature, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + token.to(tl.int64) * FEATURES + feature, values, mask=inside)
+    if norm is not None:
+        row = token + tl.arange(0, 1)
+        store_scaled(values[None, :], norm, scaled, squares, row, feature, inside[None, :], FEATURES, GROUP)

@@ -1,0 +1,1 @@
+"""Lowering to the Triton kernels of kernels/triton, for GPUs."""

@@ -1,0 +1,192 @@
+"""The attention block by Triton kernels: projection with rotation and cache write, then attention."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.graph.token_layout import cache_slots
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Grid, Kernel, Tiles
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.triton import GROUP
+from shortfin_apps.llm.builder.kernels.triton.attention import attend
+from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.tiles import (
+    SPLIT,
+    AttentionTile,
+    attention_tile,
+    decode_attention_tile,
+    matmul_tile,
+    power_of_two,
+)
+from shortfin_apps.llm.builder.model.config import KV_ITEM_BYTES, page_elements
+
+
+class TritonAttention:
+    """q, k and v, the cache, and attention over it. Its pages are as those of the linalg kernels."""
+
+    def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
+        self._spec = spec = context.spec
+        self._act = context.options.activations
+        self._kv = context.options.kv
+        self._stride = context.options.block_seq_stride
+        self._page_rows = spec.num_hidden_layers * 2 * self._stride
+        self._page_elements = page_elements(spec, context.options)
+        self._sharing = spec.num_attention_heads // spec.num_key_value_heads
+        self._q_features = spec.num_attention_heads * spec.head_dim
+        self._head_bytes = spec.head_dim * KV_ITEM_BYTES[context.options.kv]
+        self._weights = context.weights
+        self._launcher = launcher
+
+    def project(
+        self,
+        e: Emitter,
+        x: Tensor,
+        squares: Tensor | None,
+        weight: str,
+        bias: str | None,
+        layer: int,
+        batch: Batch,
+    ) -> Tensor:
+        """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
+        tile = matmul_tile(batch.tokens)
+        out_features, in_features = self._weights.shape(weight)
+        kernel = Kernel(
+            name=f"project_qkv_{tile.suffix}",
+            function=project_qkv,
+            interface=Interface(
+                constants=("tokens", "layer"),
+                reads={
+                    "x": buffer(self._act, "tokens", in_features),
+                    "in_squares": buffer("f32", "tokens", in_features // GROUP),
+                    "w": buffer(self._act, out_features, in_features),
+                    "bias": buffer("f32", out_features),
+                    "rotary": buffer("f32", "tokens", 2, self._spec.head_dim // 2),
+                    "slots": buffer("i64", "tokens"),
+                },
+                writes={
+                    "cache": buffer(self._kv, "pages", self._page_elements),
+                    "q": buffer(self._kv, "tokens", self._q_features),
+                },
+            ),
+            constexprs={
+                "IN": in_features,
+                "EPS": self._spec.rms_norm_eps,
+                "GROUP": GROUP,
+                **self._heads,
+                **tile.constexprs,
+            },
+            grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
+            tuning=tile.tuning,
+        )
+        operands = {
+            "tokens": batch.tokens,
+            "layer": layer,
+            "x": x,
+            "in_squares": squares,
+            "w": self._load(e, weight),
+            "bias": None if bias is None else self._load(e, bias),
+            "rotary": batch.rotary,
+            "slots": self._slots(e, batch),
+            "cache": batch.cache,
+        }
+        made = self._launcher.launch(e, kernel, operands)
+        batch.cache = made["cache"]
+        return made["q"]
+
+    def attend(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
+        """q as of `project` -> [tokens, heads * head_dim] in the type that matmuls read."""
+        is_decode = batch.chunk == 1
+        operands: dict[str, Dim | Tensor | None] = {
+            "tokens": batch.tokens,
+            "rows": batch.rows,
+            "width": batch.width,
+            "layer": layer,
+            "splits": e.ceil_divide(e.times(batch.width, self._stride), SPLIT),
+            "q": q,
+            "cache": batch.cache,
+            "offsets": batch.offsets,
+            "starts": batch.starts,
+            "seq_lens": batch.seq_lens,
+            "blocks": batch.blocks,
+        }
+        if is_decode:
+            operands["counters"] = self._counters(e, batch)
+        else:
+            operands |= {"counters": None, "parts": None, "states": None}
+        kernel = self._decode_kernel() if is_decode else self._kernel()
+        made = self._launcher.launch(e, kernel, operands)
+        batch.counters = made.get("counters")
+        return made["out"]
+
+    def _kernel(self) -> Kernel:
+        """Attention of tiles of tokens."""
+        tile = attention_tile(self._sharing, self._head_bytes)
+        tokens = tile.queries // self._sharing
+        grid: Grid = [Tiles("tokens", tokens, more="rows"), self._spec.num_key_value_heads]
+        return self._attend("attend", tile, tokens, 0, grid)
+
+    def _decode_kernel(self) -> Kernel:
+        """Attention of one token a row, split over the row's slots."""
+        tile = decode_attention_tile(self._sharing, self._head_bytes)
+        grid: Grid = [Tiles("tokens"), self._spec.num_key_value_heads, Tiles("splits")]
+        return self._attend("attend_decode", tile, 1, SPLIT, grid)
+
+    def _attend(self, name: str, tile: AttentionTile, tokens: int, split: int, grid: Grid) -> Kernel:
+        spec = self._spec
+        heads = (spec.num_attention_heads, "splits")
+        return Kernel(
+            name=name,
+            function=attend,
+            interface=Interface(
+                constants=("tokens", "rows", "width", "layer", "splits"),
+                reads={
+                    "q": buffer(self._kv, "tokens", self._q_features),
+                    "cache": buffer(self._kv, "pages", self._page_elements),
+                    **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
+                    "blocks": buffer("i64", "rows", "width"),
+                },
+                writes={
+                    "counters": buffer("i32", "tokens", spec.num_key_value_heads),
+                    "out": buffer(self._act, "tokens", self._q_features),
+                    "parts": buffer("f32", "tokens", *heads, spec.head_dim),
+                    "states": buffer("f32", "tokens", *heads, 2),
+                },
+            ),
+            constexprs={
+                **self._heads,
+                "BLOCK_DIM": max(16, power_of_two(spec.head_dim)),
+                "PAGE_ROWS": self._page_rows,
+                "TOKENS": tokens,
+                "QUERIES": tile.queries,
+                "COLUMNS": tile.columns,
+                "SPLIT": split,
+            },
+            grid=grid,
+            tuning=tile.tuning,
+        )
+
+    @property
+    def _heads(self) -> dict[str, int]:
+        spec = self._spec
+        return {
+            "HEADS": spec.num_attention_heads,
+            "KV_HEADS": spec.num_key_value_heads,
+            "HEAD_DIM": spec.head_dim,
+            "STRIDE": self._stride,
+        }
+
+    def _slots(self, e: Emitter, batch: Batch) -> Tensor:
+        if batch.slots is None:
+            batch.slots = cache_slots(e, batch, self._stride, self._page_rows)
+        return batch.slots
+
+    def _counters(self, e: Emitter, batch: Batch) -> Tensor:
+        if batch.counters is None:
+            batch.counters = e.fill("0", (batch.tokens, self._spec.num_key_value_heads), "i32")
+        return batch.counters
+
+    def _load(self, e: Emitter, weight: str) -> Tensor:
+        [parameter] = self._weights.load(e, weight)
+        return parameter

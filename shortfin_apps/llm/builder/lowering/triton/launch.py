@@ -1,0 +1,54 @@
+"""Compiles Triton kernels for the target and dispatches them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.executable import executable
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
+from shortfin_apps.llm.builder.kernels.interface import Interface
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch
+from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
+
+Operands = Mapping[str, Dim | Tensor | None]
+
+
+class Launcher:
+    """Launches kernels on one chip, each compiled when it is first used."""
+
+    def __init__(self, chip: str, rendered: RenderedKernels) -> None:
+        self._chip = chip
+        self._rendered = rendered
+
+    def launch(self, e: Emitter, kernel: Kernel, operands: Operands) -> dict[str, Tensor]:
+        """Dispatches `kernel` and returns the buffers that it writes, by name.
+
+        Of the interface's buffers, those that `operands` has as None are not there: None in the kernel too.
+        """
+        absent = {name for name, operand in operands.items() if operand is None}
+        kernel = _without(kernel, absent)
+        name = self._rendered.add(
+            kernel.name, kernel, lambda: executable(kernel, compile_kernel(kernel, self._chip))
+        )
+        given = {name: operand for name, operand in operands.items() if operand is not None}
+        workload = [_dim(given[name]) for name in kernel.workload]
+        return dispatch(e, name, kernel.interface, workload, given)
+
+
+def _without(kernel: Kernel, absent: set[str]) -> Kernel:
+    if not absent:
+        return kernel
+    old = kernel.interface
+    kept = [{n: b for n, b in buffers.items() if n not in absent} for buffers in (old.reads, old.writes)]
+    interface = Interface(old.constants, *kept)
+    constexprs = {**kernel.constexprs, **dict.fromkeys(sorted(absent))}
+    name = "_without_".join([kernel.name, *sorted(absent)])
+    return replace(kernel, name=name, interface=interface, constexprs=constexprs)
+
+
+def _dim(operand: Dim | Tensor) -> Dim:
+    assert not isinstance(operand, Tensor)
+    return operand

@@ -1,0 +1,249 @@
+"""Embedding, norms, matmuls and attention of a model by Triton kernels: five launches a layer.
+
+They are: q, k and v with their rotation and the write to the cache; attention; its output's projection with
+the residual; the gated pair; and the projection down with the residual. A norm is deferred to the matmul that
+reads it (see kernels/triton/__init__.py), for which the residual's matmul prepares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.kernels.triton import GROUP
+from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
+from shortfin_apps.llm.builder.kernels.triton.norm import embed, rms_norm
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, matmul_tile, power_of_two
+from shortfin_apps.llm.builder.model.operations import (
+    AddBias,
+    Attend,
+    Embed,
+    Linear,
+    Norm,
+    Operation,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What a matmul reads: `x` [tokens, features] in its type, normalised, or scaled for a deferred norm.
+
+    In the latter case `squares` [tokens, features / GROUP] f32 has the sums of squares before.
+    """
+
+    x: Tensor
+    squares: Tensor | None = None
+
+
+class TritonLayers:
+    """Implements FusedKernels, and has the kernels of Embed, Norm, Linear and GatedLinear."""
+
+    def __init__(self, context: LoweringContext) -> None:
+        self._spec = context.spec
+        self._act = context.options.activations
+        self._weights = context.weights
+        self._launcher = Launcher(context.target.cpu, context.rendered)
+        self._attention = TritonAttention(context, self._launcher)
+        # f16 may overflow where x is scaled before its norm is taken.
+        self._defers_norms = self._act != "f16"
+
+    def takes(self, operations: Sequence[Operation], values: Values) -> int:
+        match operations:
+            case [Linear(residual=None), Attend(), *_]:
+                return 2
+            case [Linear(residual=None), AddBias(), Attend(), *_]:
+                return 3
+            case [Embed() | Linear(), Norm(), *_] if self._defers_norms:
+                return 2 if operations[1].x == operations[0].out else 0
+        return 0
+
+    def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
+        match run:
+            case [Embed() as first, Norm() as norm]:
+                x, deferred = self._embed(e, values[first.x], first.weight, norm.weight)
+                values[first.out], values[norm.out] = x, deferred
+            case [Linear() as first, Norm() as norm]:
+                residual = values[first.residual] if first.residual else None
+                x, deferred = self._linear(e, values.operand(first.x), first.weight, residual, norm.weight)
+                values[first.out], values[norm.out] = x, deferred
+            case [Linear() as projection, *biases, Attend() as attention]:
+                bias = next((each.weight for each in biases if isinstance(each, AddBias)), None)
+                given = _activations(values.operand(projection.x))
+                q = self._attention.project(
+                    e, given.x, given.squares, projection.weight, bias, attention.layer, values.batch
+                )
+                values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
+
+    def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
+        return self._embed(e, tokens, weight, None)[0]
+
+    def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Activations:
+        features = self._spec.hidden_size
+        block = power_of_two(features)
+        kernel = Kernel(
+            name="rms_norm",
+            function=rms_norm,
+            interface=Interface(
+                constants=(),
+                reads={"x": buffer("f32", "tokens", features), "weight": buffer("f32", features)},
+                writes={"y": buffer(self._act, "tokens", features)},
+            ),
+            constexprs={"FEATURES": features, "BLOCK": block, "EPS": self._spec.rms_norm_eps},
+            grid=[Tiles("tokens")],
+            tuning=_row_tuning(block),
+        )
+        operands = {"tokens": x.shape[0], "x": x, "weight": self._load(e, weight)}
+        return Activations(self._launcher.launch(e, kernel, operands)["y"])
+
+    def linear(
+        self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None = None
+    ) -> Tensor:
+        return self._linear(e, x, weight, residual, None)[0]
+
+    def gated_linear(self, e: Emitter, x: Tensor | Activations, weight: str) -> Tensor:
+        given = _activations(x)
+        tile = matmul_tile(given.x.shape[0])
+        both, in_features = self._weights.shape(weight)
+        out_features = both // 2
+        kernel = Kernel(
+            name=f"gated_linear_{out_features}x{in_features}_{tile.suffix}",
+            function=gated_linear,
+            interface=Interface(
+                constants=("tokens",),
+                reads={
+                    **self._inputs(in_features),
+                    "w": buffer(self._act, both, in_features),
+                },
+                writes={"y": buffer(self._act, "tokens", out_features)},
+            ),
+            constexprs=self._constexprs(in_features, out_features, tile),
+            grid=[Tiles("tokens", tile.rows), -(-out_features // (tile.columns // 2))],
+            tuning=tile.tuning,
+        )
+        operands = {
+            "tokens": given.x.shape[0],
+            "x": given.x,
+            "in_squares": given.squares,
+            "w": self._load(e, weight),
+        }
+        return self._launcher.launch(e, kernel, operands)["y"]
+
+    def _linear(
+        self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None, norm: str | None
+    ) -> tuple[Tensor, Activations | None]:
+        """The layer's output, and what the matmuls behind `norm` read of it."""
+        given = _activations(x)
+        tile = matmul_tile(given.x.shape[0])
+        out_features, in_features = self._weights.shape(weight)
+        kernel = Kernel(
+            name=f"linear_{out_features}x{in_features}_{tile.suffix}",
+            function=linear,
+            interface=Interface(
+                constants=("tokens",),
+                reads={
+                    **self._inputs(in_features),
+                    "w": buffer(self._act, out_features, in_features),
+                    "residual": buffer("f32", "tokens", out_features),
+                    "norm": buffer("f32", out_features),
+                },
+                writes={"y": buffer("f32", "tokens", out_features), **self._deferred(out_features)},
+            ),
+            constexprs=self._constexprs(in_features, out_features, tile),
+            grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
+            tuning=tile.tuning,
+        )
+        operands = {
+            "tokens": given.x.shape[0],
+            "x": given.x,
+            "in_squares": given.squares,
+            "w": self._load(e, weight),
+            "residual": residual,
+            **self._norm(e, norm),
+        }
+        made = self._launcher.launch(e, kernel, operands)
+        return made["y"], _prepared(made)
+
+    def _embed(
+        self, e: Emitter, tokens: Tensor, weight: str, norm: str | None
+    ) -> tuple[Tensor, Activations | None]:
+        features = self._spec.hidden_size
+        block = power_of_two(features)
+        kernel = Kernel(
+            name="embed",
+            function=embed,
+            interface=Interface(
+                constants=(),
+                reads={
+                    "ids": buffer("i64", "tokens"),
+                    "table": buffer(self._act, self._spec.vocab_size, features),
+                    "norm": buffer("f32", features),
+                },
+                writes={"x": buffer("f32", "tokens", features), **self._deferred(features)},
+            ),
+            constexprs={
+                "VOCAB": self._spec.vocab_size,
+                "FEATURES": features,
+                "BLOCK": block,
+                "GROUP": GROUP,
+            },
+            grid=[Tiles("tokens")],
+            tuning=_row_tuning(block),
+        )
+        operands = {
+            "tokens": tokens.shape[0],
+            "ids": tokens,
+            "table": self._load(e, weight),
+            **self._norm(e, norm),
+        }
+        made = self._launcher.launch(e, kernel, operands)
+        return made["x"], _prepared(made)
+
+    def _load(self, e: Emitter, weight: str) -> Tensor:
+        [parameter] = self._weights.load(e, weight)
+        return parameter
+
+    def _norm(self, e: Emitter, weight: str | None) -> dict[str, Tensor | None]:
+        """The operands that make a kernel prepare for a norm; without one, that its results are absent."""
+        if weight is None:
+            return {"norm": None, "scaled": None, "squares": None}
+        return {"norm": self._load(e, weight)}
+
+    def _inputs(self, features: int) -> dict[str, Buffer]:
+        return {
+            "x": buffer(self._act, "tokens", features),
+            "in_squares": buffer("f32", "tokens", features // GROUP),
+        }
+
+    def _deferred(self, features: int) -> dict[str, Buffer]:
+        return {
+            "scaled": buffer(self._act, "tokens", features),
+            "squares": buffer("f32", "tokens", features // GROUP),
+        }
+
+    def _constexprs(self, in_features: int, out_features: int, tile: MatmulTile) -> dict[str, int | float]:
+        return {
+            "IN": in_features,
+            "OUT": out_features,
+            "EPS": self._spec.rms_norm_eps,
+            "GROUP": GROUP,
+            **tile.constexprs,
+        }
+
+
+def _activations(x: Tensor | Activations) -> Activations:
+    return x if isinstance(x, Activations) else Activations(x)
+
+
+def _prepared(made: dict[str, Tensor]) -> Activations | None:
+    return Activations(made["scaled"], made["squares"]) if "scaled" in made else None
+
+
+def _row_tuning(block: int) -> Tuning:
+    """For kernels that take a row of `block` elements a workgroup: some elements for every lane."""
+    return Tuning(num_waves=min(8, max(1, block // 512)))

@@ -1,0 +1,42 @@
+"""Programs of Triton kernels on both emulated chips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from tests.builder.kernels.triton.launched import Body, Inputs, Launched, program_text
+from tests.hip import CHIPS, EmulatedGpus
+
+Launch = Callable[[Inputs, Body, LoweringContext], Launched]
+
+
+@pytest.fixture(params=CHIPS)
+def chip(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def launch(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> Iterator[Launch]:
+    """Compiles and loads a program; what its kernels do wrong fails the test."""
+    device = emulated_gpus.open(chip)
+
+    def make(inputs: Inputs, body: Body, context: LoweringContext) -> Launched:
+        text = program_text(inputs, body, lambda: list(context.rendered.texts.values()))
+        return Launched(device, chip, text, inputs, tmp_path)
+
+    with emulated_gpus.watch(chip):
+        yield make
+    device.close()
+
+
+def context_of(spec: ModelSpec, chip: str, options: BuildOptions) -> LoweringContext:
+    target = resolve_target(f"hip:{chip}")
+    return LoweringContext(spec, options, target, WeightTypes(spec, options, target))

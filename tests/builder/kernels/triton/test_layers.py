@@ -1,0 +1,228 @@
+"""The kernels between two attentions, against numpy, with the tiles of every number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.model.operations import AddBias, Attend, Embed, GatedLinear, Linear, Norm
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from tests.builder.compiled_model import TINY
+from tests.builder.kernels.triton.conftest import Launch, context_of
+from tests.builder.kernels.triton.launched import Inputs, rounded
+from tests.runtimes import needs_shortfin
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
+
+F32 = npt.NDArray[np.float32]
+TOLERANCES: dict[str, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 8e-2}
+# Sizes that no tile divides.
+SPEC = replace(TINY, hidden_size=80, intermediate_size=120, vocab_size=70)
+FFN, DOWN, NORM, TABLE = "blk.0.ffn_gate_up.weight", "blk.0.ffn_down.weight", "blk.0.ffn_norm.weight", "table"
+TOKENS = [1, 3, 16, 17, 40, 70]
+TILED = [1, 16, 30, 50, "tokens"]  # numbers of tokens that are known, or not, when the kernel is compiled
+
+
+class GivenWeights(WeightTypes):
+    """Weights that are arguments of the function."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(size) for size in self._tensors[name].shape)
+
+    def load(self, e: Emitter, name: str) -> list[Tensor]:
+        return [self._tensors[name]]
+
+
+def normed(x: F32, weight: F32) -> F32:
+    result: F32 = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + SPEC.rms_norm_eps) * weight
+    return result
+
+
+def silu(x: F32) -> F32:
+    result: F32 = x / (1 + np.exp(-x))
+    return result
+
+
+def options(chip: str, dtype: FloatType) -> BuildOptions:
+    return BuildOptions(device=f"hip:{chip}", weights=dtype, kv=dtype)
+
+
+def random(*shape: int, scale: float = 1.0) -> F32:
+    values: F32 = np.random.default_rng(len(shape) + sum(shape)).standard_normal(shape, np.float32) * scale
+    return values
+
+
+def layers(context: LoweringContext, tensors: Mapping[str, Tensor]) -> TritonLayers:
+    return TritonLayers(replace(context, weights=GivenWeights(tensors)))
+
+
+def known(tokens: int | str) -> list[int]:
+    return TOKENS if isinstance(tokens, str) else [tokens]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens"), [("f32", "tokens"), ("f16", "tokens"), *(("bf16", tokens) for tokens in TILED)]
+)
+def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: Launch) -> None:
+    """Embedding with norm, gated pair, projection with residual and norm, and again: all but attention."""
+    hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
+    inputs: Inputs = {
+        "ids": ("i64", (tokens,)),
+        TABLE: (dtype, (vocab, hidden)),
+        NORM: ("f32", (hidden,)),
+        FFN: (dtype, (2 * ffn, hidden)),
+        DOWN: (dtype, (hidden, ffn)),
+    }
+    arguments = {name: name.replace(".", "_") for name in inputs}
+    run = [
+        Embed("ids", "x", TABLE),
+        Norm("x", "normed", NORM),
+        GatedLinear("normed", "gated", FFN),
+        Linear("gated", "x", DOWN, residual="x"),
+        Norm("x", "normed", NORM),
+        GatedLinear("normed", "gated", FFN),
+        Linear("gated", "y", DOWN),
+    ]
+    context = context_of(SPEC, chip, options(chip, dtype))
+
+    def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
+        tensors = {name: given[arguments[name]] for name in inputs}
+        values = Values({"ids": tensors["ids"]})
+        lower(e, layers(context, tensors), run, values)
+        return [values["x"], values["y"]]
+
+    program = launch({arguments[name]: kind for name, kind in inputs.items()}, body, context)
+    table, norm = rounded(random(vocab, hidden), dtype), 1 + 0.1 * random(hidden)
+    gate_up = rounded(random(2 * ffn, hidden, scale=hidden**-0.5), dtype)
+    down = rounded(random(hidden, ffn, scale=ffn**-0.5), dtype)
+    weights = {TABLE: table, NORM: norm, FFN: gate_up, DOWN: down}
+    given = {arguments[name]: value for name, value in weights.items()}
+    for count in known(tokens):
+        ids = np.random.default_rng(count).integers(-1, vocab + 2, count)
+        x = table[np.where((ids < 0) | (ids >= vocab), vocab - 1, ids)]
+        got_x, got_y = program(ids=ids, **given)
+        for _ in range(2):
+            both = normed(x, norm) @ gate_up.T
+            y = (silu(both[:, :ffn]) * both[:, ffn:]) @ down.T
+            last, x = x, x + y
+        np.testing.assert_allclose(got_x, last, rtol=0, atol=TOLERANCES[dtype])
+        np.testing.assert_allclose(got_y, y, rtol=0, atol=TOLERANCES[dtype])
+
+
+def lower(e: Emitter, kernels: TritonLayers, run: list[Any], values: Values) -> None:
+    """As Lowering does."""
+    while run:
+        if length := kernels.takes(run, values):
+            kernels.lower(e, run[:length], values, [])
+        else:
+            length, operation = 1, run[0]
+            x = values.operand(operation.x)
+            match operation:
+                case GatedLinear():
+                    values[operation.out] = kernels.gated_linear(e, x, operation.weight)
+                case Linear():
+                    residual = values[operation.residual] if operation.residual else None
+                    values[operation.out] = kernels.linear(e, x, operation.weight, residual)
+                case Norm():
+                    values[operation.out] = kernels.rms_norm(e, x, operation.weight)
+                case Embed():
+                    values[operation.out] = kernels.embed(e, x, operation.weight)
+        run = run[length:]
+
+
+@pytest.mark.parametrize(("has_bias", "tokens"), [(True, "tokens"), *((False, tokens) for tokens in TILED)])
+def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, launch: Launch) -> None:
+    """Attention of tokens to themselves alone shows q, and v; the cache shows k and v."""
+    spec = replace(SPEC, num_attention_heads=3, num_key_value_heads=1, head_dim=16)
+    stride, layer, pages = 16, 1, 90
+    features, half = spec.qkv_features, spec.head_dim // 2
+    kv = spec.num_key_value_heads * spec.head_dim
+    elements = spec.num_hidden_layers * 2 * stride * kv
+    inputs: Inputs = {
+        "x": ("f32", (tokens, spec.hidden_size)),
+        "norm": ("f32", (spec.hidden_size,)),
+        "w": ("f32", (features, spec.hidden_size)),
+        "bias": ("f32", (features,)),
+        "rotary": ("f32", (tokens, 2, half)),
+        "slots": ("i64", (tokens,)),
+        "cache": ("f32", ("pages", elements)),
+        "starts": ("i64", (tokens,)),
+        "seq_lens": ("i64", (tokens,)),
+        "blocks": ("i64", (tokens, "width")),
+    }
+    biases = [AddBias("qkv", "qkv", "bias")] if has_bias else []
+    run = [Norm("x", "normed", "norm"), Linear("normed", "qkv", "w"), *biases, Attend("qkv", "out", layer)]
+    context = context_of(spec, chip, options(chip, "f32"))
+
+    def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
+        count = given["x"].shape[0]
+        batch = Batch(
+            rows=count,
+            tokens=count,
+            chunk=1,
+            whole_pages=False,
+            **{name: given[name] for name in ("starts", "seq_lens", "blocks", "cache", "rotary", "slots")},
+            offsets=given["starts"],
+            token_rows=given["starts"],
+            positions=given["starts"],
+        )
+        values = Values({"x": given["x"]}, batch)
+        lower(e, layers(context, given), run, values)
+        return [values["out"], batch.cache]
+
+    program = launch(inputs, body, context)
+    norm, w, bias = 1 + 0.1 * random(spec.hidden_size), random(features, spec.hidden_size), random(features)
+    for count in known(tokens):
+        x = random(count, spec.hidden_size)
+        angles = random(count, half)
+        rotary = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        cache = random(pages, elements)
+        ids = np.random.default_rng(count).permutation(pages)[:count]
+        qkv = normed(x, norm) @ w.T + (bias if has_bias else 0)
+        heads = qkv.reshape(count, -1, spec.head_dim)
+        q, k, v = np.split(heads, [3, 4], axis=1)
+        turned_q, turned_k = turn(q, rotary), turn(k, rotary)
+        expected = cache.reshape(pages, spec.num_hidden_layers, 2, stride, kv).copy()
+        expected[ids, layer, 0, 0], expected[ids, layer, 1, 0] = turned_k[:, 0], v[:, 0]
+        expected[ids, layer, 0, 1], expected[ids, layer, 1, 1] = 0, 0
+        given_cache = cache.reshape(expected.shape).copy()
+        given_cache[ids, layer, :, 1] = 0
+        # Position 1, of which the key and the value are zero, weighs 1 against e^(q k).
+        weight = 1 / (1 + np.exp(-np.einsum("thd,td->th", turned_q, turned_k[:, 0]) / np.sqrt(spec.head_dim)))
+        out, got = program(
+            x=x,
+            norm=norm,
+            w=w,
+            bias=bias,
+            rotary=rotary,
+            slots=ids * spec.num_hidden_layers * 2 * stride,
+            cache=given_cache.reshape(pages, elements),
+            starts=np.ones(count),
+            seq_lens=np.full(count, 2),
+            blocks=ids[:, None],
+        )
+        np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=0, atol=1e-3)
+        seen = (weight[:, :, None] * v).reshape(count, -1)
+        np.testing.assert_allclose(out, seen, rtol=0, atol=1e-3)
+
+
+def turn(heads: F32, rotary: F32) -> F32:
+    """[tokens, heads, head_dim], the halves of each rotated against each other."""
+    low, high = np.split(heads, 2, axis=2)
+    cosine, sine = rotary[:, None, 0], rotary[:, None, 1]
+    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
