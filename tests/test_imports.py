@@ -19,6 +19,7 @@ MAX_LINES = 500
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "host_cpu": (),
+    "iree_release": (),
     "address_space": ("errors",),
     "abi": (),
     "irpa": (),
@@ -28,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
     # From a model's files to an artefact.
     "builder.model": ("config", "errors"),
-    "builder.target": ("errors", "host_cpu"),
+    "builder.target": ("errors", "host_cpu", "iree_release"),
     "builder.progress": (),
     "builder.quantise": (),
     "builder.graph": ("builder.model",),
@@ -37,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("abi", "builder.graph", "builder.model", "builder.quantise", "builder.sources"),
         *("builder.target", "irpa"),
     ),
-    "builder.kernels": ("builder.quantise", "builder.weights", "errors"),
+    "builder.kernels": ("builder.quantise", "builder.weights", "errors", "iree_release"),
     "builder.lowering": (
         *("builder.graph", "builder.kernels", "builder.model", "builder.quantise", "builder.target"),
         *("builder.weights", "errors"),

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from shortfin_apps.llm.builder.kernels.interface import pipeline_layout
+from shortfin_apps.llm.iree_release import OF_SHORTFIN, compiler_release
 
 Render = Callable[..., str]  # (template, name, **parameters) -> the kernel's name
 
@@ -44,4 +45,12 @@ def _pairs(rows: int, columns: int) -> list[str]:
     return [f"{row}_{column}" for row in range(rows) for column in range(columns)]
 
 
-_TEMPLATES.globals |= {"layout": _layout, "each": _each, "pairs": _pairs}
+# The one spelling that IREE's releases do not share: the type of the alignment of LLVM's masked stores.
+_MASKED_ALIGNMENT = "i32" if compiler_release() == OF_SHORTFIN else "i64"
+
+_TEMPLATES.globals |= {
+    "layout": _layout,
+    "each": _each,
+    "pairs": _pairs,
+    "masked_alignment": _MASKED_ALIGNMENT,
+}

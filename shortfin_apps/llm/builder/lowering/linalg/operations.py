@@ -141,10 +141,12 @@ class LinalgOperations:
         accesses = ("bchgk", "bnhk", "bnhd", "", "bcn", "bchgd")
         maps = ", ".join(affine_map("bhgcnkd", access) for access in accesses)
         result = e.tensor(
-            f"iree_linalg_ext.attention {{indexing_maps = [{maps}]}} "
-            f"ins({q.name}, {k.name}, {v.name}, {scale}, {mask.name} : "
-            f"{q.type}, {k.type}, {v.type}, {kv}, {mask.type}) outs({out.name} : {out.type}) {{\n"
-            f"^bb0(%score: f32):\n  iree_linalg_ext.yield %score : f32\n}} -> {out.type}",
+            # The generic form is the one that IREE 3.9 and 3.13 both parse.
+            f'"iree_linalg_ext.attention"'
+            f"({q.name}, {k.name}, {v.name}, {scale}, {mask.name}, {out.name}) "
+            f"<{{indexing_maps = [{maps}], operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1>}}> ({{\n"
+            f"^bb0(%score: f32):\n  iree_linalg_ext.yield %score : f32\n}}) : "
+            f"({q.type}, {k.type}, {v.type}, {kv}, {mask.type}, {out.type}) -> {out.type}",
             q.shape,
             "f32",
         )

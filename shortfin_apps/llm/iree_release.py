@@ -1,0 +1,47 @@
+"""Which releases of IREE are installed; a runtime loads what the compiler of its own release made.
+
+Two are supported: 3.9, the release of shortfin 3.9, and the newest, which runs without shortfin
+(docs/iree_releases.md).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+
+class Release(NamedTuple):
+    """A release of IREE or of shortfin, as in 3.9 of 3.9.0."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> Release:
+        """The release of a version, which may be a candidate (`3.13.0rc20261016`)."""
+        major, minor, *_ = text.split(".")
+        return cls(int(major), int(minor))
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+OF_SHORTFIN = Release(3, 9)
+HOW_TO_INSTALL_NEWEST = "`make newest-install` sets up an environment with it, .venv-newest"
+
+
+def compiler_release() -> Release:
+    return Release.parse(version("iree-base-compiler"))
+
+
+def runtime_release() -> Release:
+    """The release of `iree.runtime`, which reads every VMFB, also for shortfin."""
+    return Release.parse(version("iree-base-runtime"))
+
+
+def shortfin_release() -> Release | None:
+    """None where shortfin is not installed."""
+    try:
+        return Release.parse(version("shortfin"))
+    except PackageNotFoundError:
+        return None
