@@ -11,12 +11,14 @@ import jinja2.meta
 import pytest
 
 from shortfin_apps.llm.builder import kernels
+from shortfin_apps.llm.builder import target as target_module
 from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.iree_release import OF_SHORTFIN, Release
 from tests.builder.compiled_model import TINY
 from tests.kernel_families import note_compiled
 
@@ -122,3 +124,54 @@ def test_an_unknown_cpu_is_refused() -> None:
     with pytest.raises(BuildError, match=r"no CPU 'nosuchcpu'.* as in cpu:znver4") as caught:
         resolve_target("cpu:nosuchcpu")
     assert "\n" not in str(caught.value)
+
+
+NEWEST = Release(3, 13)
+
+
+@pytest.fixture
+def newest_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "compiler_release", lambda: NEWEST)
+
+
+@pytest.mark.parametrize(
+    ("release", "flag"), [(OF_SHORTFIN, "--iree-hip-target=gfx942"), (NEWEST, "--iree-rocm-target=gfx942")]
+)
+def test_amds_chips_are_named_as_the_compiler_takes_them(
+    release: Release, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_module, "compiler_release", lambda: release)
+    assert resolve_target("hip:gfx942").flags == ("--iree-hal-target-device=hip", flag)
+
+
+@pytest.mark.usefixtures("newest_compiler")
+@pytest.mark.parametrize(
+    ("chip", "compiled_for"),
+    [("sm_80", "sm_80"), ("sm_90", "sm_89"), ("sm_90a", "sm_89"), ("sm_100", "sm_89"), ("sm_121", "sm_120")],
+)
+def test_nvidias_chips_run_code_for_the_next_older_one_that_the_compiler_knows(
+    chip: str, compiled_for: str
+) -> None:
+    target = resolve_target(f"cuda:{chip}")
+    assert f"--iree-cuda-target={compiled_for}" in target.flags
+    assert (target.architecture, target.cpu, target.is_cpu) == ("nvptx", chip, False)
+
+
+@pytest.mark.usefixtures("newest_compiler")
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("cuda:sm_75", r"sm_75 is too old; .* from sm_80 on"),
+        ("cuda:h200", r"as in cuda:sm_90"),
+        ("cuda", "cuda:sm_90"),
+    ],
+)
+def test_other_chips_of_nvidia_are_refused(device: str, reason: str) -> None:
+    with pytest.raises(BuildError, match=reason):
+        resolve_target(device)
+
+
+def test_the_compiler_of_shortfins_release_has_no_nvidia_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "compiler_release", lambda: OF_SHORTFIN)
+    with pytest.raises(BuildError, match=r"newer compiler than IREE 3\.9's.*`make newest-install`"):
+        resolve_target("cuda:sm_90")

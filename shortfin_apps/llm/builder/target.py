@@ -11,10 +11,13 @@ from iree.compiler.tools.binaries import find_tool
 
 from shortfin_apps.llm.errors import BuildError
 from shortfin_apps.llm.host_cpu import permit_amx
+from shortfin_apps.llm.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
 _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
 # This host's architecture first: `host` and `generic` are of it.
 _TRIPLES = (None, "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu")
+# The chips that IREE 3.13 describes and has kernels for; PTX for one runs on all that are newer.
+_CUDA_CHIPS = (80, 86, 87, 89, 120)
 _TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}>', re.DOTALL)
 
 
@@ -23,7 +26,8 @@ class Target:
     """A resolved compilation target.
 
     `device` is the value of `--device`. For a CPU, `architecture`, `cpu` and `features` (LLVM's names of
-    those enabled) say what it resolved to; for a GPU, `cpu` is the chip and `features` is empty.
+    those enabled) say what it resolved to; for a GPU, `cpu` is the chip, `architecture` "amdgpu" or "nvptx",
+    and `features` is empty.
     """
 
     device: str
@@ -69,10 +73,36 @@ def resolve_target(device: str) -> Target:
         case "cpu", _:
             return _cpu_target(device, chip or "host")
         case "hip", str(chip) if chip:
-            flags = ("--iree-hal-target-device=hip", f"--iree-hip-target={chip}")
-            return Target(device, flags, "amdgpu", chip, frozenset())
+            return Target(device, _hip_flags(chip), "amdgpu", chip, frozenset())
+        case "cuda", str(chip) if re.fullmatch(r"sm_\d+a?", chip):
+            return Target(device, _cuda_flags(chip), "nvptx", chip, frozenset())
     raise BuildError(
-        f"unknown device {device!r}; give cpu, cpu:<LLVM CPU name>, or hip:<chip> (as in hip:gfx942)"
+        f"unknown device {device!r}; give cpu, cpu:<LLVM CPU name>, hip:<chip> (as in hip:gfx942), or "
+        "cuda:<chip> (as in cuda:sm_90)"
+    )
+
+
+def _hip_flags(chip: str) -> tuple[str, ...]:
+    flag = "--iree-hip-target" if compiler_release() == OF_SHORTFIN else "--iree-rocm-target"
+    return ("--iree-hal-target-device=hip", f"{flag}={chip}")
+
+
+def _cuda_flags(chip: str) -> tuple[str, ...]:
+    """Raises BuildError where the compiler has no target that runs on `chip`."""
+    if compiler_release() == OF_SHORTFIN:
+        raise BuildError(
+            f"{chip} needs a newer compiler than IREE {OF_SHORTFIN}'s, which cannot compile attention for "
+            f"NVIDIA GPUs; {HOW_TO_INSTALL_NEWEST}, and build with that one"
+        )
+    number = int(chip.removeprefix("sm_").removesuffix("a"))
+    runnable = [known for known in _CUDA_CHIPS if known <= number]
+    if not runnable:
+        raise BuildError(f"{chip} is too old; NVIDIA GPUs are supported from sm_{_CUDA_CHIPS[0]} on")
+    return (
+        "--iree-hal-target-device=cuda",
+        f"--iree-cuda-target=sm_{runnable[-1]}",
+        # With it, the compiler stops at tensors of constants that it would evaluate for the host.
+        "--iree-opt-const-eval=false",
     )
 
 
