@@ -8,7 +8,7 @@ import pytest
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.iree_device import open_local_task
+from shortfin_apps.llm.components.runtime.iree_local import open_local_task
 from tests.builder.compiled_model import TINY, CompiledModel
 
 WEIGHTS: tuple[WeightType, ...] = ("f32", "bf16", "int8")

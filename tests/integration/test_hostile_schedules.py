@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Array
-from shortfin_apps.llm.components.runtime.iree_device import IreeBuffer
+from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
 from tests.components.stepped_engine import SteppedClock
 from tests.integration.generation import Continuation, generate, open_engine
 
@@ -129,7 +129,7 @@ class Schedule:
     def _pages(self) -> Array:
         """[pages, bytes], writable."""
         [slab] = self._engine._runner._page_table
-        return cast(IreeBuffer, slab).map_bytes().reshape(slab.shape[0], -1)
+        return cast(LocalBuffer, slab).map_bytes().reshape(slab.shape[0], -1)
 
     def _run_or_fail(self, batch: Batch) -> BatchResult:
         fault = None

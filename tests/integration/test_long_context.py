@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.components.runtime.iree_device import open_local_task
+from shortfin_apps.llm.components.runtime.iree_local import open_local_task
 from tests.builder.compiled_model import GENERIC, CompiledModel
 from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.long_context import CHECKS, Check, build_long, long_rows

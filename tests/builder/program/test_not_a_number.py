@@ -15,7 +15,7 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.iree_device import IreeBuffer
+from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
 from tests.builder.compiled_model import (
     DTYPES,
     GENERIC,
@@ -85,7 +85,7 @@ class Rows:
     @property
     def pages(self) -> Array:
         """[PAGES, elements], writable."""
-        content = cast(IreeBuffer, self.model.cache).map_bytes()
+        content = cast(LocalBuffer, self.model.cache).map_bytes()
         return content.view(DTYPES[self.model.options.kv]).reshape(PAGES, -1)
 
     def prefill(self, tokens: Tokens, blocks: Tokens) -> Result:

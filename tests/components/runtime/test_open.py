@@ -37,10 +37,10 @@ if close:
 WORKERS = """
 import sys
 from pathlib import Path
-from shortfin_apps.llm.components.runtime import iree_device
+from shortfin_apps.llm.components.runtime import iree_local
 tasks = Path("/proc/self/task")
 before = len(list(tasks.iterdir()))
-iree_device.open_local_task(int(sys.argv[1]) or None)
+iree_local.open_local_task(int(sys.argv[1]) or None)
 print(len(list(tasks.iterdir())) - before)
 """
 

@@ -1,6 +1,6 @@
 """The interface between the engine and the runtimes that execute a VMFB.
 
-Code above this interface knows arrays and entry names, and no runtime. `iree_device.py` and
+Code above this interface knows arrays and entry names, and no runtime. `iree_local.py` and
 `shortfin_device.py` implement these four protocols.
 
 Threads: any thread may call, one at a time; in the server only the engine's thread does. `submit` queues

@@ -60,7 +60,7 @@ def _open_cpu(runtime: Runtime, threads: int | None) -> Device:
         logger.warning(
             "shortfin is not installed: the model runs on the IREE runtime, as with `--runtime iree`"
         )
-    from shortfin_apps.llm.components.runtime.iree_device import open_local_task
+    from shortfin_apps.llm.components.runtime.iree_local import open_local_task
 
     return open_local_task(threads)
 

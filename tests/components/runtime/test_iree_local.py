@@ -11,39 +11,40 @@ import iree.runtime as iree
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.runtime.iree_device import IreeDevice, IreeProgram, open_local_task
+from shortfin_apps.llm.components.runtime.iree_device import IreeProgram
+from shortfin_apps.llm.components.runtime.iree_local import LocalDevice, open_local_task
 from shortfin_apps.llm.errors import InvocationError
 
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
-def device() -> Iterator[IreeDevice]:
+def device() -> Iterator[LocalDevice]:
     """A device on a HAL device of its own, as the tests break it; never released, like the real one."""
     open_local_task()
     hal = iree.get_driver("local-task").create_device_by_uri("local-task", allocators=["caching"])
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(hal))
-    device = IreeDevice(hal)
+    device = LocalDevice(hal)
     yield device
     device.close()
 
 
 @pytest.fixture
-def program(device: IreeDevice, artefacts: Path) -> IreeProgram:
+def program(device: LocalDevice, artefacts: Path) -> IreeProgram:
     return device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")
 
 
-def check_works(device: IreeDevice, program: IreeProgram) -> None:
+def check_works(device: LocalDevice, program: IreeProgram) -> None:
     (result,) = program.submit("double_i64", [device.upload(np.ones((1, 2), np.int64))]).wait()
     np.testing.assert_array_equal(device.download(result), [[2, 2]])
 
 
-def test_a_buffer_only_dispatches_write_is_aligned_to_a_page(device: IreeDevice) -> None:
+def test_a_buffer_only_dispatches_write_is_aligned_to_a_page(device: LocalDevice) -> None:
     slab = device.allocate((3, 5000), np.dtype(np.float16), only_dispatches=True)
     assert slab.map_bytes().ctypes.data % mmap.PAGESIZE == 0
 
 
-def test_an_invocation_that_fails_in_flight(device: IreeDevice, program: IreeProgram) -> None:
+def test_an_invocation_that_fails_in_flight(device: LocalDevice, program: IreeProgram) -> None:
     pending = program.submit("slow", [device.upload(np.ones((1024, 1024), np.float32))])
     device._timeline.last._semaphore.fail("the card fell out")
     for _ in range(2):
@@ -51,7 +52,7 @@ def test_an_invocation_that_fails_in_flight(device: IreeDevice, program: IreePro
             pending.wait()
 
 
-def test_a_failure_first_seen_by_the_next_submission(device: IreeDevice, program: IreeProgram) -> None:
+def test_a_failure_first_seen_by_the_next_submission(device: LocalDevice, program: IreeProgram) -> None:
     check_works(device, program)
     device._timeline.last._semaphore.fail("the card fell out")
     pending = program.submit("double_i64", [device.upload(np.ones((1, 2), np.int64))])
@@ -61,7 +62,7 @@ def test_a_failure_first_seen_by_the_next_submission(device: IreeDevice, program
 
 
 def test_a_failure_before_an_entry_without_fences(
-    device: IreeDevice, program: IreeProgram, artefacts: Path
+    device: LocalDevice, program: IreeProgram, artefacts: Path
 ) -> None:
     plain = device.load_program(artefacts / "unfenced.vmfb", [], "plain")
     check_works(device, program)

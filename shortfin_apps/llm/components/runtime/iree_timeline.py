@@ -1,0 +1,93 @@
+"""The order of what is submitted to a device of iree.runtime: every submission waits for the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import iree.runtime as iree
+
+Submit = Callable[[Any, Any], object]  # takes the HAL fence to wait for and the one to signal
+
+
+class Fence:
+    """One point of a timeline."""
+
+    __slots__ = ("_fence", "_semaphore", "_value")
+
+    def __init__(self, semaphore: Any, value: int) -> None:
+        self._fence = iree.HalFence.create_at(semaphore, value)
+        self._semaphore = semaphore
+        self._value = value
+
+    @property
+    def hal(self) -> Any:
+        return self._fence
+
+    @property
+    def failed(self) -> bool:
+        try:
+            self._semaphore.query()
+        except Exception:
+            return True
+        return False
+
+    @property
+    def done(self) -> bool:
+        """Reached or failed."""
+        return self.failed or bool(self._semaphore.query() >= self._value)
+
+    def wait(self) -> None:
+        """Raises RuntimeError if the timeline failed before this point."""
+        self._fence.wait()
+
+    def next(self) -> Fence:
+        return Fence(self._semaphore, self._value + 1)
+
+    def same_timeline(self, other: Fence) -> bool:
+        return self._semaphore is other._semaphore
+
+
+class Timeline:
+    """The order of a device's submissions.
+
+    A semaphore that failed, or whose next value may never be signalled, cannot be used any more; the timeline
+    then continues on a new one. (If the driver's own queue breaks, every later invocation fails too, and only
+    a restart helps.)
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._restart()
+        self.last = self._origin  # what the next submission waits for
+        self._signal = self._origin
+
+    def submit(self, submit: Submit) -> Fence:
+        """Submits work behind the last; returns when it is done. Raises what `submit` raises."""
+        fence = self._signal.next()
+        try:
+            submit(self.last.hal, fence.hal)
+        except Exception:
+            self._reject()
+            raise
+        self.last = self._signal = fence
+        return fence
+
+    def abandon(self, fence: Fence) -> None:
+        """Starts over after `fence` failed, and with it all later points of its semaphore."""
+        if fence.same_timeline(self.last):
+            self._restart()
+            self.last = self._signal = self._origin
+
+    def _reject(self) -> None:
+        """Discards the next point, which was passed to a submission that failed.
+
+        Later points come from a new semaphore; their submissions wait for `last` unless that failed too.
+        """
+        self._restart()
+        self._signal = self._origin
+        if self.last.failed:
+            self.last = self._origin
+
+    def _restart(self) -> None:
+        self._origin = Fence(self._device.create_semaphore(0), 0)
