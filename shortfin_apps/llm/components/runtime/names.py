@@ -2,5 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+GpuDriver = Literal["hip", "cuda"]
+
 CPU_NAMES = ("cpu", "local-task", "hostcpu")  # the host CPU
 GPU_NAMES = ("hip", "amdgpu")  # AMD GPUs

@@ -44,15 +44,14 @@ import shortfin.array as sfnp
 
 from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
+from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.components.runtime.shortfin_errors import (
     TimelineError,
     cause_of,
-    copy_of,
     invocation_error,
     is_of_hip,
-    lost_error,
 )
 from shortfin_apps.llm.components.runtime.staging import Staging, StagingPool
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports

@@ -36,17 +36,3 @@ def invocation_error(error: Exception) -> InvocationError:
     if "unique semaphore capacity" in str(error):
         return DeviceLostError("the device failed too often to go on; restart the server")
     return InvocationError(f"the device failed under this invocation ({error})")
-
-
-def lost_error(cause: Exception) -> DeviceLostError:
-    reason = str(cause).partition("\n")[0]
-    if "RESOURCE_EXHAUSTED" in reason:
-        return DeviceLostError(
-            f"the device ran out of memory; restart the server with fewer --pages ({reason})"
-        )
-    return DeviceLostError(f"the device has failed for good; restart the server ({reason})")
-
-
-def copy_of(error: DeviceLostError) -> DeviceLostError:
-    """An error of its own for each invocation, whose traceback grows when it is raised."""
-    return DeviceLostError(str(error))
