@@ -113,7 +113,9 @@ class ServerConfig(BaseSettings):
     )
 
     runtime: Literal["auto", "shortfin", "iree"] = Field("auto", description="runtime that executes the VMFB")
-    device: str = Field("cpu", description="cpu (also local-task, hostcpu), or hip (AMD GPUs; also amdgpu)")
+    device: str = Field(
+        "cpu", description="cpu (also local-task, hostcpu), hip (AMD GPUs; also amdgpu) or cuda (NVIDIA GPUs)"
+    )
     device_ids: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="GPUs to use, one per pipeline stage: indices or names"
     )

@@ -12,6 +12,7 @@ import pytest
 from iree.runtime import ParameterIndex
 
 from emulated_gpu.control import Control
+from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from tests.hip import EmulatedGpus
@@ -108,7 +109,7 @@ def compile_vmfb(source: str, path: Path, *flags: str) -> Path:
 def compile_for_hip(source: str, path: Path, *flags: str, chip: str = CHIP, num_devices: int = 1) -> Path:
     """A VMFB whose devices are `@__device_0` and so on."""
     devices = [f"--iree-hal-target-device=hip[{index}]" for index in range(num_devices)]
-    return _compile(source, path, *devices, f"--iree-hip-target={chip}", *flags)
+    return _compile(source, path, *devices, resolve_target(f"hip:{chip}").flags[-1], *flags)
 
 
 def _compile(source: str, path: Path, *flags: str) -> Path:
@@ -152,7 +153,12 @@ def hip_artefacts(control: Control, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(
-    scope="session", params=[*RUNTIMES, pytest.param("hip", marks=[needs_shortfin, pytest.mark.emulated])]
+    scope="session",
+    params=[
+        *RUNTIMES,
+        pytest.param("hip-iree", marks=pytest.mark.emulated),
+        pytest.param("hip-shortfin", marks=[needs_shortfin, pytest.mark.emulated]),
+    ],
 )
 def runtime_under_test(request: pytest.FixtureRequest) -> str:
     return cast(str, request.param)
@@ -176,16 +182,16 @@ def fallible_device(open_another: Callable[[], Device]) -> Iterator[Device]:
 @pytest.fixture(scope="session")
 def open_another(runtime_under_test: str, request: pytest.FixtureRequest) -> Callable[[], Device]:
     """Opens a device of the runtime under test."""
-    if runtime_under_test != "hip":
-        return lambda: open_device("cpu", cast(Runtime, runtime_under_test))
-    request.getfixturevalue("control")
-    return lambda: open_device("hip")
+    device, _, runtime = runtime_under_test.rpartition("-")
+    if device:
+        request.getfixturevalue("control")
+    return lambda: open_device(device or "cpu", cast(Runtime, runtime))
 
 
 @pytest.fixture(scope="session")
 def folder(runtime_under_test: str, request: pytest.FixtureRequest) -> Path:
     """`artefacts` or `hip_artefacts`, as the device under test needs."""
-    name = "hip_artefacts" if runtime_under_test == "hip" else "artefacts"
+    name = "hip_artefacts" if runtime_under_test.startswith("hip-") else "artefacts"
     return cast(Path, request.getfixturevalue(name))
 
 

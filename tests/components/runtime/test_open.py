@@ -3,14 +3,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from shortfin_apps.llm.components.runtime import iree_gpu
 from shortfin_apps.llm.components.runtime import open as open_module
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.errors import ArtifactError
-from tests.runtimes import RUNTIMES, needs_shortfin
+from tests.runtimes import RUNTIMES, SHORTFIN
 
 LEAVE = """
 import sys
@@ -60,7 +62,7 @@ def test_every_name_of_the_cpu_opens_it(name: str) -> None:
 
 
 def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ArtifactError, match="no device 'tpu'; choose one of amdgpu, cpu, hip"):
+    with pytest.raises(ArtifactError, match="no device 'tpu'; choose one of amdgpu, cpu, cuda, hip"):
         open_device("tpu")
 
 
@@ -78,13 +80,7 @@ def test_one_worker_for_each_cpu_unless_told_otherwise(threads: int) -> None:
     assert int(ended.stdout) - one_poller == (threads or len(os.sched_getaffinity(0)))
 
 
-def test_a_gpu_needs_shortfin() -> None:
-    with pytest.raises(ArtifactError, match="leave `--runtime` at auto"):
-        open_device("hip", "iree")
-
-
-@needs_shortfin
-@pytest.mark.parametrize("runtime", ["auto", "shortfin"])
+@pytest.mark.parametrize("runtime", ["auto", "iree", SHORTFIN])
 @pytest.mark.parametrize("name", ["hip", "amdgpu"])
 def test_without_the_hip_runtime_it_says_what_to_do(
     name: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -94,7 +90,11 @@ def test_without_the_hip_runtime_it_says_what_to_do(
         open_device(name, runtime, device_ids=["0"])
 
 
-@needs_shortfin
+def test_shortfin_knows_no_nvidia_gpus() -> None:
+    with pytest.raises(ArtifactError, match="leave `--runtime` at auto"):
+        open_device("cuda", "shortfin")
+
+
 def test_the_log_says_once_that_amdgpu_means_hip(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,8 +114,19 @@ def test_without_shortfin_the_cpu_runs_on_iree(
     assert device.name == "local-task"
     device.close()
     assert "shortfin is not installed: the model runs on the IREE runtime" in caplog.text
-    with pytest.raises(ArtifactError, match=r"AMD GPUs run on shortfin only, .* `--device cpu`"):
-        open_device("hip")
+
+
+def test_without_shortfin_amd_gpus_run_on_iree(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(open_module, "has_shortfin", lambda: False)
+    opened: list[tuple[str, Sequence[str]]] = []
+    monkeypatch.setattr(iree_gpu, "open_gpu", lambda *arguments: opened.append(arguments))
+    open_device("hip", "auto", device_ids=["1"])
+    assert "shortfin is not installed" not in caplog.text
+    open_device("amdgpu", "shortfin")
+    assert opened == [("hip", ["1"]), ("hip", ())]
+    assert "shortfin is not installed: the model runs on the IREE runtime" in caplog.text
 
 
 @pytest.mark.parametrize("close", ["close", "leave"])

@@ -1,11 +1,11 @@
 """The interface between the engine and the runtimes that execute a VMFB.
 
-Code above this interface knows arrays and entry names, and no runtime. `iree_local.py` and
+Code above this interface knows arrays and entry names, and no runtime. `iree_local.py`, `iree_gpu.py` and
 `shortfin_device.py` implement these four protocols.
 
 Threads: any thread may call, one at a time; in the server only the engine's thread does. `submit` queues
-work and returns. (The CPU driver allocates an entry's transient buffers in host order, so a `submit` behind
-an unfinished invocation may wait for it.) All waiting releases the GIL.
+work and returns. (On iree.runtime, an entry that allocates transient buffers is started in host order, so a
+`submit` behind an unfinished invocation may wait for it.) All waiting releases the GIL.
 """
 
 from __future__ import annotations

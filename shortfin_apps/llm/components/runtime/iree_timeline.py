@@ -25,17 +25,21 @@ class Fence:
         return self._fence
 
     @property
-    def failed(self) -> bool:
+    def failure(self) -> Exception | None:
+        """Why the timeline failed, if it did."""
         try:
             self._semaphore.query()
-        except Exception:
-            return True
-        return False
+        except Exception as error:
+            return error
+        return None
 
     @property
     def done(self) -> bool:
         """Reached or failed."""
-        return self.failed or bool(self._semaphore.query() >= self._value)
+        try:
+            return bool(self._semaphore.query() >= self._value)
+        except Exception:
+            return True
 
     def wait(self) -> None:
         """Raises RuntimeError if the timeline failed before this point."""
@@ -63,13 +67,15 @@ class Timeline:
         self._signal = self._origin
 
     def submit(self, submit: Submit) -> Fence:
-        """Submits work behind the last; returns when it is done. Raises what `submit` raises."""
+        """Submits work behind the last; returns the point where it is done.
+
+        Raises what `submit` raises, or why the work before failed.
+        """
         fence = self._signal.next()
         try:
             submit(self.last.hal, fence.hal)
-        except Exception:
-            self._reject()
-            raise
+        except Exception as error:
+            raise self._reject() or error from None
         self.last = self._signal = fence
         return fence
 
@@ -79,15 +85,18 @@ class Timeline:
             self._restart()
             self.last = self._signal = self._origin
 
-    def _reject(self) -> None:
+    def _reject(self) -> Exception | None:
         """Discards the next point, which was passed to a submission that failed.
 
-        Later points come from a new semaphore; their submissions wait for `last` unless that failed too.
+        Returns why the submission before had failed, if so. Later points come from a new semaphore; their
+        submissions wait for `last` unless that failed.
         """
+        failure = self.last.failure
         self._restart()
         self._signal = self._origin
-        if self.last.failed:
+        if failure is not None:
             self.last = self._origin
+        return failure
 
     def _restart(self) -> None:
         self._origin = Fence(self._device.create_semaphore(0), 0)

@@ -7,4 +7,4 @@ from typing import Literal
 GpuDriver = Literal["hip", "cuda"]
 
 CPU_NAMES = ("cpu", "local-task", "hostcpu")  # the host CPU
-GPU_NAMES = ("hip", "amdgpu")  # AMD GPUs
+GPU_NAMES: dict[str, GpuDriver] = {"hip": "hip", "amdgpu": "hip", "cuda": "cuda"}  # AMD's and NVIDIA's

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
+from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES, GpuDriver
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.host_cpu import permit_amx
 
@@ -24,24 +24,25 @@ def open_device(
     threads: int | None = None,
     device_ids: Sequence[str] = (),
 ) -> Device:
-    """Opens `device`: "cpu" (also "local-task", "hostcpu") or AMD GPUs, "hip" (also "amdgpu").
+    """Opens `device`: "cpu" (also "local-task", "hostcpu"), AMD GPUs, "hip" (also "amdgpu"), or "cuda".
 
     `threads` is the number of CPU workers (default: the CPUs this process may run on; iree only, as
     shortfin always takes one per physical core). `device_ids` chooses GPUs, one per pipeline stage, by
     index or by the driver's name.
 
-    `auto` is shortfin on a GPU and iree on the CPU, where it is faster: with the same VMFBs, on one core with
-    two hardware threads, a round trip of a tiny entry takes 14 us on iree and 41 us on shortfin, and a decode
-    step of a 135M model at batch size 8 takes 63 ms on iree's two workers and 108 ms on shortfin's one.
-    Without shortfin, the CPU runs on iree whatever `runtime` says, with a warning.
+    `auto` is shortfin on AMD GPUs and iree on the CPU, where it is faster: with the same VMFBs, on one core
+    with two hardware threads, a round trip of a tiny entry takes 14 us on iree and 41 us on shortfin, and a
+    decode step of a 135M model at batch size 8 takes 63 ms on iree's two workers, 108 ms on shortfin's one.
+    Without shortfin, everything runs on iree; if `runtime` says otherwise, with a warning. NVIDIA's GPUs
+    always do.
     Raises ArtifactError.
     """
     if device in CPU_NAMES:
         return _open_cpu(runtime, threads)
-    if device in GPU_NAMES:
+    if driver := GPU_NAMES.get(device):
         if device == "amdgpu":
             logger.info("`amdgpu` means `hip` here, as in shortfin; elsewhere in IREE it is another driver")
-        return _open_gpu(runtime, device_ids)
+        return _open_gpu(driver, runtime, device_ids)
     known = ", ".join(sorted((*CPU_NAMES, *GPU_NAMES)))
     raise ArtifactError(f"there is no device {device!r}; choose one of {known}")
 
@@ -52,27 +53,33 @@ def has_shortfin() -> bool:
 
 def _open_cpu(runtime: Runtime, threads: int | None) -> Device:
     permit_amx()  # whether a program needs it is known when the artefact is opened
-    if runtime == "shortfin" and has_shortfin():
+    if runtime == "shortfin" and _finds_shortfin():
         from shortfin_apps.llm.components.runtime.shortfin_device import open_hostcpu
 
         return open_hostcpu()
-    if runtime == "shortfin":
-        logger.warning(
-            "shortfin is not installed: the model runs on the IREE runtime, as with `--runtime iree`"
-        )
     from shortfin_apps.llm.components.runtime.iree_local import open_local_task
 
     return open_local_task(threads)
 
 
-def _open_gpu(runtime: Runtime, device_ids: Sequence[str]) -> Device:
-    if runtime == "iree":
-        raise ArtifactError("AMD GPUs run on shortfin only; leave `--runtime` at auto")
-    if not has_shortfin():
-        raise ArtifactError(
-            "AMD GPUs run on shortfin only, and shortfin is not installed; `pip install 'shortfin==3.9.*'`, "
-            "or use `--device cpu`"
-        )
-    from shortfin_apps.llm.components.runtime.hip import open_hip
+def _open_gpu(driver: GpuDriver, runtime: Runtime, device_ids: Sequence[str]) -> Device:
+    if driver == "cuda" and runtime == "shortfin":
+        raise ArtifactError("shortfin knows no NVIDIA GPUs; leave `--runtime` at auto")
+    if driver == "hip" and (
+        _finds_shortfin() if runtime == "shortfin" else runtime == "auto" and has_shortfin()
+    ):
+        from shortfin_apps.llm.components.runtime.hip import open_hip
 
-    return open_hip(device_ids)
+        return open_hip(device_ids)
+    from shortfin_apps.llm.components.runtime.iree_gpu import open_gpu
+
+    return open_gpu(driver, device_ids)
+
+
+def _finds_shortfin() -> bool:
+    """Whether shortfin, which was asked for, is installed."""
+    if not has_shortfin():
+        logger.warning(
+            "shortfin is not installed: the model runs on the IREE runtime, as with `--runtime iree`"
+        )
+    return has_shortfin()

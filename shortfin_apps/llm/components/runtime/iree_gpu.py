@@ -1,0 +1,213 @@
+"""A GPU on iree.runtime: AMD's through the driver `hip`, NVIDIA's through `cuda`.
+
+An uploaded array stays on the host until an invocation first needs it. All such arguments of an invocation
+then travel in one submission, through one piece of staging memory.
+
+A failure of the driver is final: it fails all later work, or ends the process when it is asked to free what
+the failed work used (see shortfin_device.py). So nothing more is asked of it, and its device is not released.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import iree.runtime as iree
+import numpy as np
+
+from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
+from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
+from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
+from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
+from shortfin_apps.llm.components.runtime.iree_staging import IreeStagingPool
+from shortfin_apps.llm.components.runtime.iree_timeline import Fence
+from shortfin_apps.llm.components.runtime.names import GpuDriver
+from shortfin_apps.llm.components.runtime.parameters import open_parameters
+from shortfin_apps.llm.errors import ArtifactError, DeviceLostError, InvocationError
+
+T = TypeVar("T")
+
+_MEMORY = int(iree.MemoryType.DEVICE_LOCAL)
+_USAGE = int(iree.BufferUsage.DEFAULT)
+_ZERO = np.zeros(1, np.uint8)
+_ALIGNMENT = 64  # bytes, of the arrays in one piece of staging memory
+
+# How the drivers' own failures read; anything else is a program that refuses its arguments.
+_OF_THE_DRIVER = ("HIP driver error", "CUDA driver error", "ABORTED", "was aborted", "RESOURCE_EXHAUSTED")
+
+_devices_lock = threading.Lock()
+_hal_devices: dict[tuple[GpuDriver, str], Any] = {}
+
+
+def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
+    """A GPU by index or by the driver's name, by default the first. Raises ArtifactError."""
+    if len(device_ids) > 1:
+        raise ArtifactError(
+            "one GPU serves a model on the iree runtime; give one of --device-ids, or serve pipeline stages "
+            "with `--runtime shortfin`"
+        )
+    (name,) = select(driver, device_ids or ("0",), _available(driver))
+    with _devices_lock:
+        if (driver, name) not in _hal_devices:
+            _hal_devices[driver, name] = _create_hal_device(driver, name)
+        return GpuDevice(driver, _hal_devices[driver, name])
+
+
+def _available(driver: GpuDriver) -> list[str]:
+    """The driver's names of all GPUs; at least one. Raises ArtifactError."""
+    try:
+        found = iree.get_driver(driver).query_available_devices()
+    except Exception as error:
+        raise unavailable(driver, error) from None
+    if not found:
+        raise unavailable(driver)
+    return [device["path"] for device in found]
+
+
+def _create_hal_device(driver: GpuDriver, name: str) -> Any:
+    try:
+        made = iree.get_driver(driver).create_device_by_uri(f"{driver}://{name}", allocators=["caching"])
+    except Exception as error:
+        raise unopenable(driver, error) from None
+    never_release(made)
+    return made
+
+
+class GpuBuffer(IreeBuffer):
+    """An array on the GPU, or on the host in `staged` until an invocation first needs it."""
+
+    __slots__ = ("staged",)
+
+    def __init__(self, view: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        super().__init__(view, shape, dtype)
+        self.staged: Array | None = None
+
+    @property
+    def hal(self) -> Any:
+        return self.view.get_buffer()
+
+
+class GpuDevice(IreeDevice):
+    buffer_type = GpuBuffer
+    submissions_per_trim = 4096  # freeing memory waits for the device
+
+    def __init__(self, driver: GpuDriver, hal_device: Any) -> None:
+        super().__init__(driver, hal_device)
+        self._staging = IreeStagingPool(self._allocator)
+        self._lost: DeviceLostError | None = None
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, stage: int = 0, only_dispatches: bool = False
+    ) -> GpuBuffer:
+        def run() -> GpuBuffer:
+            buffer = GpuBuffer(self._new_view(shape, np.dtype(dtype)), shape, np.dtype(dtype))
+            self._execute(lambda commands: commands.fill(buffer.hal, _ZERO)).wait()
+            return buffer
+
+        return self._guard(run)
+
+    def upload(self, array: Array) -> GpuBuffer:
+        buffer = GpuBuffer(None, array.shape, array.dtype)
+        buffer.staged = np.array(array, order="C")
+        return buffer
+
+    def download(self, buffer: DeviceBuffer) -> Array:
+        source = cast(GpuBuffer, buffer)
+        if source.staged is not None:
+            return source.staged.copy()
+        return self._guard(lambda: self._fetch(source))
+
+    def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
+        target = cast(GpuBuffer, buffer)
+        row_bytes = target.num_bytes // target.shape[0]
+
+        def fill(commands: Any) -> None:
+            for row in rows:
+                commands.fill(target.hal, _ZERO, row * row_bytes, row_bytes)
+
+        self._guard(lambda: self._execute(fill).wait())
+
+    def close(self) -> None:
+        if self._lost is None:
+            super().close()
+
+    def failed_in_flight(self, fence: Fence, error: Exception) -> InvocationError:
+        return self._lose(error)
+
+    def _read_parameters(self, paths: Sequence[Path]) -> Any:
+        return open_parameters(paths)
+
+    def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:
+        if self._lost is not None:
+            raise self._lost
+        buffers = {id(argument): cast(GpuBuffer, argument) for argument in arguments}
+        if staged := [buffer for buffer in buffers.values() if buffer.staged is not None]:
+            self._put_on_device(staged)
+
+    def _put_on_device(self, buffers: Sequence[GpuBuffer]) -> None:
+        ends = itertools.accumulate(-(-buffer.num_bytes // _ALIGNMENT) * _ALIGNMENT for buffer in buffers)
+        offsets = [0, *ends]
+        staging = self._staging.take(offsets[-1])
+        views = [self._new_view(buffer.shape, buffer.dtype) for buffer in buffers]
+
+        def copy(commands: Any) -> None:
+            for buffer, view, offset in zip(buffers, views, offsets, strict=False):
+                content = cast(Array, buffer.staged).reshape(-1).view(np.uint8)
+                staging.content[offset : offset + len(content)] = content
+                commands.copy(staging.buffer, view.get_buffer(), offset, 0, len(content))
+
+        self._staging.give_back(staging, self._execute(copy))
+        for buffer, view in zip(buffers, views, strict=True):
+            buffer.view, buffer.staged = view, None
+
+    def _fetch(self, source: GpuBuffer) -> Array:
+        staging = self._staging.take(source.num_bytes)
+        fence = self._timeline.submit(
+            lambda wait, signal: self._hal_device.queue_copy(source.hal, staging.buffer, wait, signal)
+        )
+        fence.wait()
+        content = staging.content[: source.num_bytes].copy().view(source.dtype).reshape(source.shape)
+        self._staging.give_back(staging, fence)
+        return content
+
+    def _execute(self, record: Callable[[Any], None]) -> Fence:
+        """Submits the commands that `record` adds to a command buffer."""
+        commands = iree.HalCommandBuffer(self._hal_device)
+        record(commands)
+        commands.end()
+        return self._timeline.submit(
+            lambda wait, signal: self._hal_device.queue_execute(commands, wait, signal)
+        )
+
+    def _new_view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        buffer = self._allocator.allocate_buffer(_MEMORY, _USAGE, prod(shape) * dtype.itemsize)
+        return iree.HalBufferView(buffer, shape, ELEMENTS[dtype])
+
+    def _guard(self, work: Callable[[], T]) -> T:
+        """The result of work with the device. Raises InvocationError."""
+        with self._lock:
+            if self._lost is not None:
+                raise copy_of(self._lost)
+            try:
+                return work()
+            except Exception as error:
+                raise self._refused(error) from None
+
+    def _refused(self, error: Exception) -> InvocationError:
+        if self._lost is not None:
+            return copy_of(self._lost)
+        if any(sign in str(error) for sign in _OF_THE_DRIVER):
+            return self._lose(error)
+        return super()._refused(error)
+
+    def _lose(self, error: Exception) -> DeviceLostError:
+        """Asks nothing more of the device; returns what to report."""
+        if self._lost is None:
+            self._lost = lost_error(error)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        return copy_of(self._lost)

@@ -1,0 +1,56 @@
+"""Host memory through which arrays travel to and from a GPU of iree.runtime."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any, cast
+
+import iree.runtime as iree
+import numpy as np
+
+from shortfin_apps.llm.components.runtime.device import Array
+from shortfin_apps.llm.components.runtime.iree_timeline import Fence
+
+_SMALLEST_BYTES = 256
+_BYTE = np.dtype(np.uint8)
+# Cached, as memory that is not is combined for writing and slow to read. The flags of the bindings are no
+# flags to each other before IREE 3.13.
+_MEMORY = (
+    int(iree.MemoryType.HOST_LOCAL) | int(iree.MemoryType.HOST_CACHED) | int(iree.MemoryType.DEVICE_VISIBLE)
+)
+_USAGE = int(iree.BufferUsage.TRANSFER) | int(iree.BufferUsage.MAPPING)
+
+
+class IreeStaging:
+    """Page-locked memory that the device can copy from and to; `content` is all of it, as `uint8[bytes]`."""
+
+    def __init__(self, allocator: Any, capacity: int) -> None:
+        self.buffer = allocator.allocate_buffer(_MEMORY, _USAGE, capacity)
+        self.content = cast(Array, self.buffer.map().asarray((capacity,), _BYTE))
+
+
+class IreeStagingPool:
+    """Staging memory of one device, kept for later transfers, as locking pages is slow.
+
+    Sizes are powers of two, so the pool holds less than twice of what was in use at once.
+    """
+
+    def __init__(self, allocator: Any) -> None:
+        self._allocator = allocator
+        self._free: defaultdict[int, list[IreeStaging]] = defaultdict(list)
+        self._in_use: deque[tuple[Fence, IreeStaging]] = deque()
+
+    def take(self, num_bytes: int) -> IreeStaging:
+        capacity = max(_SMALLEST_BYTES, 1 << (num_bytes - 1).bit_length())
+        self._reclaim()
+        free = self._free[capacity]
+        return free.pop() if free else IreeStaging(self._allocator, capacity)
+
+    def give_back(self, staging: IreeStaging, used_until: Fence) -> None:
+        """Keeps the memory for transfers after that point of the timeline."""
+        self._in_use.append((used_until, staging))
+
+    def _reclaim(self) -> None:
+        while self._in_use and self._in_use[0][0].done:
+            _, staging = self._in_use.popleft()
+            self._free[len(staging.content)].append(staging)
