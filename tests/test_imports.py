@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "errors",
         ),
     ),
-    "artifact": ("builder.model", "builder.sources", "config", "errors", "host_cpu"),
+    "artifact": ("builder.model", "builder.sources", "config", "errors", "host_cpu", "iree_release"),
     # From an artefact to a running engine.
     "components": (),
     "components.kvcache": (),
@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.runtime.names": (),
     "components.runtime": (
         *("abi", "components.runtime.device", "components.runtime.names", "config", "errors"),
-        *("gpu_code", "host_cpu", "irpa"),
+        *("gpu_code", "host_cpu", "iree_release", "irpa"),
     ),
     "components.request": ("components.kvcache", "errors"),
     "components.sampling": ("components.request", "errors"),

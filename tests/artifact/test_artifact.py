@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,20 @@ def test_manifest_round_trip(tiny_artifact: Artifact, tmp_path: Path) -> None:
     assert manifest is not None
     (tmp_path / "m.json").write_bytes(manifest.to_json())
     assert Manifest.load(tmp_path / "m.json") == manifest
+
+
+@pytest.mark.parametrize("version", ["3.8.0", "3.99.0rc20270101", "3.1", None])
+def test_another_compilers_program_is_refused_with_the_command_that_makes_it_anew(
+    folder: Path, version: str | None
+) -> None:
+    manifest = Artifact.open(folder).manifest
+    assert manifest is not None
+    versions = {} if version is None else {"iree-base-compiler": version}
+    (folder / file_names.MANIFEST).write_bytes(replace(manifest, versions=versions).to_json())
+    command = f"shortfin-llm build random:tiny -o {folder}"
+    with pytest.raises(ArtifactError, match=re.escape(f"cannot load; rebuild it with `{command}")):
+        Artifact.open(folder)
+    assert Artifact.open(folder, for_this_host=False).name == "random-tiny"
 
 
 @pytest.mark.parametrize("name", [*file_names.FILES, file_names.MANIFEST])

@@ -19,10 +19,12 @@ from shortfin_apps.llm.artifact.file_names import (
     VMFB,
 )
 from shortfin_apps.llm.artifact.file_record import FileRecord
+from shortfin_apps.llm.artifact.rebuild import rebuild_command
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.host_cpu import is_of_another_architecture, missing_features
+from shortfin_apps.llm.iree_release import runtime_release
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +113,8 @@ class Artifact:
         """Opens a directory written by `shortfin-llm build`.
 
         Raises ArtifactError when a file is missing or damaged, the format is newer than this program, or it
-        was compiled for a CPU with features that this one lacks (not checked if `for_this_host` is False).
+        was compiled by another release of IREE than the one that runs here, or for a CPU with features that
+        this one lacks (the last two are not checked if `for_this_host` is False).
         """
         _check_is_artifact(directory)
         manifest = Manifest.load(directory / MANIFEST)
@@ -120,6 +123,7 @@ class Artifact:
         for name in (VMFB, PARAMETERS) if check_sizes else ():
             _check_size(directory / name, manifest)
         if for_this_host:
+            _check_release(directory, manifest)
             _check_host(directory, manifest.target)
         return cls(
             vmfb=directory / VMFB,
@@ -143,8 +147,8 @@ class Artifact:
     ) -> Artifact:
         """Opens files given one by one, as upstream's flags do.
 
-        If there is a manifest beside the VMFB, its CPU and the sizes of the files beside it are checked.
-        `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists.
+        If there is a manifest beside the VMFB, its compiler, its CPU and the sizes of the files beside it are
+        checked. `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists.
         Raises ArtifactError.
         """
         if not parameters:
@@ -158,6 +162,7 @@ class Artifact:
             for path in (vmfb, *parameters) if check_sizes else ():
                 if is_covered(path, vmfb, manifest):
                     _check_size(path.resolve(), manifest)
+            _check_release(vmfb.parent, manifest)
             _check_host(vmfb, manifest.target)
         beside = tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         return cls(
@@ -209,6 +214,17 @@ def _check_is_artifact(directory: Path) -> None:
             raise ArtifactError(advice(directory))
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
         raise ArtifactError(f"{str(directory)!r}: cannot be read ({error})") from error
+
+
+def _check_release(directory: Path, manifest: Manifest) -> None:
+    """A runtime loads what the compiler of its own release made."""
+    compiler, runtime = manifest.versions.get("iree-base-compiler", "unknown"), runtime_release()
+    if not compiler.startswith(f"{runtime}."):
+        command = rebuild_command(directory, manifest.source.uri, manifest.options)
+        raise ArtifactError(
+            f"{directory}: compiled by IREE {compiler}, which IREE {runtime}, the one installed here, cannot "
+            f"load; rebuild it with `{command}`"
+        )
 
 
 def _check_host(directory: Path, target: TargetRecord) -> None:

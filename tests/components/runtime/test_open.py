@@ -12,7 +12,8 @@ from shortfin_apps.llm.components.runtime import iree_gpu
 from shortfin_apps.llm.components.runtime import open as open_module
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.errors import ArtifactError
-from tests.runtimes import RUNTIMES, SHORTFIN
+from shortfin_apps.llm.iree_release import Release
+from tests.runtimes import RUNTIMES, SHORTFIN, needs_shortfin
 
 LEAVE = """
 import sys
@@ -127,6 +128,18 @@ def test_without_shortfin_amd_gpus_run_on_iree(
     open_device("amdgpu", "shortfin")
     assert opened == [("hip", ["1"]), ("hip", ())]
     assert "shortfin is not installed: the model runs on the IREE runtime" in caplog.text
+
+
+@needs_shortfin
+@pytest.mark.parametrize(("device", "runtime"), [("cpu", "shortfin"), ("hip", "shortfin"), ("hip", "auto")])
+def test_shortfin_beside_another_release_of_iree_is_refused(
+    device: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_module, "runtime_release", lambda: Release(3, 13))
+    with pytest.raises(
+        ArtifactError, match=r"shortfin 3\.9 .* IREE 3\.13 .*`pip install 'iree-base-compiler==3\.9"
+    ):
+        open_device(device, runtime)
 
 
 @pytest.mark.parametrize("close", ["close", "leave"])

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.vmfb import load_error, read_exports
 from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.iree_release import OF_SHORTFIN, runtime_release
 
 from .conftest import UNFENCED, WEIGHT, compile_vmfb, write_irpa
 
@@ -107,7 +108,7 @@ def test_another_target_is_refused(device: Device, tmp_path: Path) -> None:
 )
 def test_another_compiler_release_is_refused(tmp_path: Path, message: str) -> None:
     error = load_error(tmp_path / "new.vmfb", ValueError(message))
-    assert "another IREE release" in str(error)
+    assert f"another release of IREE than {runtime_release()}," in str(error)
     assert "shortfin-llm build" in str(error)
 
 
@@ -119,18 +120,19 @@ def test_a_gpu_that_fails_while_loading_is_no_wrong_file(tmp_path: Path) -> None
 
 
 def test_a_real_bytecode_version_mismatch(device: Device, folder: Path, tmp_path: Path) -> None:
-    """The version, 15.0 in IREE 3.9, is the module's first u32 that reads `15 << 16`."""
+    """The version, 15.0 in IREE 3.9 and 17.0 in 3.13, is the module's first u32 that reads so."""
+    version = 15 if runtime_release() == OF_SHORTFIN else 17
     content = (folder / "unfenced.vmfb").read_bytes()
     with zipfile.ZipFile(folder / "unfenced.vmfb") as archive:
         module = archive.read("module.fb")
-    other = module.replace(struct.pack("<I", 15 << 16), struct.pack("<I", 99 << 16), 1)
+    other = module.replace(struct.pack("<I", version << 16), struct.pack("<I", 99 << 16), 1)
     assert other != module
     content = content.replace(module, other)
     old_sum, new_sum = (struct.pack("<I", zlib.crc32(m)) for m in (module, other))
     content = content.replace(old_sum, new_sum)
     newer = tmp_path / "newer.vmfb"
     newer.write_bytes(content)
-    with pytest.raises(ArtifactError, match="another IREE release"):
+    with pytest.raises(ArtifactError, match="another release of IREE"):
         device.load_program(newer, [], "plain")
 
 

@@ -11,6 +11,7 @@ from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES, GpuDriver
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.host_cpu import permit_amx
+from shortfin_apps.llm.iree_release import runtime_release, shortfin_release
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def has_shortfin() -> bool:
 def _open_cpu(runtime: Runtime, threads: int | None) -> Device:
     permit_amx()  # whether a program needs it is known when the artefact is opened
     if runtime == "shortfin" and _finds_shortfin():
+        _check_shortfin()
         from shortfin_apps.llm.components.runtime.shortfin_device import open_hostcpu
 
         return open_hostcpu()
@@ -68,6 +70,7 @@ def _open_gpu(driver: GpuDriver, runtime: Runtime, device_ids: Sequence[str]) ->
     if driver == "hip" and (
         _finds_shortfin() if runtime == "shortfin" else runtime == "auto" and has_shortfin()
     ):
+        _check_shortfin()
         from shortfin_apps.llm.components.runtime.hip import open_hip
 
         return open_hip(device_ids)
@@ -83,3 +86,13 @@ def _finds_shortfin() -> bool:
             "shortfin is not installed: the model runs on the IREE runtime, as with `--runtime iree`"
         )
     return has_shortfin()
+
+
+def _check_shortfin() -> None:
+    """Raises ArtifactError where shortfin cannot load the VMFBs of the release that is installed."""
+    shortfin, iree = shortfin_release(), runtime_release()
+    if shortfin != iree:
+        raise ArtifactError(
+            f"shortfin {shortfin} cannot load what IREE {iree} compiles; run `pip install "
+            f"'iree-base-compiler=={shortfin}.*' 'iree-base-runtime=={shortfin}.*'`, or use `--runtime iree`"
+        )

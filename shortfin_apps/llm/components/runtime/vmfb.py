@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.runtime.declaration import parse_declaration
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.components.runtime.gpu_target import wrong_chip_error
 from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.iree_release import runtime_release
 
 _ZIP_MAGIC = b"PK\x03\x04"
 _FLATBUFFER_IDENTIFIER = slice(8, 12)  # after the size prefix and the root offset
@@ -94,13 +95,14 @@ def load_error(path: Path, error: Exception) -> ArtifactError:
     reason = text.splitlines()[0] if text else type(error).__name__
     if "bytecode version" in text or "module features" in text:
         return ArtifactError(
-            f"{path}: compiled by another IREE release than the 3.9 that runs here ({reason}); {_REBUILD}"
+            f"{path}: compiled by another release of IREE than {runtime_release()}, the one installed here "
+            f"({reason}); {_REBUILD}"
         )
     if "hipErrorNoBinaryForGpu" in text:
         return wrong_chip_error(path)
     if "RESOURCE_EXHAUSTED" in text:
         return ArtifactError(f"{path}: the device has not enough memory for its parameters ({reason})")
-    if "HIP driver error" in text:
+    if "HIP driver error" in text or "CUDA driver error" in text:
         return ArtifactError(f"{path}: the GPU failed while it was loaded ({reason}); try again")
     if "parameter" in text:
         return ArtifactError(
