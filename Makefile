@@ -8,6 +8,7 @@ PRESETS ?= W1,W2,W3,W4,W5
 
 VENV     := .venv
 WITHOUT_SHORTFIN := .venv-without-shortfin
+NEWEST   := .venv-newest
 BIN      := $(VENV)/bin
 # not the console scripts: these also work in a clone that was moved
 LLM      := $(BIN)/python -m shortfin_apps.llm
@@ -15,7 +16,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test amd border soak lint format bench clean
+.PHONY: help install serve test amd border newest newest-install soak lint format bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,19 @@ border: ## test the runtime border in an environment without shortfin
 	@$(WITHOUT_SHORTFIN)/bin/python -m pip uninstall --yes --quiet --quiet --disable-pip-version-check shortfin
 	@$(WITHOUT_SHORTFIN)/bin/python -m pytest -rN -m "not emulated" $(BORDER_TESTS)
 
+# What compiles programs, and what runs them; `make test` runs the same with IREE 3.9.
+NEWEST_TESTS := tests/test_iree_release.py tests/artifact tests/builder/program tests/builder/lowering/cpu/test_top_k.py \
+  tests/builder/lowering/linalg tests/components/runtime tests/integration/test_same_tokens.py \
+  tests/integration/test_service.py
+NEWEST_GPU_TESTS := tests/components/runtime tests/integration/test_hip_tokens.py
+
+newest: newest-install ## test what compiles and runs programs with the newest IREE, without shortfin
+	@$(NEWEST)/bin/python -m pytest -rN -m "not (emulated or by_hand)" $(NEWEST_TESTS)
+	@$(NEWEST)/bin/python -m pytest -rN -m emulated -p no:randomly $(NEWEST_GPU_TESTS)
+
+newest-install: ## set up .venv-newest: the newest IREE, without shortfin
+	@$(MAKE) --no-print-directory VENV=$(NEWEST) OVERRIDES=newest.txt install
+
 soak: $(VENV)/runtime.stamp ## press a server for a minute with clients that leave early and talk nonsense
 	@$(LLM) build random:tiny -o .artifacts/random-tiny >/dev/null
 	@$(BIN)/python bench/soak.py .artifacts/random-tiny --minutes 1
@@ -79,23 +93,27 @@ bench: $(VENV)/runtime.stamp ## measure the server that `make serve` runs in ano
 	@$(LLM) bench --url http://$(HOST):$(PORT) --preset $(PRESETS)
 
 clean: ## remove .venv, artefacts and caches
-	rm -rf $(VENV) $(WITHOUT_SHORTFIN) .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(WITHOUT_SHORTFIN) $(NEWEST) .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find shortfin_apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.
-$(VENV)/runtime.stamp: pyproject.toml | $(BIN)/uv
+# OVERRIDES names a file of requirements that replace those of pyproject.toml.
+$(VENV)/runtime.stamp: pyproject.toml $(OVERRIDES) | $(BIN)/uv
 	@$(call pip_install,--editable .)
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml $(VENV)/runtime.stamp
+$(VENV)/dev.stamp: pyproject.toml $(OVERRIDES) $(VENV)/runtime.stamp
 	@$(call pip_install,--group dev)
 	@touch $@
 
-# uv is several times quicker than pip but does not read pip.conf: where it fails, pip has its turn.
+# uv is several times quicker than pip but does not read pip.conf: where it fails, pip has its turn. pip knows no
+# overrides: it installs what they replace first, and then says that the two do not go together.
 define pip_install
 	echo "$(VENV): installing $(1)"; \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(OVERRIDES:%=--override %) $(1) || { \
+	  pip="$(BIN)/python -m pip --quiet --disable-pip-version-check"; \
+	  $$pip install $(1) && { test -z "$(OVERRIDES)" || { \
+	    $$pip install --requirement $(OVERRIDES) && $$pip uninstall --yes shortfin; }; }; }
 endef
 
 $(BIN)/uv: | $(BIN)/python

@@ -23,7 +23,7 @@ from tests.hip import CHIPS, EmulatedGpus
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 from tests.runtimes import needs_shortfin
 
-pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300)]
 
 TOLERANCE = 0.1  # both are rounded to bf16, at other places
 MAX_TOKENS = 6
@@ -104,3 +104,12 @@ def test_preempted_requests_lose_nothing(
         got = generate(engine, [prompts[growing]] * NUM_GROWING, MAX_TOKENS)
         assert engine.stats().preemptions > 0
     check([on_cpu[growing]] * NUM_GROWING, got)
+
+
+@needs_shortfin  # without it, all tests above run on iree.runtime
+def test_iree_runtime_gives_the_same_tokens(
+    artifact: Artifact, prompts: Sequence[Sequence[int]], on_cpu: Sequence[Continuation]
+) -> None:
+    options = EngineOptions(device="hip", runtime="iree", mode=ExtendAttentionOptions(token_budget=80))
+    with open_engine(artifact, options) as engine:
+        check(on_cpu, generate(engine, prompts, MAX_TOKENS))

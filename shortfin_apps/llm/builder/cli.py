@@ -106,7 +106,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.device,
         metavar="DEVICE",
         help="cpu (this host), cpu:NAME (LLVM's name of an x86-64 or aarch64 CPU, as in cpu:znver4 or "
-        "cpu:neoverse-v1) or hip:CHIP, as in hip:gfx942 (default: %(default)s)",
+        "cpu:neoverse-v1), hip:CHIP, as in hip:gfx942, or, with the newest IREE, cuda:CHIP, as in cuda:sm_90 "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--weights",

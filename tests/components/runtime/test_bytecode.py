@@ -12,7 +12,9 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.runtime.bytecode import Call, read_calls
 from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.iree_release import OF_SHORTFIN, compiler_release
 from tests.conftest import BuildTiny
+from tests.runtimes import of_shortfins_release
 
 MODULE = """
 vm.module @module {
@@ -77,6 +79,7 @@ def vmfb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@of_shortfins_release
 def test_calls_are_in_order_with_their_constants(vmfb: Path) -> None:
     calls = read_calls(vmfb)["straight"]
     assert calls is not None
@@ -101,6 +104,7 @@ def test_functions_whose_own_calls_are_not_all_are_left_out(vmfb: Path, function
     assert read_calls(vmfb)[function] is None
 
 
+@of_shortfins_release
 def test_every_entry_of_a_model_is_read(tiny_artifact: Artifact, build_tiny: BuildTiny) -> None:
     for artifact in (tiny_artifact, build_tiny(BuildOptions(device="hip:gfx942"))):
         assert artifact.manifest is not None
@@ -117,3 +121,8 @@ def test_a_damaged_file_is_refused(vmfb: Path, tmp_path: Path) -> None:
     cut.write_bytes(vmfb.read_bytes()[:-100])
     with pytest.raises(ArtifactError, match="damaged or cut short"):
         read_calls(cut)
+
+
+@pytest.mark.skipif(compiler_release() == OF_SHORTFIN, reason="its bytecode is known")
+def test_bytecode_of_another_release_is_not_guessed_at(vmfb: Path) -> None:
+    assert set(read_calls(vmfb).values()) == {None}

@@ -16,6 +16,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import GENERIC, TINY
+from tests.runtimes import of_shortfins_release
 
 # Of a size that the Triton kernels do not take.
 ONE_LAYER = replace(TINY, num_hidden_layers=1, hidden_size=72)
@@ -88,6 +89,7 @@ def extend_dispatches(spec: ModelSpec, device: str, folder: Path) -> list[str]:
     return [path.read_text(encoding="utf-8") for path in folder.glob("*extend$async*.mlir")]
 
 
+@of_shortfins_release
 @pytest.mark.parametrize("spec", [ONE_LAYER, LARGE_HEADS], ids=["tiny", "heads-of-128"])
 @pytest.mark.parametrize("device", ["hip:gfx942", "hip:gfx1100"])
 def test_iree_computes_each_reduction_of_an_extend_right(
