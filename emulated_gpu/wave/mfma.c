@@ -96,6 +96,43 @@ static void mfma_small(wave_t *w, const instruction_t *i, const shape_t *s, bool
   count_multiply_adds(w, s);
 }
 
+// ---- sparse A, of 16 bits: of each four k, two may not be zero. A lane's kept elements have an index of two bits
+// each, a byte of SRC2 that ABID chooses, unless CBSZ is set (CDNA 3 ISA, "Sparse matrices"). C is what D was.
+
+static void spread_by_index(
+    const wave_t *w, const instruction_t *i, const shape_t *s, const float *kept, matrices_t *x) {
+  const operand_t *o = &i->operand[SRC2];
+  const int first_bit = i->cbsz ? 0 : 8 * (i->abid & 3), per_lane = s->k_run / 2;
+  memset(x->a, 0, sizeof x->a);
+  for (int g = 0; g < s->groups; g++)
+    for (int row = 0; row < s->m; row++) {
+      const uint32_t indices = w->v[o->index][g * s->m + row] >> first_bit;
+      for (int e = 0; e < per_lane; e++) {
+        const int k = s->k_run * g + e / 2 * 4 + (int)(indices >> 2 * e & 3);
+        x->a[k * s->m + row] = kept[(per_lane * g + e) * s->m + row];
+      }
+      if (!(w->v_defined[o->index] >> (g * s->m + row) & 1)) x->a_defined &= ~(1ull << row);
+    }
+}
+
+static void smfmac_f32(wave_t *w, const instruction_t *i, const shape_t *s, enum format format) {
+  matrices_t x;
+  float kept[MAX_ELEMENTS];
+  shape_t half = *s;
+  instruction_t in_place = *i;
+  if (!has_registers(w, i)) return;
+  half.k /= 2, half.k_run /= 2;
+  in_place.operand[SRC2] = i->operand[DST];
+  x.cbsz = x.abid = 0;
+  x.a_defined = read_rows(w, &i->operand[SRC0], &half, s->m, (source_t){.format = format}, kept);
+  x.b_defined = read_rows(w, &i->operand[SRC1], s, s->n, (source_t){.format = format}, x.b);
+  spread_by_index(w, i, s, kept, &x);
+  read_c_f32(w, &in_place.operand[SRC2], s, &x);
+  multiply(s, &x);
+  write_d_f32(w, &in_place, s, &x);
+  count_multiply_adds(w, &half);
+}
+
 // ---- f64: four of k; BLGP negates A, B and C. Lane 16 * k + n holds element k of row (column) n, counted
 // through all blocks. Register pair e of D holds row e * 4 + lane / 16 of column lane % 16, counted so too.
 
@@ -179,6 +216,9 @@ static void mfma_f64(wave_t *w, const instruction_t *i, const shape_t *s) {
 #define FOR_SMALL(X) \
   X(v_mfma_f32_16x16x128_f8f6f4, 16, 128, false) X(v_mfma_f32_32x32x64_f8f6f4, 32, 64, false) \
   X(v_mfma_scale_f32_16x16x128_f8f6f4, 16, 128, true) X(v_mfma_scale_f32_32x32x64_f8f6f4, 32, 64, true)
+#define SPARSE_SHAPES(X, type, format) \
+  X(v_smfmac_f32_16x16x32_##type, 16, 32, format) X(v_smfmac_f32_32x32x16_##type, 32, 16, format)
+#define FOR_SPARSE(X) SPARSE_SHAPES(X, f16, F16) SPARSE_SHAPES(X, bf16, BF16)
 #define FOR_F64(X) X(v_mfma_f64_16x16x4_f64, 16, 1) X(v_mfma_f64_4x4x4_4b_f64, 4, 4)
 
 #define DEFINE(how, name, rows, k, blocks, ...) \
@@ -190,10 +230,11 @@ static void mfma_f64(wave_t *w, const instruction_t *i, const shape_t *s) {
 #define DEFINE_I32(name, rows, k, blocks, a, b) DEFINE(mfma_i32, name, rows, k, blocks, , a, b)
 #define DEFINE_SMALL(name, rows, k, is_scaled) DEFINE(mfma_small, name, rows, k, 1, , is_scaled)
 #define DEFINE_F64(name, rows, blocks) DEFINE(mfma_f64, name, rows, 4, blocks, )
-FOR_F32(DEFINE_F32) FOR_I32(DEFINE_I32) FOR_SMALL(DEFINE_SMALL) FOR_F64(DEFINE_F64)
+#define DEFINE_SPARSE(name, rows, k, format) DEFINE(smfmac_f32, name, rows, k, 1, , format)
+FOR_F32(DEFINE_F32) FOR_I32(DEFINE_I32) FOR_SMALL(DEFINE_SMALL) FOR_F64(DEFINE_F64) FOR_SPARSE(DEFINE_SPARSE)
 
 #define ROW(name, ...) {#name, name},
-OPERATIONS(mfma) = {FOR_F32(ROW) FOR_I32(ROW) FOR_SMALL(ROW) FOR_F64(ROW) {NULL, NULL}};
+OPERATIONS(mfma) = {FOR_F32(ROW) FOR_I32(ROW) FOR_SMALL(ROW) FOR_F64(ROW) FOR_SPARSE(ROW) {NULL, NULL}};
 
 #else
 
