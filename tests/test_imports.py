@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "iree_release": (),
     "address_space": ("errors",),
     "abi": (),
+    "sampling_rule": (),
     "irpa": (),
     "gpu_code": ("errors",),
     "config": ("errors",),
@@ -65,7 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("gpu_code", "host_cpu", "iree_release", "irpa"),
     ),
     "components.request": ("components.kvcache", "errors"),
-    "components.sampling": ("components.request", "errors"),
+    "components.sampling": ("components.request", "errors", "sampling_rule"),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
     "components.invocation": (
         *("components.batching", "components.kvcache", "components.runtime.device", "components.sampling"),

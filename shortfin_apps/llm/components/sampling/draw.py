@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from shortfin_apps.llm.components.sampling.candidates import Floats, Ints
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.components.sampling.candidates import Ints
 
 NOT_FINITE = "the model returned logits that are not finite numbers"
 
 
-def draw(token_ids: Ints | None, weights: Floats, seed: int, index: int) -> int:
-    """One of `token_ids` (None: of the vocabulary), each as likely as its weight says.
-
-    Raises InvocationError when the weights' sum is not finite: a search in it would end at the last token.
-    """
-    mass = np.cumsum(weights, dtype=np.float64)
-    if not np.isfinite(mass[-1]):
-        raise InvocationError(NOT_FINITE)
-    position = int(np.searchsorted(mass, uniform(seed, index) * mass[-1], side="right"))
-    position = min(position, len(weights) - 1)
+def draw(token_ids: Ints | None, weights: Ints, seed: int, index: int) -> int:
+    """One of `token_ids` (None: of the vocabulary), each as likely as its weight says; some are not 0."""
+    mass = np.cumsum(weights)
+    target = random_word(seed, index) * int(mass[-1]) >> 64
+    position = int(np.searchsorted(mass, target, side="right"))
     return position if token_ids is None else int(token_ids[position])
 
 
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that is a function of its arguments (Philox, Salmon et al. 2011)."""
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=index)).random())
+def random_word(seed: int, index: int) -> int:
+    """64 random bits that are a function of the arguments, as `sampling_rule.py` says."""
+    return int(np.random.Philox(key=seed, counter=index).random_raw())
