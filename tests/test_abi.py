@@ -8,6 +8,7 @@ NAMES = {
     "prefill_bs4": Entry(EntryFamily.PREFILL, 4, None),
     "prefill_bs1_s128": Entry(EntryFamily.PREFILL, 1, 128),
     "decode_bs16": Entry(EntryFamily.DECODE, 16, 1),
+    "decode_loop_bs4": Entry(EntryFamily.DECODE_LOOP, 4, 1),
     "extend": Entry(EntryFamily.EXTEND, None, None),
     "extend_t64": Entry(EntryFamily.EXTEND, None, 64),
 }
@@ -21,7 +22,17 @@ def test_an_entry_is_its_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "prefill", "decode_bs", "decode_bs4_s8", "prefill_bs1_t8", "extend_bs2", "extend_s8", "other"],
+    [
+        "",
+        "prefill",
+        "decode_bs",
+        "decode_bs4_s8",
+        "prefill_bs1_t8",
+        "extend_bs2",
+        "extend_s8",
+        "decode_loop",
+        "other",
+    ],
 )
 def test_other_functions_are_no_entries(name: str) -> None:
     assert Entry.parse(name) is None
@@ -48,6 +59,17 @@ def test_an_extend_is_packed_unless_its_tokens_have_rank_two() -> None:
     padded = NAMES["extend"]
     assert padded.layout(tokens_rank=2) is Layout.PREFILL
     assert padded.argument_shapes(tokens_rank=2)["tokens"] == (None, None)
+
+
+def test_a_decode_loop_keeps_its_state_on_the_device() -> None:
+    loop = NAMES["decode_loop_bs4"]
+    assert loop.argument_shapes(has_prefill_position=False) == {
+        "tokens": (4,),
+        "positions": (4,),
+        "seq_block_ids": (4, None),
+        "sampling": (4, 6),
+    }
+    assert loop.named_results(["a"], top_k=4) == {"token_ids": "a"}
 
 
 def test_results_by_name() -> None:

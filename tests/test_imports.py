@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "builder.kernels": ("builder.quantise", "builder.weights", "errors", "iree_release"),
     "builder.lowering": (
+        *("abi", "sampling_rule"),
         *("builder.graph", "builder.kernels", "builder.model", "builder.quantise", "builder.target"),
         *("builder.weights", "errors"),
     ),
@@ -66,11 +67,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("gpu_code", "host_cpu", "iree_release", "irpa"),
     ),
     "components.request": ("components.kvcache", "errors"),
-    "components.sampling": ("components.request", "errors", "sampling_rule"),
+    "components.sampling": ("abi", "components.request", "errors", "sampling_rule"),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
     "components.invocation": (
-        *("components.batching", "components.kvcache", "components.runtime.device", "components.sampling"),
-        *("abi", "config", "errors"),
+        *("components.batching", "components.kvcache", "components.request", "components.runtime.device"),
+        *("components.sampling", "abi", "config", "errors"),
     ),
     "components.engine": (
         *("components.batching", "components.invocation", "components.kvcache", "components.request"),

@@ -9,6 +9,7 @@ tokens; B the pages in a row of the block table; `slabs` is the KV cache, one sl
     decode_bs{N}        tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs
     extend              tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], slabs
     extend_t{T}         the same, T fixed
+    decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [N,6], slabs
 
 Prefill and decode differ in the order of their second and third argument. All arguments are i64, except the
 slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place. Without `has_prefill_position` in
@@ -21,7 +22,13 @@ and tokens behind the last task's are padding. A task is a decode (one token, an
 (any length, from a page's first slot on). A padding row has tokens 0, start position 0, sequence length 1 and
 the scratch page.
 
-Results are logits `[rows, 1 or S, V]` where config.json has no `top_k`, else values and indices (i64)
+A `decode_loop` of our own decodes and samples. It writes each row's new token and its position over `tokens`
+and `positions`, so that it can be called again, before its result is read, with the same arguments. A row of
+`sampling` has the columns of `SamplingColumn`. A padding row has token 0, position -1, zeros for sampling and
+the scratch page; its state stays as it is. The result is the new token ids `[N]`: -1 for a row whose best
+logit is not finite, and anything for a padding row.
+
+Other results are logits `[rows, 1 or S, V]` where config.json has no `top_k`, else values and indices (i64)
 `[rows, 1 or S, K]`, and then perhaps logits. Our own entries return all three, for each row's last token.
 """
 
@@ -30,7 +37,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -42,7 +49,7 @@ ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
 
-_NAME = re.compile(r"(prefill|decode|extend)(?:_bs(\d+))?(?:_[st](\d+))?")
+_NAME = re.compile(r"(prefill|decode_loop|decode|extend)(?:_bs(\d+))?(?:_[st](\d+))?")
 
 
 class EntryFamily(StrEnum):
@@ -51,6 +58,7 @@ class EntryFamily(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
+    DECODE_LOOP = "decode_loop"  # a decode that samples, and keeps its state on the device
 
 
 class Layout(StrEnum):
@@ -59,14 +67,28 @@ class Layout(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     PACKED = "packed"
+    LOOP = "loop"
+
+
+class SamplingColumn(IntEnum):
+    """The columns of a decode loop's `sampling`; `sampling_rule.py` says what they mean to a draw."""
+
+    SCALE = 0  # the bits of an f32, the factor of logits in the exponent of a weight
+    TOP_K = 1  # from 1 to K
+    SHARE = 2  # top-p, in units of 2**-SHARE_BITS
+    LEAST_WEIGHT = 3  # min-p, in units of a weight
+    SEED = 4
+    PROMPT_LENGTH = 5  # tokens before the output, from whose start draws are numbered
 
 
 _ARGUMENTS = {
     Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
     Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"),
+    Layout.LOOP: ("tokens", "positions", "seq_block_ids", "sampling"),
 }
 _RESULTS = ("values", "indices", "logits")
+_LOOP_RESULTS = ("token_ids",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +106,8 @@ class Entry:
             return None
         family = EntryFamily(match[1])
         rows, length = (int(number) if number else None for number in match.group(2, 3))
-        entry = cls(family, rows, 1 if family is EntryFamily.DECODE else length)
+        is_decode = family in (EntryFamily.DECODE, EntryFamily.DECODE_LOOP)
+        entry = cls(family, rows, 1 if is_decode else length)
         return entry if entry.name == name else None
 
     @property
@@ -99,6 +122,8 @@ class Entry:
         """`tokens_rank` is the rank of the first argument, where it is known: 2 means a padded `extend`."""
         if self.family is EntryFamily.EXTEND:
             return Layout.PREFILL if tokens_rank == 2 else Layout.PACKED
+        if self.family is EntryFamily.DECODE_LOOP:
+            return Layout.LOOP
         return Layout(self.family.value)
 
     def argument_shapes(
@@ -106,10 +131,25 @@ class Entry:
     ) -> dict[str, tuple[int | None, ...]]:
         """The arguments before the slabs: shape by name, in order; None stands for a dynamic dimension."""
         layout = self.layout(tokens_rank)
-        tokens = (self.length,) if layout is Layout.PACKED else (self.rows, self.length)
-        shapes = {"tokens": tokens, "seq_block_ids": (self.rows, None)}
+        shapes = {
+            "tokens": _tokens_shape(layout, self.rows, self.length),
+            "seq_block_ids": (self.rows, None),
+            "sampling": (self.rows, len(SamplingColumn)),
+        }
         names = argument_names(layout, has_prefill_position=has_prefill_position)
         return {name: shapes.get(name, (self.rows,)) for name in names}
+
+    def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
+        """The results of this entry by name; without `top_k` they are logits alone."""
+        if self.family is EntryFamily.DECODE_LOOP:
+            return dict(zip(_LOOP_RESULTS, results, strict=False))
+        return named_results(results, top_k)
+
+
+def _tokens_shape(layout: Layout, rows: int | None, length: int | None) -> tuple[int | None, ...]:
+    if layout is Layout.LOOP:
+        return (rows,)
+    return (length,) if layout is Layout.PACKED else (rows, length)
 
 
 def argument_names(layout: Layout, *, has_prefill_position: bool = True) -> tuple[str, ...]:
@@ -121,5 +161,5 @@ def argument_names(layout: Layout, *, has_prefill_position: bool = True) -> tupl
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-    """The results of an entry by name; without `top_k` they are logits alone."""
+    """The results of an entry that is no loop, by name; without `top_k` they are logits alone."""
     return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))

@@ -32,6 +32,7 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             decode_batch_sizes=(1, 2, 4),
             chunk_sizes=(32,),
             extend_sizes=(64,),
+            decode_loop_sizes=(4,),
             top_k=8,
         )
         for kind in WEIGHTS

@@ -26,8 +26,8 @@ def test_defaults_are_the_options_own() -> None:
 def test_every_flag() -> None:
     flags = (
         "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "
-        "--chunk-sizes none --extend-sizes 256,64 --context-length 512 --block-seq-stride 32 --pages 9 "
-        "--top-k 1"
+        "--chunk-sizes none --extend-sizes 256,64 --decode-loop-sizes 8 --context-length 512 "
+        "--block-seq-stride 32 --pages 9 --top-k 1"
     )
     assert cli.options_of(parse("x.gguf", *flags.split())) == BuildOptions(
         device="hip:gfx942",
@@ -37,6 +37,7 @@ def test_every_flag() -> None:
         decode_batch_sizes=(1, 8),
         chunk_sizes=(),
         extend_sizes=(64, 256),
+        decode_loop_sizes=(8,),
         block_seq_stride=32,
         context_length=512,
         device_block_count=9,

@@ -10,6 +10,7 @@ list them in their block tables without a token there, as a mask that multiplies
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,6 +27,8 @@ from shortfin_apps.llm.components.runtime.device import (
     EntrySignature,
     TensorType,
 )
+from shortfin_apps.llm.components.sampling.draw import draw
+from shortfin_apps.llm.components.sampling.weights import mass_within, weights_of
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 
 VOCAB = 32
@@ -92,12 +95,36 @@ class FakeBuffer:
         return self.array.dtype
 
 
-@dataclass
+@dataclass(eq=False)
 class FakePending:
+    """An invocation, which runs when it is waited for, after all that were submitted before it.
+
+    When it fails, those behind it in flight fail with it.
+    """
+
     run: Callable[[], Sequence[DeviceBuffer]]
+    in_flight: deque[FakePending] = field(default_factory=deque)
+    results: Sequence[DeviceBuffer] = ()
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.in_flight.append(self)
 
     def wait(self) -> Sequence[DeviceBuffer]:
-        return self.run()
+        while self in self.in_flight:
+            self.in_flight[0].finish()
+        if self.error is not None:
+            raise self.error
+        return self.results
+
+    def finish(self) -> None:
+        self.in_flight.popleft()
+        try:
+            self.results = self.run()
+        except BaseException as error:
+            for each in (self, *self.in_flight):
+                each.error = error
+            self.in_flight.clear()
 
 
 @dataclass
@@ -126,8 +153,10 @@ class FakeProgram:
     logits_result: bool = True
     extend_rank: int = 0  # 1: packed extend entries, 2: a padded one, 0: none
     extend_lengths: tuple[int, ...] = ()
+    loop_sizes: tuple[int, ...] = ()
     reads_masked: bool = False
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    in_flight: deque[FakePending] = field(default_factory=deque)
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
@@ -137,7 +166,10 @@ class FakeProgram:
         if self.extend_rank:
             entries += [Entry(EntryFamily.EXTEND, None, t) for t in (None, *self.extend_lengths)]
         first = (TensorType((None,) * (self.extend_rank or 2), I64),)
-        return {e.name: EntrySignature(e.name, first, self._result_types()) for e in entries}
+        loops = [Entry(EntryFamily.DECODE_LOOP, n, 1) for n in self.loop_sizes]
+        return {e.name: EntrySignature(e.name, first, self._result_types()) for e in entries} | {
+            e.name: EntrySignature(e.name, None, (TensorType((e.rows,), I64),)) for e in loops
+        }
 
     def _result_types(self) -> tuple[TensorType, ...]:
         one = TensorType((None, None, None), F32)
@@ -149,7 +181,7 @@ class FakeProgram:
         self.faults.call("submit")
         arrays = [array_of(a) for a in arguments]
         self.calls.append((entry, arrays[0].shape))
-        return FakePending(lambda: self._run(entry, arrays))
+        return FakePending(lambda: self._run(entry, arrays), self.in_flight)
 
     def arguments_of(self, entry: str, arrays: Sequence[Array]) -> dict[str, Array]:
         """The arguments by name, the slab among them as `cache`."""
@@ -163,6 +195,8 @@ class FakeProgram:
         self.faults.call("wait")
         self.faults.before(entry)
         arguments = self.arguments_of(entry, arrays)
+        if "sampling" in arguments:
+            return self._run_loop(**arguments)
         tokens, lens, blocks, cache = (arguments[n] for n in ("tokens", "seq_lens", "seq_block_ids", "cache"))
         starts = arguments.get("start_positions", np.zeros(len(lens), np.int64))
         if "offsets" in arguments:
@@ -171,6 +205,28 @@ class FakeProgram:
             self._store(*of_row, cache, is_spoiled=self.faults.spoil(row))
         rows = [self._row(*of_row, cache) for of_row in zip(lens, blocks, strict=True)]
         return self._results(np.stack(rows)[:, None, :])
+
+    def _run_loop(
+        self, tokens: Array, positions: Array, seq_block_ids: Array, sampling: Array, cache: Array
+    ) -> Sequence[DeviceBuffer]:
+        """Decodes, samples by the rule for devices, and writes over the state."""
+        starts = np.maximum(positions, 0)
+        of_rows = zip(tokens[:, None], starts, starts + 1, seq_block_ids, strict=True)
+        for row, of_row in enumerate(of_rows):
+            self._store(*of_row, cache, is_spoiled=self.faults.spoil(row))
+        logits = np.stack(
+            [self._row(*of_row, cache) for of_row in zip(starts + 1, seq_block_ids, strict=True)]
+        )
+        token_ids = np.array(
+            [
+                sampled(of_row, columns, position, self.config.top_k or 0)
+                for of_row, columns, position in zip(logits, sampling, positions, strict=True)
+            ]
+        )
+        is_used = positions >= 0
+        tokens[:] = np.where(is_used & (token_ids >= 0), token_ids, tokens)
+        positions[is_used] += 1
+        return [FakeBuffer(token_ids)]
 
     @staticmethod
     def _unpacked(tokens: Array, offsets: Array, counts: Array) -> Array:
@@ -210,6 +266,20 @@ class FakeProgram:
         return results[: 3 if self.logits_result else 2]
 
 
+def sampled(logits: Array, columns: Array, position: int, k: int) -> int:
+    """The token that a decode loop samples: `columns` are those of `SamplingColumn`; -1 for NaN."""
+    scale_bits, top_k, share, least, seed, prompt_length = columns.tolist()
+    if position < 0 or not np.isfinite(logits.max()):
+        return -1
+    order = np.argsort(-logits, kind="stable")[: min(k, top_k)]
+    scale = np.int32(scale_bits).view(np.float32)
+    weights = weights_of(logits[order], float(logits.max()), scale)
+    before = np.cumsum(weights) - weights
+    passes = (before < mass_within(share, int(weights.sum()))) & (weights >= least)
+    passes[0] = True
+    return draw(order, np.where(passes, weights, 0), seed, int(position) + 1 - prompt_length)
+
+
 class FakeDevice:
     name = "fake"
 
@@ -241,6 +311,7 @@ class FakeDevice:
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
         self.program.faults.call("clear")
+        assert not self.program.in_flight, "pages are cleared while an invocation may write them"
         array_of(buffer)[list(rows)] = 0
 
     def close(self) -> None:

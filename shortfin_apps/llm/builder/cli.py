@@ -92,6 +92,7 @@ def options_of(args: argparse.Namespace) -> BuildOptions:
         decode_batch_sizes=args.decode_batch_sizes,
         chunk_sizes=args.chunk_sizes,
         extend_sizes=args.extend_sizes,
+        decode_loop_sizes=args.decode_loop_sizes,
         block_seq_stride=args.block_seq_stride,
         context_length=args.context_length,
         device_block_count=args.pages,
@@ -135,6 +136,10 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
             "chunk lengths, in tokens, that get a prefill of their own; 'none' for only the dynamic one",
         ),
         ("extend_sizes", "token counts that get an extend entry of their own beside the dynamic one"),
+        (
+            "decode_loop_sizes",
+            "requests in one decode step that samples on the device and keeps its state there",
+        ),
     ):
         default = getattr(DEFAULTS, name)
         group.add_argument(

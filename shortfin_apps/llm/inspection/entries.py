@@ -69,7 +69,7 @@ def _entry(
         rows=parsed.rows if parsed else None,
         length=parsed.length if parsed else None,
         arguments=_arguments(signature, parsed, config),
-        results=_results(signature, config),
+        results=_results(signature, parsed, config),
         num_dispatches=None if dispatched is None else len(dispatched),
         launches=None if dispatched is None or kernels is None else _launches(dispatched, kernels),
     )
@@ -91,10 +91,11 @@ def _arguments(signature: EntrySignature, entry: Entry | None, config: ModelConf
     }
 
 
-def _results(signature: EntrySignature, config: ModelConfig) -> dict[str, str] | None:
+def _results(signature: EntrySignature, entry: Entry | None, config: ModelConfig) -> dict[str, str] | None:
     if signature.results is None:
         return None
-    return {name: format_type(each) for name, each in named_results(signature.results, config.top_k).items()}
+    name_results = named_results if entry is None else entry.named_results
+    return {name: format_type(each) for name, each in name_results(signature.results, config.top_k).items()}
 
 
 def dispatched_kernels(calls: Calls) -> tuple[Dispatched, ...]:

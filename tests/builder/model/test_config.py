@@ -65,6 +65,7 @@ def test_pages_hold_a_context_and_fit_a_gibibyte(
         ({"chunk_sizes": (100,)}, "--chunk-sizes: 100 is not a multiple of the page of 16"),
         ({"chunk_sizes": (2048,)}, "--chunk-sizes: 2048 exceeds the context length of 1024"),
         ({"extend_sizes": (0,)}, "--extend-sizes: must be positive, not 0"),
+        ({"decode_loop_sizes": (0,)}, "--decode-loop-sizes: must be positive, not 0"),
         ({"prefill_batch_sizes": ()}, "at least one prefill and one decode"),
         ({"decode_batch_sizes": (0, 1)}, "--decode-batch-sizes: must be positive, not 0"),
         ({"decode_batch_sizes": (1, 1)}, "--decode-batch-sizes: each size once"),

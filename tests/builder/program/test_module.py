@@ -210,7 +210,9 @@ def test_values_and_indices_are_the_largest_logits(model: CompiledModel) -> None
 
 def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     entries = models["bf16"].program.entries
-    assert sorted(entries) == sorted([*(name for name, _ in PREFILLS + DECODES), "extend", "extend_t64"])
+    assert sorted(entries) == sorted(
+        [*(name for name, _ in PREFILLS + DECODES), "extend", "extend_t64", "decode_loop_bs4"]
+    )
     arguments, results = entries["decode_bs4"].arguments, entries["decode_bs4"].results
     assert arguments is not None
     assert results is not None

@@ -79,7 +79,7 @@ def test_decode_arguments_are_tokens_lens_starts_blocks() -> None:
 
 def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:
     config = fake_config()
-    program = FakeProgram(config, static_lengths=(8,))
+    program = FakeProgram(config, static_lengths=(8,), loop_sizes=(2,))
     device = FakeDevice(program)
     slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
     BatchRunner(device, program, config, page_table=[slab]).warm_up()

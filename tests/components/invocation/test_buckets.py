@@ -36,6 +36,15 @@ def test_a_batch_is_padded_to_the_nearest_bucket() -> None:
     assert made.nearest(prefill(one, one)) == Shape("prefill_bs4", Layout.PREFILL, 4, 16, 2)
 
 
+def test_a_decode_loop_is_the_nearest_that_holds_the_rows() -> None:
+    made = buckets("decode_bs1", "prefill_bs1", "decode_loop_bs2", "decode_loop_bs8")
+    one = task(1, 12)
+    assert made.decode_loop((one,)) == Shape("decode_loop_bs2", Layout.LOOP, 2, 2, 4)
+    assert made.decode_loop((one,) * 3) == Shape("decode_loop_bs8", Layout.LOOP, 8, 8, 4)
+    assert made.decode_loop((one,) * 9) is None
+    assert buckets("decode_bs1", "prefill_bs1").decode_loop((one,)) is None
+
+
 def test_a_static_entry_of_the_exact_length_is_preferred() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "prefill_bs1_s8")
     assert made.nearest(prefill(task(7, 0))).entry == "prefill_bs1_s8"

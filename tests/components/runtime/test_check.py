@@ -117,6 +117,18 @@ def test_a_mismatch_is_named(entries: tuple[EntrySignature, ...], changes: dict[
         check_program(Listed(*entries), dataclasses.replace(CONFIG, **changes))
 
 
+def loop(*results: TensorType) -> EntrySignature:
+    shapes = ((2,), (2,), (2, None), (2, 6))
+    arguments = (*(TensorType(shape, I64) for shape in shapes), CACHE)
+    return EntrySignature("decode_loop_bs2", arguments, results)
+
+
+def test_a_decode_loop_returns_token_ids() -> None:
+    check_program(Listed(*WHOLE, loop(TensorType((2,), I64))), CONFIG)
+    with pytest.raises(ArtifactError, match=r"returns tensor<4xi64> where .* tensor<2xi64>; rebuild"):
+        check_program(Listed(*WHOLE, loop(TensorType((4,), I64))), CONFIG)
+
+
 @given(stride=st.sampled_from([1, 8, 15, 17, 32, 64]))
 def test_a_stride_that_does_not_match_the_page_size_is_named(stride: int) -> None:
     """The page size is given and matches the entries; only the stride differs."""

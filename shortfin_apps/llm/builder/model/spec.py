@@ -60,7 +60,8 @@ class BuildOptions:
     Defaults are by bench/buckets.py, and entries of static shape were no quicker on CPUs (bench/README.md).
     `chunk_sizes` are the chunk lengths (tokens) that get a prefill entry of static shape,
     `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `extend_sizes` are the token counts that get
-    an `extend_t{T}` beside the dynamic `extend`; `top_k` is the on-device sampler's width.
+    an `extend_t{T}` beside the dynamic `extend`; `decode_loop_sizes` are the batch sizes that get a
+    `decode_loop_bs{N}`, which samples on the device; `top_k` is the on-device sampler's width.
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
@@ -70,6 +71,7 @@ class BuildOptions:
     decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     chunk_sizes: tuple[int, ...] = ()
     extend_sizes: tuple[int, ...] = ()
+    decode_loop_sizes: tuple[int, ...] = ()
     block_seq_stride: int = 16
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB

@@ -6,12 +6,13 @@ their types, and that only dispatches write the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFamily, Layout
+from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFamily, Layout, SamplingColumn
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
+from shortfin_apps.llm.builder.lowering.linalg.sampling import sample
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 Body = Callable[[Emitter, Tensor, Batch], tuple[Tensor, Tensor, Tensor]]
@@ -25,6 +26,7 @@ def entries_of(options: BuildOptions) -> list[Entry]:
         *(Entry(EntryFamily.PREFILL, n, s) for n in sizes for s in options.chunk_sizes),
         *(Entry(EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes),
         *(Entry(EntryFamily.EXTEND, None, t) for t in (None, *options.extend_sizes)),
+        *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.decode_loop_sizes),
     ]
 
 
@@ -34,13 +36,67 @@ def write_entry(entry: Entry, options: BuildOptions, elements: int, body: Body) 
     tokens, batch = _arguments(e, entry, options, elements)
     values, indices, logits = body(e, tokens, batch)
     results = [e.reshape(t, (batch.rows, 1, t.shape[1])) for t in (values, indices, logits)]
-    _return(e, results, batch.cache)
+    _return(e, results, {"cache": batch.cache})
+    return _function(e, entry, options, elements, results)
+
+
+def write_decode_loop(entry: Entry, options: BuildOptions, elements: int, body: Body) -> str:
+    """The same for a decode that samples a token for each row, and writes over its state in place."""
+    e = Emitter()
+    rows = entry.rows
+    assert rows is not None, "a decode loop has a fixed number of rows"
+    tokens = _import(e, "tokens", (rows,), "i64", "consume ")
+    positions = _import(e, "positions", (rows,), "i64", "consume ")
+    sampling = _import(e, "sampling", (rows, len(SamplingColumn)), "i64")
+    starts = e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _START)
+    seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
+    batch = _batch(e, entry, options, elements, starts, seq_lens)
+    values, indices, _ = body(e, tokens, batch)
+    token_ids = sample(e, values, indices, sampling, positions)
+    ins = [(positions, "n"), (token_ids, "n"), (tokens, "n")]
+    state = {
+        "tokens": e.elementwise("n", ("n", (rows,), "i64"), ins, _NEXT_TOKEN),
+        "positions": e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _NEXT_POSITION),
+        "cache": batch.cache,
+    }
+    _return(e, [token_ids], state)
+    return _function(e, entry, options, elements, [token_ids])
+
+
+# Of a padding row, whose position is negative: the start position, and what becomes of its state.
+_START = """\
+  %zero = arith.constant 0 : i64
+  %y = arith.maxsi %a, %zero : i64
+  linalg.yield %y : i64"""
+_SEQ_LEN = """\
+  %one = arith.constant 1 : i64
+  %y = arith.addi %a, %one : i64
+  linalg.yield %y : i64"""
+_NEXT_POSITION = """\
+  %zero = arith.constant 0 : i64
+  %is_padding = arith.cmpi slt, %a, %zero : i64
+  %one = arith.constant 1 : i64
+  %next = arith.addi %a, %one : i64
+  %y = arith.select %is_padding, %a, %next : i64
+  linalg.yield %y : i64"""
+_NEXT_TOKEN = """\
+  %zero = arith.constant 0 : i64
+  %is_padding = arith.cmpi slt, %a, %zero : i64
+  %is_spoiled = arith.cmpi slt, %b, %zero : i64
+  %stays = arith.ori %is_padding, %is_spoiled : i1
+  %y = arith.select %stays, %c, %b : i64
+  linalg.yield %y : i64"""
+
+
+def _function(e: Emitter, entry: Entry, options: BuildOptions, elements: int, results: list[Tensor]) -> str:
+    """The lines emitted so far as the function of an entry."""
     declaration = _declaration(entry, elements, options, results)
     arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in (*entry.argument_shapes(), "cache"))
+    returned = ", ".join(["!hal.buffer_view"] * len(results))
     body_text = "\n".join(e.lines)
     return (
         f"util.func public @{entry.name}{ASYNC_SUFFIX}({arguments}, %wait: !hal.fence, %signal: !hal.fence) "
-        f"-> (!hal.buffer_view, !hal.buffer_view, !hal.buffer_view) attributes {{\n"
+        f"-> ({returned}) attributes {{\n"
         f'inlining_policy = #util.inline.never, iree.abi.model = "coarse-fences", iree.abi.stub,\n'
         f'iree.reflection = {{iree.abi.declaration = "{declaration}", '
         f'iree.abi.model = "coarse-fences", {ONLY_DISPATCHES} = "true"}}}} {{\n'
@@ -54,18 +110,40 @@ def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -
     length = entry.length or _dim(e, "tokens", 0 if is_packed else 1)
     rows = entry.rows or _dim(e, "offsets", 0)
     tokens = _import(e, "tokens", (length,) if is_packed else (rows, length), "i64")
-    total = length if is_packed else e.times(rows, length)
-    offsets = _import(e, "offsets", (rows,), "i64") if is_packed else even_offsets(e, rows, length)
+    offsets = _import(e, "offsets", (rows,), "i64") if is_packed else None
     starts = _import(e, "start_positions", (rows,), "i64")
     seq_lens = _import(e, "seq_lens", (rows,), "i64")
+    batch = _batch(e, entry, options, elements, starts, seq_lens, length=length, offsets=offsets)
+    return tokens if is_packed else e.reshape(tokens, (batch.tokens,)), batch
+
+
+def _batch(
+    e: Emitter,
+    entry: Entry,
+    options: BuildOptions,
+    elements: int,
+    starts: Tensor,
+    seq_lens: Tensor,
+    *,
+    length: Dim = 1,
+    offsets: Tensor | None = None,
+) -> Batch:
+    """The batch of rows of `length` tokens, or of as many in total where rows have `offsets`.
+
+    Imports the block table and the cache.
+    """
+    [rows] = starts.shape
     blocks = _import(e, "seq_block_ids", (rows, _dim(e, "seq_block_ids", 1)), "i64")
     # `consume` hands the buffer over to the function; without it every call copies the cache.
     cache = _import(e, "cache", (_dim(e, "cache", 0), elements), options.kv, "consume ")
+    total = e.times(rows, length) if offsets is None else length
+    chunk = length if offsets is None else None
+    offsets = offsets or even_offsets(e, rows, length)
     of_token = token_rows(e, offsets, total)
-    batch = Batch(
+    return Batch(
         rows=rows,
         tokens=total,
-        chunk=None if is_packed else length,
+        chunk=chunk,
         whole_pages=entry.family is EntryFamily.PREFILL,
         starts=starts,
         seq_lens=seq_lens,
@@ -76,7 +154,6 @@ def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -
         positions=token_positions(e, of_token, offsets, starts),
         rotary=cache,
     )
-    return tokens if is_packed else e.reshape(tokens, (total,)), batch
 
 
 def _dim(e: Emitter, argument: str, axis: int) -> str:
@@ -92,11 +169,19 @@ def _import(e: Emitter, name: str, shape: tuple[Dim, ...], dtype: str, how: str 
     return result
 
 
-def _return(e: Emitter, results: list[Tensor], cache: Tensor) -> None:
-    alias = e.value(
-        f"hal.tensor.alias wait(%wait) => {cache.name} : {cache.sized_type} to %cache : !hal.buffer_view"
-    )
-    joined = [*results, Tensor(alias, cache.shape, cache.dtype)]
+def _return(e: Emitter, results: list[Tensor], in_place: Mapping[str, Tensor]) -> None:
+    """Returns `results`, and writes each tensor of `in_place` over the argument of that name."""
+    aliases = [
+        Tensor(
+            e.value(
+                f"hal.tensor.alias wait(%wait) => {t.name} : {t.sized_type} to %{argument} : !hal.buffer_view"
+            ),
+            t.shape,
+            t.dtype,
+        )
+        for argument, t in in_place.items()
+    ]
+    joined = [*results, *aliases]
     ready = e.fresh()
     e.line(
         f"{ready}:{len(joined)} = hal.tensor.barrier join({', '.join(t.name for t in joined)} : "

@@ -6,7 +6,7 @@ looks like from outside in entry.py.
 
 from __future__ import annotations
 
-from shortfin_apps.llm.abi import Entry
+from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import Rotary
@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.model.config import context_length, page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.program.entry import entries_of, write_entry
+from shortfin_apps.llm.builder.program.entry import entries_of, write_decode_loop, write_entry
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -54,4 +54,5 @@ class ModelModule:
             return values["values"], values["indices"], values["logits"]
 
         elements = page_elements(self._spec, self._options)
-        return write_entry(entry, self._options, elements, body)
+        write = write_decode_loop if entry.family is EntryFamily.DECODE_LOOP else write_entry
+        return write(entry, self._options, elements, body)

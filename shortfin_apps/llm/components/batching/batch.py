@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.request.request import Request
+
+
+class Paged(Protocol):
+    """A task or a running request: it has a block table, the lease's own list."""
+
+    @property
+    def page_ids(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

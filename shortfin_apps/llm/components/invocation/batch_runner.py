@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import Entry, Layout, argument_names, named_results
+from shortfin_apps.llm.abi import Entry, EntryFamily, Layout, argument_names, named_results
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
+from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padded_state
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
+from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
     EntrySignature,
+    Pending,
     Program,
     TensorType,
 )
@@ -91,6 +94,7 @@ class BatchRunner:
         self._program = program
         self._page_table = list(page_table)
         self._top_k = config.top_k
+        self._stride = config.stride
         self._clock = clock
         has_position = config.has_prefill_position
         self.buckets = Buckets(program.entries, config.stride, has_prefill_position=has_position)
@@ -98,9 +102,10 @@ class BatchRunner:
         self._argument_names = {
             layout: argument_names(layout, has_prefill_position=has_position) for layout in Layout
         }
-        self._block_tables = BlockTables(device.upload)
+        self._block_tables = BlockTables(self._upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
         self.device_s = 0.0
+        self.num_uploads = 0  # arrays copied to the device
 
     @property
     def num_candidates(self) -> int:
@@ -125,6 +130,45 @@ class BatchRunner:
         self.device_s += self._clock() - begin
         self._counts[shape.entry].add([len(task.token_ids) for task in batch.tasks], shape.tokens)
         return result
+
+    def start_loop(
+        self, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]
+    ) -> DecodeLoop | None:
+        """A loop that decodes these tasks, each sampled by its row of `sampling`, and then on and on.
+
+        None where the VMFB has no decode loop of as many rows.
+        """
+        requests = [task.request for task in tasks]
+        if (shape := self.buckets.decode_loop(requests)) is None:
+            return None
+        state = padded_state(shape.rows, tasks, sampling)
+        on_device = {name: self._upload(array) for name, array in state.items()}
+        return DecodeLoop(requests, on_device, self._stride, self._step)
+
+    def _step(self, requests: Sequence[Request], state: Mapping[str, DeviceBuffer]) -> Callable[[], Array]:
+        """Queues one step of a loop; what it returns waits for its token ids `[rows]`."""
+        shape = self.buckets.decode_loop(requests)
+        assert shape is not None, "the loop was started on this program"
+        begin = self._clock()
+        arguments = {
+            **state,
+            "seq_block_ids": self._block_tables.on_device(requests, shape.rows, shape.blocks),
+        }
+        names = self._argument_names[Layout.LOOP]
+        pending = self._program.submit(shape.entry, [*(arguments[name] for name in names), *self._page_table])
+        self.device_s += self._clock() - begin
+        self._counts[shape.entry].add([1] * len(requests), shape.tokens)
+        return lambda: self._token_ids(pending)
+
+    def _token_ids(self, pending: Pending) -> Array:
+        begin = self._clock()
+        token_ids = self._device.download(pending.wait()[0])
+        self.device_s += self._clock() - begin
+        return token_ids
+
+    def _upload(self, array: Array) -> DeviceBuffer:
+        self.num_uploads += 1
+        return self._device.upload(array)
 
     def clear_pages(self, page_ids: Collection[int]) -> None:
         """Zeroes pages that may hold NaN, and the scratch page, which the padding of their rows wrote."""
@@ -158,7 +202,7 @@ class BatchRunner:
         """All arguments of the entry, on the device."""
         arrays = _padded_arrays(shape, tasks)
         arguments = [
-            block_table if name == "seq_block_ids" else self._device.upload(arrays[name])
+            block_table if name == "seq_block_ids" else self._upload(arrays[name])
             for name in self._argument_names[shape.layout]
         ]
         return [*arguments, *self._page_table]
@@ -176,9 +220,13 @@ class BatchRunner:
 
 def _returns_logits(program: Program, config: ModelConfig) -> bool:
     """Whether every entry returns logits; entries that do not declare their results return top-k alone."""
-    signatures = (signature for name, signature in program.entries.items() if Entry.parse(name))
-    return config.top_k is None or all(
-        "logits" in named_results(signature.results or (), config.top_k) for signature in signatures
+    if config.top_k is None:
+        return True
+    parsed = ((Entry.parse(name), signature) for name, signature in program.entries.items())
+    return all(
+        "logits" in named_results(signature.results or (), config.top_k)
+        for entry, signature in parsed
+        if entry is not None and entry.family is not EntryFamily.DECODE_LOOP
     )
 
 
@@ -190,7 +238,9 @@ def _padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Arr
         starts[row] = task.start_position
         seq_lens[row] = task.seq_len
     arrays = {"start_positions": starts, "seq_lens": seq_lens}
-    if shape.layout is Layout.PACKED:
+    if shape.layout is Layout.LOOP:
+        arrays |= padded_state(shape.rows, (), ())
+    elif shape.layout is Layout.PACKED:
         arrays["tokens"], arrays["offsets"] = _packed_tokens(shape, tasks)
     else:
         arrays["tokens"] = _padded_tokens(shape, tasks)

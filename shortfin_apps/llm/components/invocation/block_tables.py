@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.batching.batch import Paged
 from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 
@@ -48,7 +48,7 @@ class BlockTables:
             uploads=self._uploads,
         )
 
-    def on_device(self, tasks: Sequence[LlmTaskInput], rows: int, blocks: int) -> DeviceBuffer:
+    def on_device(self, tasks: Sequence[Paged], rows: int, blocks: int) -> DeviceBuffer:
         """The table of a batch, padded to `[rows, blocks]`, on the device."""
         table = self._updated(tasks) or self._new(tasks)
         if table.buffer is None or table.buffer.shape != (rows, blocks):
@@ -56,7 +56,7 @@ class BlockTables:
             self._uploads += 1
         return table.buffer
 
-    def _updated(self, tasks: Sequence[LlmTaskInput]) -> _BlockTable | None:
+    def _updated(self, tasks: Sequence[Paged]) -> _BlockTable | None:
         """The kept table of exactly these tasks, brought up to date; None if there is none."""
         for index in reversed(range(len(self._tables))):
             if (grown := self._tables[index].grown_rows(tasks)) is not None:
@@ -67,7 +67,7 @@ class BlockTables:
                 return table
         return None
 
-    def _new(self, tasks: Sequence[LlmTaskInput]) -> _BlockTable:
+    def _new(self, tasks: Sequence[Paged]) -> _BlockTable:
         """A new table, its rows copied from the kept one with most of them, which is dropped if all were."""
         table = _BlockTable(tasks)
         nearest = self._nearest(table)
@@ -104,7 +104,7 @@ class _BlockTable:
     one; a released lease has emptied its list.
     """
 
-    def __init__(self, tasks: Sequence[LlmTaskInput]) -> None:
+    def __init__(self, tasks: Sequence[Paged]) -> None:
         self.buffer: DeviceBuffer | None = None
         self._page_ids = [task.page_ids for task in tasks]
         self._lengths = [0] * len(tasks)  # pages copied into each row
@@ -115,7 +115,7 @@ class _BlockTable:
     def num_tasks(self) -> int:
         return len(self._page_ids)
 
-    def grown_rows(self, tasks: Sequence[LlmTaskInput]) -> list[int] | None:
+    def grown_rows(self, tasks: Sequence[Paged]) -> list[int] | None:
         """The rows whose tasks have new pages; None if this is another batch's table."""
         if len(tasks) != len(self._page_ids):
             return None

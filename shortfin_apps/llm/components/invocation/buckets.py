@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shortfin_apps.llm.abi import MIN_BLOCKS, Entry, EntryFamily, Layout
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.errors import ArtifactError
 
@@ -37,6 +37,7 @@ class Buckets:
         self._prefill: dict[int, str] = {}  # any S
         self._static_prefill: dict[tuple[int, int], str] = {}
         self._extend: dict[int, str] = {}
+        self._loops: dict[int, str] = {}
         self._dynamic_extend: str | None = None
         self._extend_layout = Layout.PACKED
         for name, signature in entries.items():
@@ -63,10 +64,16 @@ class Buckets:
             return self._prefill_shape(batch.tasks)
         return self._extend_shape(batch.tasks)
 
+    def decode_loop(self, requests: Sequence[Paged]) -> Shape | None:
+        """The nearest decode loop that holds one token of each; None where there is none for so many."""
+        rows = min((n for n in self._loops if n >= len(requests)), default=None)
+        return None if rows is None else Shape(self._loops[rows], Layout.LOOP, rows, rows, _widest(requests))
+
     def smallest_shapes(self) -> list[Shape]:
         """The smallest shape of every entry."""
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
+        shapes += [Shape(name, Layout.LOOP, n, n, MIN_BLOCKS) for n, name in self._loops.items()]
         shapes += [
             Shape(name, Layout.PREFILL, n, n * MIN_BLOCKS * stride, MIN_BLOCKS)
             for n, name in self._prefill.items()
@@ -88,6 +95,8 @@ class Buckets:
                 self._prefill[rows] = entry.name
             case Entry(EntryFamily.PREFILL, int(rows), int(length)):
                 self._static_prefill[rows, length] = entry.name
+            case Entry(EntryFamily.DECODE_LOOP, int(rows)):
+                self._loops[rows] = entry.name
             case Entry(EntryFamily.EXTEND, _, int(length)):
                 self._extend[length] = entry.name
             case _:
@@ -135,5 +144,5 @@ class Buckets:
         return self._static_prefill[rows, nearest], rows, nearest
 
 
-def _widest(tasks: Sequence[LlmTaskInput]) -> int:
+def _widest(tasks: Sequence[Paged]) -> int:
     return max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))

@@ -5,6 +5,7 @@ Entries without reflection data are taken as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -94,8 +95,11 @@ def check_results(
     signature: EntrySignature, config: ModelConfig, tokenizer_vocab_size: int | None = None
 ) -> None:
     """Raises ArtifactError when the results, if declared, do not match `top_k` and the tokenizer."""
-    found = signature.results
+    found, entry = signature.results, Entry.parse(signature.name)
     if found is None:
+        return
+    if entry is not None and entry.family is EntryFamily.DECODE_LOOP:
+        _check_token_ids(signature.name, found, entry)
         return
     fits = len(found) == 1 if config.top_k is None else len(found) >= 2
     if not fits:
@@ -111,6 +115,16 @@ def check_results(
         )
     if logits := named_results(found, config.top_k).get("logits"):
         check_vocabulary(logits.shape[-1], tokenizer_vocab_size)
+
+
+def _check_token_ids(name: str, found: Sequence[TensorType], entry: Entry) -> None:
+    wanted = TensorType((entry.rows,), _I64)
+    if len(found) != 1 or not _fits(found[0], wanted):
+        types = ", ".join(map(format_type, found)) or "nothing"
+        raise ArtifactError(
+            f"`{name}` returns {types} where a decode loop returns {format_type(wanted)}; rebuild with "
+            "`shortfin-llm build`"
+        )
 
 
 def _fits(actual: TensorType, wanted: TensorType) -> bool:

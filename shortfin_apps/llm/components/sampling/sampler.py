@@ -44,6 +44,17 @@ class Sampler:
         """Whether the next token needs the row's logits; False where the VMFB has none to give."""
         return self._returns_logits and self._num_needed(request) > self._num_candidates
 
+    def suits_device(self, request: Request) -> bool:
+        """Whether the K candidates decide this and every later token by filters and a draw alone.
+
+        A decode loop then samples the tokens that `sample` would.
+        """
+        params = request.call.params
+        if params.logprobs is not None or not self._num_candidates:
+            return False
+        is_adjusted = any(a.num_lost(params, request.num_generated) for a in self._adjustments)
+        return not is_adjusted and not self.needs_logits(request)
+
     def sample(self, row: Candidates, request: Request) -> int:
         """The next token id. Raises InvocationError when the logits are not finite."""
         params = request.call.params

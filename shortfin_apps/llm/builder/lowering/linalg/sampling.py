@@ -1,0 +1,212 @@
+"""Sampling from candidates on the device, in plain linalg and in integers, by the rule in `sampling_rule.py`.
+
+A row of `sampling` [rows, columns] i64 is laid out as `SamplingColumn` of `abi.py` says.
+"""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.abi import SamplingColumn
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.sampling_rule import (
+    FRACTION_BITS,
+    LOWEST_EXPONENT,
+    PHILOX_MULTIPLIERS,
+    PHILOX_ROUNDS,
+    PHILOX_WEYL,
+    POLYNOMIAL,
+    POLYNOMIAL_BITS,
+    SHARE_BITS,
+    WEIGHT_BITS,
+)
+
+NOT_FINITE = -1  # the token id of a row whose logits are not finite
+_WORD = 1 << 64
+
+
+def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positions: Tensor) -> Tensor:
+    """[rows] i64: the next token of each row, NOT_FINITE where its best logit is not finite.
+
+    `values` [rows, k] f32 descending, of the tokens `indices` [rows, k] i64. The tokens' inputs are at
+    `positions` [rows] i64 in their sequences.
+    """
+    weights = _weights(e, values, sampling)
+    before = _before(e, weights)
+    kept = _filtered(e, weights, before, _sums(e, weights), sampling)
+    targets = _targets(e, _sums(e, kept), sampling, positions)
+    return _spoiled(e, _drawn(e, kept, before, targets, indices), values)
+
+
+def _column(sampling: Tensor, name: str, column: SamplingColumn) -> str:
+    """Reads a column of the row that loop 0 is at."""
+    return (
+        f"  %{name}_row = linalg.index 0 : index\n  %{name}_at = arith.constant {column.value} : index\n"
+        f"  %{name} = tensor.extract {sampling.name}[%{name}_row, %{name}_at] : {sampling.type}\n"
+    )
+
+
+def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
+    """[rows, k] i64: the candidates' weights, 0 past the row's top-k."""
+    scale, top_k = SamplingColumn.SCALE, SamplingColumn.TOP_K
+    body = f"""\
+{_column(sampling, "scale", scale)}{_column(sampling, "top_k", top_k)}\
+  %bits = arith.trunci %scale : i64 to i32
+  %factor = arith.bitcast %bits : i32 to f32
+  %below = arith.subf %a, %b : f32
+  %scaled = arith.mulf %below, %factor : f32
+  %lowest = arith.constant {float(LOWEST_EXPONENT)} : f32
+  %bounded = arith.maxnumf %scaled, %lowest : f32
+  %exponent = arith.fptosi %bounded : f32 to i32
+  %mask = arith.constant {(1 << FRACTION_BITS) - 1} : i32
+  %low = arith.andi %exponent, %mask : i32
+  %fraction = arith.extui %low : i32 to i64
+  %fraction_bits = arith.constant {FRACTION_BITS} : i64
+{_polynomial()}\
+  %headroom = arith.constant {WEIGHT_BITS - POLYNOMIAL_BITS} : i64
+  %raised = arith.shli %p0, %headroom : i64
+  %fraction_bits32 = arith.constant {FRACTION_BITS} : i32
+  %whole = arith.shrsi %exponent, %fraction_bits32 : i32
+  %zero32 = arith.constant 0 : i32
+  %halvings = arith.subi %zero32, %whole : i32
+  %shift = arith.extui %halvings : i32 to i64
+  %weight = arith.shrui %raised, %shift : i64
+  %k = linalg.index 1 : index
+  %place = arith.index_cast %k : index to i64
+  %passes = arith.cmpi slt, %place, %top_k : i64
+  %zero = arith.constant 0 : i64
+  %y = arith.select %passes, %weight, %zero : i64
+  linalg.yield %y : i64"""
+    best = e.columns(values, 0, 1)
+    rows = e.reshape(best, (values.shape[0],))
+    return e.elementwise("nk", ("nk", values.shape, "i64"), [(values, "nk"), (rows, "n")], body)
+
+
+def _polynomial() -> str:
+    """%p0 of %fraction by Horner's rule."""
+    last = len(POLYNOMIAL) - 1
+    lines = [f"  %p{last} = arith.constant {POLYNOMIAL[last]} : i64"]
+    for i in reversed(range(last)):
+        lines += [
+            f"  %product{i} = arith.muli %p{i + 1}, %fraction : i64",
+            f"  %term{i} = arith.shrui %product{i}, %fraction_bits : i64",
+            f"  %c{i} = arith.constant {POLYNOMIAL[i]} : i64",
+            f"  %p{i} = arith.addi %term{i}, %c{i} : i64",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _before(e: Emitter, weights: Tensor) -> Tensor:
+    """[rows, k] i64: the sum of the weights before each."""
+    body = """\
+  %k = linalg.index 1 : index
+  %j = linalg.index 2 : index
+  %earlier = arith.cmpi ult, %j, %k : index
+  %zero = arith.constant 0 : i64
+  %add = arith.select %earlier, %a, %zero : i64
+  %sum = arith.addi %out, %add : i64
+  linalg.yield %sum : i64"""
+    zero = e.fill("0", weights.shape, "i64")
+    return e.elementwise("nkj", ("nk", weights.shape, "i64"), [(weights, "nj")], body, zero)
+
+
+def _sums(e: Emitter, weights: Tensor) -> Tensor:
+    """[rows] i64"""
+    body = "  %sum = arith.addi %out, %a : i64\n  linalg.yield %sum : i64"
+    shape = (weights.shape[0],)
+    return e.elementwise("nk", ("n", shape, "i64"), [(weights, "nk")], body, e.fill("0", shape, "i64"))
+
+
+def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampling: Tensor) -> Tensor:
+    """[rows, k] i64: the weights that pass top-p and min-p, else 0; the best passes always."""
+    share, least = SamplingColumn.SHARE, SamplingColumn.LEAST_WEIGHT
+    body = f"""\
+{_column(sampling, "share", share)}{_column(sampling, "least", least)}\
+  %share_bits = arith.constant {SHARE_BITS} : i64
+  %mask = arith.constant {(1 << SHARE_BITS) - 1} : i64
+  %high = arith.shrui %c, %share_bits : i64
+  %low = arith.andi %c, %mask : i64
+  %high_share = arith.muli %high, %share : i64
+  %low_product = arith.muli %low, %share : i64
+  %low_share = arith.shrui %low_product, %share_bits : i64
+  %within = arith.addi %high_share, %low_share : i64
+  %in_share = arith.cmpi slt, %b, %within : i64
+  %is_likely = arith.cmpi sge, %a, %least : i64
+  %k = linalg.index 1 : index
+  %c0 = arith.constant 0 : index
+  %is_best = arith.cmpi eq, %k, %c0 : index
+  %passes_both = arith.andi %in_share, %is_likely : i1
+  %passes = arith.ori %is_best, %passes_both : i1
+  %zero = arith.constant 0 : i64
+  %y = arith.select %passes, %a, %zero : i64
+  linalg.yield %y : i64"""
+    ins = [(weights, "nk"), (before, "nk"), (masses, "n")]
+    return e.elementwise("nk", ("nk", weights.shape, "i64"), ins, body)
+
+
+def _targets(e: Emitter, masses: Tensor, sampling: Tensor, positions: Tensor) -> Tensor:
+    """[rows] i64: the draw of each row, from 0 to its mass (exclusive)."""
+    seed, prompt = SamplingColumn.SEED, SamplingColumn.PROMPT_LENGTH
+    body = f"""\
+{_column(sampling, "seed", seed)}{_column(sampling, "prompt", prompt)}\
+  %index = arith.subi %b, %prompt : i64
+  %two = arith.constant 2 : i64
+  %zero = arith.constant 0 : i64
+  %count = arith.addi %index, %two : i64
+{_philox()}\
+  %low, %high = arith.mului_extended %word, %a : i64
+  linalg.yield %high : i64"""
+    return e.elementwise("n", ("n", masses.shape, "i64"), [(masses, "n"), (positions, "n")], body)
+
+
+def _philox() -> str:
+    """%word of %seed and %count, the token's index in the output + 1."""
+    lines, counter, keys = [], ["%count", "%zero", "%zero", "%zero"], ["%seed", "%zero"]
+    for i, multiplier in enumerate(PHILOX_MULTIPLIERS):
+        lines.append(f"  %m{i} = arith.constant {_signed(multiplier)} : i64")
+        lines.append(f"  %w{i} = arith.constant {_signed(PHILOX_WEYL[i])} : i64")
+    for r in range(PHILOX_ROUNDS):
+        lines += [
+            f"  %low0_{r}, %high0_{r} = arith.mului_extended %m0, {counter[0]} : i64",
+            f"  %low1_{r}, %high1_{r} = arith.mului_extended %m1, {counter[2]} : i64",
+            f"  %x0_{r} = arith.xori %high1_{r}, {counter[1]} : i64",
+            f"  %y0_{r} = arith.xori %x0_{r}, {keys[0]} : i64",
+            f"  %x1_{r} = arith.xori %high0_{r}, {counter[3]} : i64",
+            f"  %y1_{r} = arith.xori %x1_{r}, {keys[1]} : i64",
+            f"  %k0_{r} = arith.addi {keys[0]}, %w0 : i64",
+            f"  %k1_{r} = arith.addi {keys[1]}, %w1 : i64",
+        ]
+        counter = [f"%y0_{r}", f"%low1_{r}", f"%y1_{r}", f"%low0_{r}"]
+        keys = [f"%k0_{r}", f"%k1_{r}"]
+    lines.append(f"  %word = arith.xori {counter[0]}, %zero : i64")
+    return "\n".join(lines) + "\n"
+
+
+def _signed(word: int) -> int:
+    return word - _WORD if word >= _WORD // 2 else word
+
+
+def _drawn(e: Emitter, kept: Tensor, before: Tensor, targets: Tensor, indices: Tensor) -> Tensor:
+    """[rows] i64: the token whose part of the kept mass holds the target."""
+    body = """\
+  %begun = arith.cmpi sle, %b, %c : i64
+  %end = arith.addi %b, %a : i64
+  %not_over = arith.cmpi slt, %c, %end : i64
+  %is_it = arith.andi %begun, %not_over : i1
+  %y = arith.select %is_it, %d, %out : i64
+  linalg.yield %y : i64"""
+    shape = targets.shape
+    ins = [(kept, "nk"), (before, "nk"), (targets, "n"), (indices, "nk")]
+    return e.elementwise("nk", ("n", shape, "i64"), ins, body, e.fill(str(NOT_FINITE), shape, "i64"))
+
+
+def _spoiled(e: Emitter, token_ids: Tensor, values: Tensor) -> Tensor:
+    """[rows] i64: the tokens, or NOT_FINITE where the row's best value is infinite or NaN."""
+    body = f"""\
+  %bits = arith.bitcast %b : f32 to i32
+  %mask = arith.constant {0x7F800000} : i32
+  %exponent = arith.andi %bits, %mask : i32
+  %is_finite = arith.cmpi ne, %exponent, %mask : i32
+  %spoiled = arith.constant {NOT_FINITE} : i64
+  %y = arith.select %is_finite, %a, %spoiled : i64
+  linalg.yield %y : i64"""
+    best = e.reshape(e.columns(values, 0, 1), token_ids.shape)
+    return e.elementwise("n", ("n", token_ids.shape, "i64"), [(token_ids, "n"), (best, "n")], body)

@@ -1,0 +1,101 @@
+"""A decode batch whose tokens and positions stay on the device, and advance there.
+
+Its steps may be queued one behind the other, before the tokens of the first are known here: nothing is
+uploaded for a step, unless a request has grown into a new page.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.abi import SamplingColumn
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer
+from shortfin_apps.llm.errors import InvocationError
+
+Array = npt.NDArray[Any]
+Step = Callable[[Sequence[Request], Mapping[str, DeviceBuffer]], Callable[[], Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """A step in flight: the page that it writes for each request, and what waits for its token ids."""
+
+    page_ids: tuple[int, ...]
+    wait: Callable[[], Array]
+
+
+class DecodeLoop:
+    """Decodes the same requests again and again; they keep their order and their leases.
+
+    `state` has the entry's arguments but for the block table, and `step` queues one step on them.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], state: Mapping[str, DeviceBuffer], stride: int, step: Step
+    ) -> None:
+        self.requests = tuple(requests)
+        self._state = state
+        self._stride = stride
+        self._step = step
+        self._queued: deque[_Queued] = deque()
+        self._next_position = [request.num_computed for request in self.requests]
+
+    @property
+    def num_queued(self) -> int:
+        """Steps in flight."""
+        return len(self._queued)
+
+    def is_at(self, requests: Sequence[Request]) -> bool:
+        """Whether the next step to queue would decode the next token of exactly these requests."""
+        return tuple(requests) == self.requests and self._next_position == [r.num_computed for r in requests]
+
+    def queue(self) -> None:
+        """Starts a step, behind those in flight; every request must have a page for it."""
+        pages = tuple(
+            request.page_ids[position // self._stride]
+            for request, position in zip(self.requests, self._next_position, strict=True)
+        )
+        self._queued.append(_Queued(pages, self._step(self.requests, self._state)))
+        self._next_position = [position + 1 for position in self._next_position]
+
+    def wait(self) -> tuple[list[int], tuple[int, ...]]:
+        """The token ids of the oldest step in flight, and the page it wrote for each request.
+
+        A token id is -1 where the logits were not finite. Raises InvocationError; the step is then over, and
+        the state of the loop is unknown.
+        """
+        step = self._queued.popleft()
+        return step.wait()[: len(self.requests)].tolist(), step.page_ids
+
+    def abandon(self) -> set[int]:
+        """Waits for all steps in flight, also those that fail; returns the pages that they wrote."""
+        written: set[int] = set()
+        while self._queued:
+            step = self._queued.popleft()
+            written.update(step.page_ids)
+            with suppress(InvocationError):
+                step.wait()
+        return written
+
+
+def padded_state(
+    rows: int, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]
+) -> dict[str, Array]:
+    """A loop's arguments but for the block table, padded to `rows`; a padding row is at position -1."""
+    tokens = np.zeros(rows, np.int64)
+    positions = np.full(rows, -1, np.int64)
+    columns = np.zeros((rows, len(SamplingColumn)), np.int64)
+    for row, (task, of_row) in enumerate(zip(tasks, sampling, strict=True)):
+        [tokens[row]] = task.token_ids
+        positions[row] = task.start_position
+        columns[row] = of_row
+    return {"tokens": tokens, "positions": positions, "sampling": columns}
