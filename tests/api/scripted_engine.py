@@ -95,6 +95,9 @@ class ScriptedEngine:
             entries=_entries(),
             step_s=0.5,
             device_s=0.4,
+            uploads=21,
+            steps_ahead=3,
+            discarded_tokens=2,
         )
 
     async def drain(self, timeout_s: float) -> None:

@@ -96,15 +96,18 @@ def make_rig(
     extend_rank: int = 1,
     extend_lengths: tuple[int, ...] = (),
     static_lengths: tuple[int, ...] = (),
+    loop_sizes: tuple[int, ...] = (),
     logits_result: bool = True,
     reads_masked: bool = False,
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
     strict: bool = True,
+    decode_ahead: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
     program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
     program.reads_masked = reads_masked
+    program.loop_sizes = loop_sizes
     device = FakeDevice(program)
     cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
     if token_budget is None and mode == "extend-attention":
@@ -118,6 +121,12 @@ def make_rig(
     scheduler = Scheduler(cache, options.make(config, runner.buckets), max_running, scheduling)
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
     engine = Engine(
-        scheduler=scheduler, cache=cache, runner=runner, limits=limits, strict=strict, clock=clock
+        scheduler=scheduler,
+        cache=cache,
+        runner=runner,
+        limits=limits,
+        strict=strict,
+        decode_ahead=decode_ahead,
+        clock=clock,
     )
     return Rig(engine, scheduler, cache, runner, program, device, slab)

@@ -151,6 +151,7 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         mode=rng.choice(["default", "extend-attention"]),
         token_budget=rng.choice([None, 8, 16, 40]),
         extend_rank=rng.choice([1, 2]),
+        loop_sizes=rng.choice([(), (1, 8), (2, 8)]),
         reads_masked=rng.random() < 0.5,
         scheduling=SchedulingOptions(
             max_long_prefills=rng.randint(1, 2), long_prefill_tokens=12, tenant_weights={"b": 3.0}
@@ -314,7 +315,7 @@ class Schedule:
         if self._is_dead or fault == "raise":
             raise self._rng.choice([InvocationError, RuntimeError, MemoryError])(f"broken in {name}")
         if fault == "nan":
-            self._spoiled_row = self._rng.randrange(len(self._invoked))
+            self._spoiled_row = self._rng.randrange(max(1, len(self._invoked)))
             return
         self._stalls += 1
         self._clock.now_s += 2 * STALL_TIMEOUT_S

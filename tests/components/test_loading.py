@@ -35,6 +35,12 @@ def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed
     assert closed == ["closed"]
 
 
+def test_decoding_ahead_is_refused_without_decode_loops(tiny_artifact: Artifact) -> None:
+    files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
+    with pytest.raises(ArtifactError, match="--decode-loop-sizes"):
+        load_engine(*files, EngineOptions(decode_ahead="on"))
+
+
 def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:
     config = tiny_artifact.config
     assert max_running(config, EngineOptions()) == max(config.decode_batch_sizes)

@@ -17,6 +17,7 @@ def test_only_the_model_directory_is_required() -> None:
     assert config == parse("--artifact", "DIR")
     assert (config.artifact, config.host, config.port) == (Path("DIR"), "127.0.0.1", 8000)
     assert config.prefix_cache == "trie"
+    assert config.decode_ahead == "auto"
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,7 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--port", "x"], "`--port`"),
         (["DIR", "--port", "65536"], "`--port`"),
         (["DIR", "--prefix-cache", "radix"], "`--prefix-cache`"),
+        (["DIR", "--decode-ahead", "2"], "`--decode-ahead`"),
         (["DIR", "--token-budget", "256", "--max-pages-per-batch", "16"], "not both"),
         (["DIR", "--max_pages_per_batch", "1"], "`--max-pages-per-batch`"),
         (["DIR", "--num_beams", "0"], "`--num-beams`"),

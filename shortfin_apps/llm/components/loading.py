@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
@@ -24,6 +25,8 @@ from shortfin_apps.llm.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 
+UseDecodeLoops = Literal["auto", "on", "off"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -31,7 +34,8 @@ class EngineOptions:
 
     `pages` overrides the size of the page table. `max_running` is the most requests in progress at once
     (default: the mode's own), `max_queue` the most that wait besides them, `max_queue_tokens` the most
-    prompt tokens that wait. `vocab_size` is the size of the model's vocabulary by its manifest, which the
+    prompt tokens that wait. `decode_ahead` is whether decode loops are used: "auto" where the VMFB has them,
+    "on" needs them. `vocab_size` is the size of the model's vocabulary by its manifest, which the
     tokenizer's must fit. `stall_timeout_s` is how long a step may take.
     """
 
@@ -42,6 +46,7 @@ class EngineOptions:
     mode: ModeOptions = field(default_factory=DefaultModeOptions)
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING
     prefix_cache: PrefixCache = "trie"
+    decode_ahead: UseDecodeLoops = "auto"
     pages: int | None = None
     max_running: int | None = None
     max_queue: int = 0
@@ -99,6 +104,11 @@ def make_engine(
     check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
     runner = make_runner(device, program, config, num_pages)
     mode = options.mode.make(config, runner.buckets)
+    if options.decode_ahead == "on" and not runner.buckets.has_decode_loops:
+        raise ArtifactError(
+            "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
+            "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
+        )
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
     for entry in runner.warm_up():
         check_results(entry, config, options.tokenizer_vocab_size)
@@ -107,6 +117,7 @@ def make_engine(
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
+        decode_ahead=options.decode_ahead != "off",
     )
 
 

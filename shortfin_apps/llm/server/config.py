@@ -154,6 +154,11 @@ class ServerConfig(BaseSettings):
         description="most requests in progress at once (default: the largest decode batch, or 256)",
     )
     prefix_cache: PrefixCache = Field("trie", description="how requests share the pages of a common prefix")
+    decode_ahead: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="queue a decode step before the tokens of the one before are back, sampled on the "
+        "device: auto where the model has decode loops (`build --decode-loop-sizes`)",
+    )
     pages: int | None = Field(
         None, ge=2, description="pages of the KV cache (default: device_block_count in config.json)"
     )

@@ -116,6 +116,7 @@ def load_engine(
         mode=config.mode_options(artifact.config.stride),
         scheduling=config.scheduling_options(),
         prefix_cache=config.prefix_cache,
+        decode_ahead=config.decode_ahead,
         pages=config.pages,
         max_running=config.max_running,
         max_queue=config.max_queue,

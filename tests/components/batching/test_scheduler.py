@@ -66,6 +66,49 @@ def test_a_request_starts_only_if_a_page_is_left_for_each_running_one() -> None:
     assert new.state is State.WAITING
 
 
+def decoding(target: Scheduler, *requests: Request) -> None:
+    target.plan()
+    assert target.running == list(requests)
+    for request in requests:
+        request.num_computed = len(request.token_ids)
+        request.token_ids.append(1)
+    target.plan()
+
+
+def test_pages_of_the_step_after_the_next_are_reserved() -> None:
+    target = scheduler(6)
+    request = add(target, "a", 7)
+    decoding(target, request)
+    assert len(request.page_ids) == 2
+    assert target.reserve_next(1)
+    assert len(request.page_ids) == 3, "its ninth token begins a page"
+    assert not target.reserve_next(2), "another one is running"
+
+
+def test_nothing_is_reserved_ahead_while_a_request_might_start() -> None:
+    target = scheduler(8)
+    request = add(target, "a", 6)
+    decoding(target, request)
+    add(target, "b", 4)
+    assert not target.reserve_next(1)
+
+
+def test_a_request_that_did_not_fit_does_not_keep_others_from_going_ahead() -> None:
+    target = scheduler(6)
+    request, large = add(target, "a", 6), add(target, "b", 16)
+    decoding(target, request)
+    assert large.state is State.WAITING
+    assert target.reserve_next(1)
+
+
+def test_nothing_is_preempted_for_a_step_ahead() -> None:
+    target = scheduler(4)
+    requests = [add(target, "a", 4), add(target, "b", 3)]
+    decoding(target, *requests)
+    assert not target.reserve_next(2), "four pages for three"
+    assert target.running == requests
+
+
 def running_pair(pages: int, max_tokens: int = 99) -> tuple[Scheduler, list[Request]]:
     """Requests of 6 and 7 tokens on two pages each, as pages hold 4."""
     target = scheduler(pages)

@@ -22,16 +22,21 @@ from tests.components.stepped_engine import SteppedClock
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), min_size=1, max_size=10),
     prefix_cache=st.sampled_from(["none", "trie"]),
     mode=st.sampled_from(["default", "extend-attention"]),
+    loop_sizes=st.sampled_from([(), (1, 8)]),
     tenants=st.lists(st.sampled_from("ab"), min_size=10, max_size=10),
 )
 def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
-    lengths: list[tuple[int, int]], prefix_cache: PrefixCache, mode: str, tenants: list[str]
+    lengths: list[tuple[int, int]],
+    prefix_cache: PrefixCache,
+    mode: str,
+    loop_sizes: tuple[int, ...],
+    tenants: list[str],
 ) -> None:
     """A pool one page larger than the largest request, beside the scratch page."""
     largest = max(-(-(prompt + output) // 4) for prompt, output in lengths)
     options = SchedulingOptions(max_long_prefills=1, long_prefill_tokens=8)
     config = fake_config(pages=1 + largest + 1)
-    rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, scheduling=options)
+    rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, loop_sizes=loop_sizes, scheduling=options)
     prompts = {str(i): ([i] * prompt, output) for i, (prompt, output) in enumerate(lengths)}
     for index, (name, (prompt, output)) in enumerate(prompts.items()):
         wanted = call(name, prompt, output, terms=Terms(tenant=tenants[index], priority=index % 3))
@@ -42,11 +47,16 @@ def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
     assert rig.all_pages_back()
 
 
+@pytest.mark.parametrize("loop_sizes", [(), (8,)])
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
-def test_soak_of_ten_times_the_pool(prefix_cache: PrefixCache, mode: str) -> None:
+def test_soak_of_ten_times_the_pool(
+    prefix_cache: PrefixCache, mode: str, loop_sizes: tuple[int, ...]
+) -> None:
     """Requests of every kind, first one at a time and then together, through a pool a tenth of their size."""
-    rig = make_rig(fake_config(pages=20), prefix_cache=prefix_cache, mode=mode, max_running=6)
+    rig = make_rig(
+        fake_config(pages=20), prefix_cache=prefix_cache, mode=mode, max_running=6, loop_sizes=loop_sizes
+    )
     random = np.random.default_rng(3)
     prompts = {str(i): random.integers(0, 3, int(random.integers(1, 30))).tolist() for i in range(120)}
     pages = sum(-(-(len(prompt) + 6) // 4) for prompt in prompts.values())
@@ -71,6 +81,7 @@ class EngineMachine(RuleBasedStateMachine):
     """Arrivals, steps, aborts and faults in any order, on a pool small enough to preempt."""
 
     mode = "default"
+    loop_sizes: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
             chunk_tokens=8,
             max_running=5,
             mode=self.mode,
+            loop_sizes=self.loop_sizes,
             scheduling=SchedulingOptions(
                 max_long_prefills=1, long_prefill_tokens=12, tenant_weights={"b": 3.0}
             ),
@@ -161,10 +173,22 @@ class ExtendAttentionMachine(EngineMachine):
     mode = "extend-attention"
 
 
+class DecodeAheadMachine(EngineMachine):
+    loop_sizes = (2, 8)
+
+
+class ExtendAheadMachine(ExtendAttentionMachine):
+    loop_sizes = (2, 8)
+
+
 EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 ExtendAttentionMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestEngineMachine = EngineMachine.TestCase
 TestExtendAttentionMachine = ExtendAttentionMachine.TestCase
+DecodeAheadMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestDecodeAheadMachine = DecodeAheadMachine.TestCase
+ExtendAheadMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestExtendAheadMachine = ExtendAheadMachine.TestCase
 
 
 @settings(max_examples=80, deadline=None)
@@ -176,6 +200,7 @@ TestExtendAttentionMachine = ExtendAttentionMachine.TestCase
     st.sampled_from(["default", "extend-attention"]),
     st.sampled_from([None, 8, 16, 40]),
     st.sampled_from([(1, ()), (1, (4, 16)), (2, ())]),
+    st.sampled_from([(), (2, 8)]),
 )
 def test_tokens_do_not_depend_on_the_batch(
     prompts: list[list[int]],
@@ -185,6 +210,7 @@ def test_tokens_do_not_depend_on_the_batch(
     mode: str,
     token_budget: int | None,
     extend: tuple[int, tuple[int, ...]],
+    loop_sizes: tuple[int, ...],
 ) -> None:
     """In both modes, with fixed chunks or up to a budget, and packed, bucketed and padded extend entries."""
     rig = make_rig(
@@ -195,6 +221,7 @@ def test_tokens_do_not_depend_on_the_batch(
         token_budget=token_budget,
         extend_rank=extend[0],
         extend_lengths=extend[1],
+        loop_sizes=loop_sizes,
     )
     for index, prompt in enumerate(prompts):
         rig.engine.add(call(str(index), prompt, max_tokens=7))

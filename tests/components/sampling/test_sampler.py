@@ -68,6 +68,27 @@ def test_logits_are_needed_only_when_the_candidates_do_not_decide(
 
 
 @pytest.mark.parametrize(
+    ("params", "num_generated", "suits"),
+    [
+        ({"temperature": 0}, 0, True),
+        ({"temperature": 1, "top_k": 4, "top_p": 0.5, "min_p": 0.1}, 0, True),
+        ({"temperature": 1, "top_k": 5}, 0, False),
+        ({"temperature": 1}, 0, False),
+        ({"temperature": 0, "logprobs": 0}, 0, False),
+        ({"temperature": 0, "min_tokens": 2, "stop_token_ids": frozenset({3})}, 1, False),
+        ({"temperature": 0, "min_tokens": 2, "stop_token_ids": frozenset({3})}, 2, True),
+    ],
+)
+def test_a_device_samples_what_the_candidates_decide_from_now_on(
+    params: dict[str, Any], num_generated: int, suits: bool
+) -> None:
+    request = Request(call("a", [1], **params))
+    request.token_ids += [0] * num_generated
+    assert Sampler(frozenset(), num_candidates=4).suits_device(request) is suits
+    assert not Sampler(frozenset(), num_candidates=0).suits_device(request)
+
+
+@pytest.mark.parametrize(
     ("params", "refused"),
     [
         ({"temperature": 1.0, "top_p": 0.5, "min_tokens": 1}, None),

@@ -81,6 +81,16 @@ class Scheduler:
         self._admit()
         return self._mode.next_batch(self.running)
 
+    def reserve_next(self, num_decodes: int) -> bool:
+        """Reserves the pages of a step after the one under way, in which `num_decodes` requests decode.
+
+        False when the next plan may have another batch: when others are running or might start, or when
+        pages are short, so that it would preempt.
+        """
+        if num_decodes != len(self.running) or self._may_admit():
+            return False
+        return self._reserve_running(1) is None
+
     def charge(self, request: Request, tokens: int) -> None:
         """Counts tokens as service to the request's tenant."""
         self._share.charge(request.tenant, tokens)
@@ -103,18 +113,24 @@ class Scheduler:
         request.discard(self._cache)
 
     def _grow_running(self) -> None:
-        index, has_grown = 0, False
-        while index < len(self.running):
-            request = self.running[index]
+        while self._reserve_running() is not None:
+            self._preempt_youngest()
+
+    def _reserve_running(self, num_tokens: int = 0) -> Request | None:
+        """Reserves pages for the tokens of each running request and `num_tokens` more.
+
+        Returns the first that there are too few pages for; those before it have theirs.
+        """
+        has_grown = False
+        for request in self.running:
             assert request.lease is not None
             num_pages = len(request.lease.page_ids)
-            if self._cache.reserve(request.lease, len(request.token_ids)):
-                has_grown |= len(request.lease.page_ids) > num_pages
-                index += 1
-            else:
-                self._preempt_youngest()
+            if not self._cache.reserve(request.lease, len(request.token_ids) + num_tokens):
+                return request
+            has_grown |= len(request.lease.page_ids) > num_pages
         if has_grown:
             self._grow_ahead()
+        return None
 
     def _grow_ahead(self) -> None:
         """Reserves one more page for each running request, if as many remain available after that.
@@ -158,6 +174,18 @@ class Scheduler:
             overtaken = blocker is not None and blocker.num_overtakes >= MAX_OVERTAKES
             if overtaken or misfits == MAX_MISFITS or len(self.running) >= self._max_running:
                 return
+
+    def _may_admit(self) -> bool:
+        """Whether `_admit` might start a request: False only if every one it would try has not fitted."""
+        if not self.waiting or len(self.running) >= self._max_running:
+            return False
+        available = self._available()
+        for request in islice(self.waiting, LOOKAHEAD):
+            if request.blocked_at < available:
+                return True
+            if request.num_overtakes >= MAX_OVERTAKES:
+                return False
+        return False
 
     def _awaits_prefix(self, request: Request, prefills: list[Request]) -> bool:
         """Whether a running request is about to fill the next page that this one could share.

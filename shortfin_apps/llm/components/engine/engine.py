@@ -1,7 +1,8 @@
 """The engine: plan, run, commit.
 
-One thread calls `step` again and again. Nothing is in flight between two steps, so a request that is added
-or aborted, and a page that is released there, takes effect at once.
+One thread calls `step` again and again. Between two steps nothing is in flight but, perhaps, one decode step
+that was queued ahead (decode_ahead.py), so a request that is added or aborted, and a page that is released
+there, takes effect at once, or after that step.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
+from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.engine.nan_containment import (
     clear_freed_pages,
@@ -27,20 +27,21 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, Ba
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request
-from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
 from shortfin_apps.llm.errors import DeadlineExceededError, DeviceLostError, InvocationError, LlmError
 
 logger = logging.getLogger(__name__)
 
-Rows = Sequence[Candidates | None]  # by task of a batch; None where nothing was fetched
+Rows = Sequence[Candidates | Drawn | None]  # by task of a batch; None where nothing was fetched
 
 
 class Engine:
     """Computes requests on one model, a batch of their tasks each step.
 
-    With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended.
+    With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended. With
+    `decode_ahead`, the decode loops of the VMFB are used.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Engine:
         runner: BatchRunner,
         limits: ModelLimits,
         strict: bool = False,
+        decode_ahead: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
@@ -61,6 +63,8 @@ class Engine:
         self._sampler = Sampler(
             limits.eos_token_ids, num_candidates=runner.num_candidates, returns_logits=runner.returns_logits
         )
+        self._ahead = DecodeAhead(runner, scheduler, self._sampler, cache)
+        self._uses_loops = decode_ahead and runner.buckets.has_decode_loops
         self._requests = ActiveRequests(scheduler, strict=strict)
         self._counters = EngineCounters()
         self._deltas: list[Delta] = []  # of the step under way
@@ -89,12 +93,14 @@ class Engine:
 
     def fail_all(self, error: LlmError) -> list[Delta]:
         """Ends every request after a bug in `step`; returns their last deltas after those of that step."""
+        self._ahead.abandon()
         ended = self._requests.discard_all(error)
         return self._take_deltas() + ended
 
     @property
     def has_work(self) -> bool:
-        return len(self._requests) > 0
+        """Whether a step has anything to do; also when all that is left is a step in flight."""
+        return len(self._requests) > 0 or self._ahead.in_flight
 
     def step(self) -> list[Delta]:
         """Ends requests past their deadline, then plans, runs and commits one invocation.
@@ -120,6 +126,9 @@ class Engine:
             preemptions=self._scheduler.num_preemptions,
             entries=self._runner.counts(),
             device_s=self._runner.device_s,
+            uploads=self._runner.num_uploads,
+            steps_ahead=self._ahead.queued,
+            discarded_tokens=self._ahead.discarded,
         )
 
     def _take_deltas(self) -> list[Delta]:
@@ -132,7 +141,9 @@ class Engine:
             self._deltas.append(self._requests.end(request, FinishReason.ABORT, error))
 
     def _plan(self) -> Batch | None:
-        """The next invocation; None when there is nothing to compute, or a bug cost the step."""
+        """The step in flight, or the next invocation; None if there is none, or a bug cost the step."""
+        if (queued := self._ahead.batch()) is not None:
+            return queued
         try:
             return self._scheduler.plan()
         except IllegalTransitionError as bug:
@@ -146,14 +157,21 @@ class Engine:
         Everything is fetched here: the commit asks nothing of the device, so it cannot fail halfway.
         """
         try:
-            clear_freed_pages(self._cache, self._runner)
-            result = self._runner.run(batch)
-            rows = [self._row(task, result, index) for index, task in enumerate(batch.tasks)]
+            rows = self._compute(batch)
         except Exception as error:
+            self._ahead.abandon()
             self._fail(batch, error)
             return None
         self._counters.consecutive_failures = 0
         return rows
+
+    def _compute(self, batch: Batch) -> Rows:
+        if not self._ahead.in_flight:
+            clear_freed_pages(self._cache, self._runner)
+        if self._uses_loops and (drawn := self._ahead.run(batch)) is not None:
+            return drawn
+        result = self._runner.run(batch)
+        return [self._row(task, result, index) for index, task in enumerate(batch.tasks)]
 
     def _row(self, task: LlmTaskInput, result: BatchResult, index: int) -> Candidates | None:
         if not task.completes:  # only looked at for NaN
@@ -176,7 +194,7 @@ class Engine:
     def _commit(self, batch: Batch, rows: Rows, began_s: float) -> None:
         """Counts each task as computed, shares its pages, samples; a row of NaN ends its request instead."""
         for task, row in zip(batch.tasks, rows, strict=True):
-            if row is not None and not np.isfinite(row.best):
+            if row is not None and not row.is_finite:
                 retract_pages(self._cache, task.request)
                 error = InvocationError(NOT_FINITE)
                 self._deltas.append(self._requests.end(task.request, FinishReason.ERROR, error))
@@ -206,7 +224,7 @@ class Engine:
             assert request.lease is not None
             self._cache.publish(request.lease, request.token_ids, task.seq_len)
 
-    def _sample(self, request: Request, row: Candidates) -> Delta:
+    def _sample(self, request: Request, row: Candidates | Drawn) -> Delta:
         """Appends the next token to the request, and ends it if that was the last."""
         params = request.call.params
         try:
@@ -214,7 +232,7 @@ class Engine:
         except InvocationError as error:
             return self._requests.end(request, FinishReason.ERROR, error)
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if params.logprobs is not None and row.logits is not None:
+        if params.logprobs is not None and isinstance(row, Candidates) and row.logits is not None:
             logprobs = (logprobs_of(row.logits, token_id, params.logprobs),)
         request.token_ids.append(token_id)
         self._counters.generation_tokens += 1

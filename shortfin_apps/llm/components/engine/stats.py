@@ -46,6 +46,9 @@ class EngineStats(EngineCounters):
     plans: PlanCounts  # block tables laid out and uploaded
     preemptions: int
     entries: Mapping[str, EntryCounts]  # by name, those that ran
+    uploads: int  # arrays copied to the device
+    steps_ahead: int  # decode steps queued before the tokens of the step before were back
+    discarded_tokens: int  # computed in such a step for requests that had ended
     device_s: float  # of `step_s`, between submit and the results' arrival
 
     @property

@@ -231,6 +231,17 @@ def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("shortfin_llm:steps", "Engine steps", stats.steps),
         ("shortfin_llm:plans", "Steps that laid out the block table of a whole batch", stats.plans.plans),
         ("shortfin_llm:block_table_uploads", "Steps whose block table had changed", stats.plans.uploads),
+        ("shortfin_llm:uploads", "Arrays copied to the device", stats.uploads),
+        (
+            "shortfin_llm:steps_ahead",
+            "Decode steps queued before the tokens of the step before were back",
+            stats.steps_ahead,
+        ),
+        (
+            "shortfin_llm:discarded_tokens",
+            "Tokens computed ahead for requests that had ended",
+            stats.discarded_tokens,
+        ),
         ("shortfin_llm:padded_tokens", "Padding rows computed", stats.padded_tokens),
         ("shortfin_llm:step_seconds", "Time inside steps", stats.step_s),
         ("shortfin_llm:device_seconds", "Time inside steps spent waiting for the device", stats.device_s),

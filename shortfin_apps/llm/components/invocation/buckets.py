@@ -52,6 +52,11 @@ class Buckets:
         return self._dynamic_extend is not None
 
     @property
+    def has_decode_loops(self) -> bool:
+        """Whether there are entries that sample on the device."""
+        return bool(self._loops)
+
+    @property
     def takes_any_chunk(self) -> bool:
         """Whether a prefill of any length runs unpadded in every number of rows."""
         return all(rows in self._prefill for rows, _ in self._static_prefill)

@@ -19,7 +19,6 @@ from shortfin_apps.llm.abi import SamplingColumn
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
-from shortfin_apps.llm.errors import InvocationError
 
 Array = npt.NDArray[Any]
 Step = Callable[[Sequence[Request], Mapping[str, DeviceBuffer]], Callable[[], Array]]
@@ -82,7 +81,7 @@ class DecodeLoop:
         while self._queued:
             step = self._queued.popleft()
             written.update(step.page_ids)
-            with suppress(InvocationError):
+            with suppress(Exception):  # whoever abandons it knows that something has failed
                 step.wait()
         return written
 

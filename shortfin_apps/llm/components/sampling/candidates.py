@@ -32,12 +32,27 @@ class Candidates:
         return float(self.values[0]) if len(self.values) else math.nan
 
     @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.best)
+
+    @property
     def best_token_id(self) -> int:
         """The token of the greatest logit, the lowest id among equals."""
         if len(self.token_ids):
             return int(self.token_ids[0])
         assert self.logits is not None, "neither candidates nor logits"
         return int(self.logits.argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a device that samples returned for one row: a token, -1 if the logits were not finite."""
+
+    token_id: int
+
+    @property
+    def is_finite(self) -> bool:
+        return self.token_id >= 0
 
 
 def leading(values: Floats, count: int) -> Ints:

@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.request.messages import TokenLogprobs
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, adjustments
-from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, leading
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, Floats, leading
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import kept
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
@@ -55,8 +55,10 @@ class Sampler:
         is_adjusted = any(a.num_lost(params, request.num_generated) for a in self._adjustments)
         return not is_adjusted and not self.needs_logits(request)
 
-    def sample(self, row: Candidates, request: Request) -> int:
+    def sample(self, row: Candidates | Drawn, request: Request) -> int:
         """The next token id. Raises InvocationError when the logits are not finite."""
+        if isinstance(row, Drawn):
+            return row.token_id
         params = request.call.params
         for adjustment in self._adjustments:
             if adjustment.num_lost(params, request.num_generated):

@@ -31,25 +31,20 @@ def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positi
     """
     weights = _weights(e, values, sampling)
     before = _before(e, weights)
-    kept = _filtered(e, weights, before, _sums(e, weights), sampling)
+    kept = _filtered(e, weights, before, _total(e, weights, before), sampling)
     targets = _targets(e, _sums(e, kept), sampling, positions)
     return _spoiled(e, _drawn(e, kept, before, targets, indices), values)
 
 
-def _column(sampling: Tensor, name: str, column: SamplingColumn) -> str:
-    """Reads a column of the row that loop 0 is at."""
-    return (
-        f"  %{name}_row = linalg.index 0 : index\n  %{name}_at = arith.constant {column.value} : index\n"
-        f"  %{name} = tensor.extract {sampling.name}[%{name}_row, %{name}_at] : {sampling.type}\n"
-    )
+def _column(e: Emitter, sampling: Tensor, column: SamplingColumn) -> Tensor:
+    """[rows] i64"""
+    return e.reshape(e.columns(sampling, column.value, 1), (sampling.shape[0],))
 
 
 def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
     """[rows, k] i64: the candidates' weights, 0 past the row's top-k."""
-    scale, top_k = SamplingColumn.SCALE, SamplingColumn.TOP_K
     body = f"""\
-{_column(sampling, "scale", scale)}{_column(sampling, "top_k", top_k)}\
-  %bits = arith.trunci %scale : i64 to i32
+  %bits = arith.trunci %c : i64 to i32
   %factor = arith.bitcast %bits : i32 to f32
   %below = arith.subf %a, %b : f32
   %scaled = arith.mulf %below, %factor : f32
@@ -71,13 +66,16 @@ def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
   %weight = arith.shrui %raised, %shift : i64
   %k = linalg.index 1 : index
   %place = arith.index_cast %k : index to i64
-  %passes = arith.cmpi slt, %place, %top_k : i64
+  %passes = arith.cmpi slt, %place, %d : i64
   %zero = arith.constant 0 : i64
   %y = arith.select %passes, %weight, %zero : i64
   linalg.yield %y : i64"""
     best = e.columns(values, 0, 1)
     rows = e.reshape(best, (values.shape[0],))
-    return e.elementwise("nk", ("nk", values.shape, "i64"), [(values, "nk"), (rows, "n")], body)
+    scale = _column(e, sampling, SamplingColumn.SCALE)
+    top_k = _column(e, sampling, SamplingColumn.TOP_K)
+    ins = [(values, "nk"), (rows, "n"), (scale, "n"), (top_k, "n")]
+    return e.elementwise("nk", ("nk", values.shape, "i64"), ins, body)
 
 
 def _polynomial() -> str:
@@ -108,6 +106,16 @@ def _before(e: Emitter, weights: Tensor) -> Tensor:
     return e.elementwise("nkj", ("nk", weights.shape, "i64"), [(weights, "nj")], body, zero)
 
 
+def _total(e: Emitter, weights: Tensor, before: Tensor) -> Tensor:
+    """[rows] i64: the sum of a row's weights, without another reduction, which IREE fuses with `_weights`
+    and then cannot compile for AMD GPUs."""
+    body = "  %sum = arith.addi %a, %b : i64\n  linalg.yield %sum : i64"
+    rows, k = weights.shape
+    assert isinstance(k, int)
+    last = [e.reshape(e.columns(t, k - 1, 1), (rows,)) for t in (weights, before)]
+    return e.elementwise("n", ("n", (rows,), "i64"), [(t, "n") for t in last], body)
+
+
 def _sums(e: Emitter, weights: Tensor) -> Tensor:
     """[rows] i64"""
     body = "  %sum = arith.addi %out, %a : i64\n  linalg.yield %sum : i64"
@@ -117,19 +125,17 @@ def _sums(e: Emitter, weights: Tensor) -> Tensor:
 
 def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampling: Tensor) -> Tensor:
     """[rows, k] i64: the weights that pass top-p and min-p, else 0; the best passes always."""
-    share, least = SamplingColumn.SHARE, SamplingColumn.LEAST_WEIGHT
     body = f"""\
-{_column(sampling, "share", share)}{_column(sampling, "least", least)}\
   %share_bits = arith.constant {SHARE_BITS} : i64
   %mask = arith.constant {(1 << SHARE_BITS) - 1} : i64
   %high = arith.shrui %c, %share_bits : i64
   %low = arith.andi %c, %mask : i64
-  %high_share = arith.muli %high, %share : i64
-  %low_product = arith.muli %low, %share : i64
+  %high_share = arith.muli %high, %d : i64
+  %low_product = arith.muli %low, %d : i64
   %low_share = arith.shrui %low_product, %share_bits : i64
   %within = arith.addi %high_share, %low_share : i64
   %in_share = arith.cmpi slt, %b, %within : i64
-  %is_likely = arith.cmpi sge, %a, %least : i64
+  %is_likely = arith.cmpi sge, %a, %e : i64
   %k = linalg.index 1 : index
   %c0 = arith.constant 0 : index
   %is_best = arith.cmpi eq, %k, %c0 : index
@@ -138,28 +144,31 @@ def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampl
   %zero = arith.constant 0 : i64
   %y = arith.select %passes, %a, %zero : i64
   linalg.yield %y : i64"""
-    ins = [(weights, "nk"), (before, "nk"), (masses, "n")]
+    share = _column(e, sampling, SamplingColumn.SHARE)
+    least = _column(e, sampling, SamplingColumn.LEAST_WEIGHT)
+    ins = [(weights, "nk"), (before, "nk"), (masses, "n"), (share, "n"), (least, "n")]
     return e.elementwise("nk", ("nk", weights.shape, "i64"), ins, body)
 
 
 def _targets(e: Emitter, masses: Tensor, sampling: Tensor, positions: Tensor) -> Tensor:
     """[rows] i64: the draw of each row, from 0 to its mass (exclusive)."""
-    seed, prompt = SamplingColumn.SEED, SamplingColumn.PROMPT_LENGTH
     body = f"""\
-{_column(sampling, "seed", seed)}{_column(sampling, "prompt", prompt)}\
-  %index = arith.subi %b, %prompt : i64
+  %index = arith.subi %b, %d : i64
   %two = arith.constant 2 : i64
   %zero = arith.constant 0 : i64
   %count = arith.addi %index, %two : i64
 {_philox()}\
   %low, %high = arith.mului_extended %word, %a : i64
   linalg.yield %high : i64"""
-    return e.elementwise("n", ("n", masses.shape, "i64"), [(masses, "n"), (positions, "n")], body)
+    seed = _column(e, sampling, SamplingColumn.SEED)
+    prompt_length = _column(e, sampling, SamplingColumn.PROMPT_LENGTH)
+    ins = [(masses, "n"), (positions, "n"), (seed, "n"), (prompt_length, "n")]
+    return e.elementwise("n", ("n", masses.shape, "i64"), ins, body)
 
 
 def _philox() -> str:
-    """%word of %seed and %count, the token's index in the output + 1."""
-    lines, counter, keys = [], ["%count", "%zero", "%zero", "%zero"], ["%seed", "%zero"]
+    """%word of the seed %c and %count, the token's index in the output + 1."""
+    lines, counter, keys = [], ["%count", "%zero", "%zero", "%zero"], ["%c", "%zero"]
     for i, multiplier in enumerate(PHILOX_MULTIPLIERS):
         lines.append(f"  %m{i} = arith.constant {_signed(multiplier)} : i64")
         lines.append(f"  %w{i} = arith.constant {_signed(PHILOX_WEYL[i])} : i64")

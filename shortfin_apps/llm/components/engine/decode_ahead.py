@@ -1,0 +1,120 @@
+"""Decoding ahead: a step is queued before the tokens of the step before it are back.
+
+    engine's step n       start n,  queue n + 1,  wait for n,  commit n
+    engine's step n + 1             queue n + 2,  wait for n + 1,  commit n + 1
+    ...                             wait for the last,  commit it
+
+The device so goes on while the host commits. That takes a decode loop of the VMFB (`abi.py`), which advances
+tokens and positions on the device, and requests that it can sample. Nothing is queued ahead when the next
+batch may be another one: when a request is about to reach its `max_tokens`, or a waiting one might start. A
+new request therefore waits for at most one step more.
+
+A request may end (stop token, abort, deadline, NaN) while a step that computes one token more for it is in
+flight. That token is discarded: the request is not running any more when the step is committed. Its pages
+are released at once, although the step still writes one slot of its last page: nobody else is given them
+before the step is over, as nothing is planned while a step is in flight, and whatever reads them later is
+queued behind it. That page was never shared, as only full pages are. If the discarded row is NaN, the page is
+cleared, like those of a request that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
+from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.request.request import Request, State
+from shortfin_apps.llm.components.sampling.candidates import Drawn
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_row
+from shortfin_apps.llm.components.sampling.sampler import Sampler
+
+
+class DecodeAhead:
+    """Runs decode batches on a decode loop, and one step ahead while their requests stay the same.
+
+    `queued` counts the steps that were queued ahead, `discarded` their tokens for requests that had ended.
+    """
+
+    def __init__(self, runner: BatchRunner, scheduler: Scheduler, sampler: Sampler, cache: KVCache) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._cache = cache
+        self._loop: DecodeLoop | None = None
+        self.queued = self.discarded = 0
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was queued ahead and is not committed; then nothing else may be run."""
+        return self._loop is not None and self._loop.num_queued > 0
+
+    def batch(self) -> Batch | None:
+        """The step in flight, without the requests that have ended since; None if there is none."""
+        if self._loop is None or not self._loop.num_queued:
+            return None
+        running = [request for request in self._loop.requests if request.state is State.RUNNING]
+        return Batch(EntryFamily.DECODE, tuple(LlmTaskInput.next_of(request, 1) for request in running))
+
+    def run(self, batch: Batch) -> list[Drawn] | None:
+        """The tokens of the step in flight, or of another batch; None if the batch does not suit a loop.
+
+        Queues the step after it if that is to compute the same requests. Raises InvocationError.
+        """
+        if not self.in_flight and not self._start(batch.tasks):
+            return None
+        assert self._loop is not None
+        if self._goes_on(batch):
+            self._loop.queue()
+            self.queued += 1
+        return self._rows(self._loop, {task.request for task in batch.tasks})
+
+    def abandon(self) -> None:
+        """Waits for what is in flight, whether it fails or not, and has the pages that it wrote cleared."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            self._cache.suspects.update(loop.abandon())
+
+    def _start(self, tasks: Sequence[LlmTaskInput]) -> bool:
+        """Starts a step that decodes the tasks, on the last loop if it is of the same requests."""
+        if not all(len(task.token_ids) == 1 and task.completes for task in tasks):
+            return False
+        requests = [task.request for task in tasks]
+        if self._loop is None or not self._loop.is_at(requests):
+            if not all(map(self._sampler.suits_device, requests)):
+                return False
+            sampling = [sampling_row(request, self._runner.num_candidates) for request in requests]
+            self._loop = self._runner.start_loop(tasks, sampling)
+        if self._loop is not None:
+            self._loop.queue()
+        return self._loop is not None
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Whether the next step is to compute the same requests; then there are pages for it."""
+        assert self._loop is not None
+        return (
+            len(batch.tasks) == len(self._loop.requests)
+            and not self._cache.suspects  # which are cleared while nothing is in flight
+            and not any(_is_last(task.request) for task in batch.tasks)
+            and self._scheduler.reserve_next(len(batch.tasks))
+        )
+
+    def _rows(self, loop: DecodeLoop, running: set[Request]) -> list[Drawn]:
+        """Waits for the oldest step in flight; its rows of the requests that still run."""
+        rows = []
+        for request, token_id, page_id in zip(loop.requests, *loop.wait(), strict=True):
+            if request in running:
+                rows.append(Drawn(token_id))
+                continue
+            self.discarded += 1
+            if not Drawn(token_id).is_finite:
+                self._cache.suspects.add(page_id)
+        return rows
+
+
+def _is_last(request: Request) -> bool:
+    """Whether its next token is the last that it may have."""
+    return request.num_generated + 1 >= request.call.params.max_tokens
