@@ -56,7 +56,11 @@ def workload(
 
 
 def _build(build_tiny: BuildTiny, chip: str) -> Artifact:
-    return build_tiny(BuildOptions(device=f"hip:{chip}", prefill_batch_sizes=(2,), decode_batch_sizes=(4,)))
+    return build_tiny(
+        BuildOptions(
+            device=f"hip:{chip}", prefill_batch_sizes=(2,), decode_batch_sizes=(4,), decode_loop_sizes=(4,)
+        )
+    )
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,13 @@ class DecodeAhead:
             self.queued += 1
         return self._rows(self._loop, {task.request for task in batch.tasks})
 
-    def abandon(self) -> None:
-        """Waits for what is in flight, whether it fails or not, and has the pages that it wrote cleared."""
+    def abandon(self, *, waits: bool = True) -> None:
+        """Waits for what is in flight, whether it fails or not, and has the pages that it wrote cleared.
+
+        Unless it `waits`: a device that is lost may never be done with it, and computes nothing any more.
+        """
         loop, self._loop = self._loop, None
-        if loop is not None:
+        if loop is not None and waits:
             self._cache.suspects.update(loop.abandon())
 
     def _start(self, tasks: Sequence[LlmTaskInput]) -> bool:

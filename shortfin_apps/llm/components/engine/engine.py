@@ -159,7 +159,7 @@ class Engine:
         try:
             rows = self._compute(batch)
         except Exception as error:
-            self._ahead.abandon()
+            self._ahead.abandon(waits=not isinstance(error, DeviceLostError))
             self._fail(batch, error)
             return None
         self._counters.consecutive_failures = 0

@@ -1,0 +1,139 @@
+"""Decoding ahead on real programs: the same answers as without, on both runtimes and on emulated GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.loading import EngineOptions
+from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.runtime.open import Runtime
+from tests.conftest import BuildTiny
+from tests.hip import CHIPS, EmulatedGpus
+from tests.integration.generation import open_engine
+from tests.runtimes import RUNTIMES, needs_shortfin
+
+LENGTHS = (1, 15, 16, 40, 70, 90)
+ARRIVALS = (0, 0, 0, 3, 9, 12)
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3},
+    {"temperature": 1.3, "top_k": 64, "min_p": 0.05, "seed": 2**62},
+)
+MODES = [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)]
+
+Answer = tuple[tuple[int, ...], FinishReason | None]
+
+
+def calls(
+    max_tokens: int, stop_token_ids: frozenset[int] = frozenset(), lengths: Sequence[int] = LENGTHS
+) -> list[GenerateCall]:
+    random = np.random.default_rng(5)
+    return [
+        GenerateCall(
+            request_id=str(index),
+            prompt_token_ids=tuple(random.integers(0, 256, length).tolist()),
+            params=SamplingParams(
+                max_tokens=max_tokens, stop_token_ids=stop_token_ids, **KINDS[index % len(KINDS)]
+            ),
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def answers(engine: Engine, asked: Sequence[GenerateCall]) -> list[Answer]:
+    """Each request arrives before its step of ARRIVALS."""
+    tokens: dict[str, tuple[int, ...]] = {each.request_id: () for each in asked}
+    reasons: dict[str, FinishReason | None] = {}
+    for step in count():
+        for each, at in zip(asked, ARRIVALS, strict=True):
+            if at == step:
+                engine.add(each)
+        if step > max(ARRIVALS) and not engine.has_work:
+            return [(tokens[each.request_id], reasons[each.request_id]) for each in asked]
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            tokens[delta.request_id] += delta.token_ids
+            reasons[delta.request_id] = delta.finish_reason
+    raise AssertionError
+
+
+def compare(artifact: Artifact, asked: Sequence[GenerateCall], **options: Any) -> None:
+    with open_engine(artifact, EngineOptions(decode_ahead="off", **options)) as engine:
+        expected = answers(engine, asked)
+        assert engine.stats().steps_ahead == 0
+    with open_engine(artifact, EngineOptions(decode_ahead="on", **options)) as engine:
+        assert answers(engine, asked) == expected
+        assert engine.stats().steps_ahead > 0
+
+
+@pytest.fixture(scope="module")
+def artifact(build_tiny: BuildTiny) -> Artifact:
+    return build_tiny(
+        BuildOptions(prefill_batch_sizes=(1, 4), decode_batch_sizes=(1, 4, 8), decode_loop_sizes=(1, 4, 8))
+    )
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: ModeOptions) -> None:
+    compare(artifact, calls(30), runtime=runtime, mode=mode)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_are_those_without_when_requests_stop_and_are_preempted(
+    artifact: Artifact, mode: ModeOptions
+) -> None:
+    growing = [15] * len(LENGTHS)  # prompts that fill a page, and three more while they decode
+    options: dict[str, Any] = {"runtime": "iree", "mode": mode, "pages": 9}
+    with open_engine(artifact, EngineOptions(**options)) as engine:
+        undisturbed = answers(engine, calls(40, lengths=growing))
+        assert engine.stats().preemptions > 0
+    stops = frozenset(tokens[30] for tokens, _ in undisturbed)
+    compare(artifact, calls(40, lengths=growing), **options)
+    compare(artifact, calls(40, stops, lengths=growing), **options)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_steady_decode_uploads_block_tables_alone(artifact: Artifact, runtime: Runtime) -> None:
+    with open_engine(artifact, EngineOptions(runtime=runtime)) as engine:
+        params = SamplingParams(max_tokens=60, temperature=0.0)
+        for name in "abcd":
+            engine.add(GenerateCall(request_id=name, prompt_token_ids=(1, 2, ord(name)), params=params))
+        while engine.stats().steps_ahead == 0:
+            engine.step()
+        before = engine.stats()
+        for _ in range(40):
+            engine.step()
+        after = engine.stats()
+        assert after.steps_ahead == before.steps_ahead + 40
+        assert after.uploads - before.uploads == after.plans.uploads - before.plans.uploads
+        assert after.plans.uploads - before.plans.uploads <= 3, "pages hold 16 tokens"
+
+
+@needs_shortfin
+@pytest.mark.emulated
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_answers_are_those_without_on_a_gpu(
+    chip: str, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+) -> None:
+    with emulated_gpus.watch(chip):
+        options = BuildOptions(
+            device=f"hip:{chip}",
+            prefill_batch_sizes=(2,),
+            decode_batch_sizes=(8,),
+            decode_loop_sizes=(8,),
+        )
+        compare(build_tiny(options), calls(10), device="hip")
