@@ -67,7 +67,7 @@ def test_a_decode_loop_keeps_its_state_on_the_device() -> None:
         "tokens": (4,),
         "positions": (4,),
         "seq_block_ids": (4, None),
-        "sampling": (4, 6),
+        "sampling": (6, 4),
     }
     assert loop.named_results(["a"], top_k=4) == {"token_ids": "a"}
 

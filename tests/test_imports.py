@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.sampling", "abi", "config", "errors"),
     ),
     "components.engine": (
+        "abi",
         *("components.batching", "components.invocation", "components.kvcache", "components.request"),
         *("components.sampling", "errors"),
     ),

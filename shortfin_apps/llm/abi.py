@@ -9,7 +9,7 @@ tokens; B the pages in a row of the block table; `slabs` is the KV cache, one sl
     decode_bs{N}        tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B], slabs
     extend              tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], slabs
     extend_t{T}         the same, T fixed
-    decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [N,6], slabs
+    decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [6,N], slabs
 
 Prefill and decode differ in the order of their second and third argument. All arguments are i64, except the
 slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place. Without `has_prefill_position` in
@@ -23,8 +23,8 @@ and tokens behind the last task's are padding. A task is a decode (one token, an
 the scratch page.
 
 A `decode_loop` of our own decodes and samples. It writes each row's new token and its position over `tokens`
-and `positions`, so that it can be called again, before its result is read, with the same arguments. A row of
-`sampling` has the columns of `SamplingColumn`. A padding row has token 0, position -1, zeros for sampling and
+and `positions`, so that it can be called again, before its result is read, with the same arguments.
+`sampling` has a row for each `SamplingField`. A padding row has token 0, position -1, zeros for sampling and
 the scratch page; its state stays as it is. The result is the new token ids `[N]`: -1 for a row whose best
 logit is not finite, and anything for a padding row.
 
@@ -70,8 +70,8 @@ class Layout(StrEnum):
     LOOP = "loop"
 
 
-class SamplingColumn(IntEnum):
-    """The columns of a decode loop's `sampling`; `sampling_rule.py` says what they mean to a draw."""
+class SamplingField(IntEnum):
+    """The rows of a decode loop's `sampling`; `sampling_rule.py` says what they mean to a draw."""
 
     SCALE = 0  # the bits of an f32, the factor of logits in the exponent of a weight
     TOP_K = 1  # from 1 to K
@@ -134,7 +134,7 @@ class Entry:
         shapes = {
             "tokens": _tokens_shape(layout, self.rows, self.length),
             "seq_block_ids": (self.rows, None),
-            "sampling": (self.rows, len(SamplingColumn)),
+            "sampling": (len(SamplingField), self.rows),
         }
         names = argument_names(layout, has_prefill_position=has_prefill_position)
         return {name: shapes.get(name, (self.rows,)) for name in names}

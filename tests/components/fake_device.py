@@ -219,8 +219,8 @@ class FakeProgram:
         )
         token_ids = np.array(
             [
-                sampled(of_row, columns, position, self.config.top_k or 0)
-                for of_row, columns, position in zip(logits, sampling, positions, strict=True)
+                sampled(of_row, fields, position, self.config.top_k or 0)
+                for of_row, fields, position in zip(logits, sampling.T, positions, strict=True)
             ]
         )
         is_used = positions >= 0
@@ -266,9 +266,9 @@ class FakeProgram:
         return results[: 3 if self.logits_result else 2]
 
 
-def sampled(logits: Array, columns: Array, position: int, k: int) -> int:
-    """The token that a decode loop samples: `columns` are those of `SamplingColumn`; -1 for NaN."""
-    scale_bits, top_k, share, least, seed, prompt_length = columns.tolist()
+def sampled(logits: Array, fields: Array, position: int, k: int) -> int:
+    """The token that a decode loop samples: `fields` are by `SamplingField`; -1 for NaN."""
+    scale_bits, top_k, share, least, seed, prompt_length = fields.tolist()
     if position < 0 or not np.isfinite(logits.max()):
         return -1
     order = np.argsort(-logits, kind="stable")[: min(k, top_k)]

@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components import loading
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.loading import EngineOptions, load_engine, max_running
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import ArtifactError
+from tests.conftest import BuildTiny
 
 NO_EOS: frozenset[int] = frozenset()
 
@@ -35,8 +37,9 @@ def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed
     assert closed == ["closed"]
 
 
-def test_decoding_ahead_is_refused_without_decode_loops(tiny_artifact: Artifact) -> None:
-    files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
+def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -> None:
+    artifact = build_tiny(BuildOptions(decode_loop_sizes=()))
+    files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
     with pytest.raises(ArtifactError, match="--decode-loop-sizes"):
         load_engine(*files, EngineOptions(decode_ahead="on"))
 

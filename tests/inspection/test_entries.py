@@ -31,7 +31,9 @@ def entries_of(build_tiny: BuildTiny, device: str) -> dict[str, EntryFacts]:
 def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> None:
     entries = entries_of(build_tiny, device)
     assert list(entries) == [
-        *("decode_bs1", "decode_bs2", "decode_bs4", "decode_bs8", "decode_bs16", "decode_bs32", "extend"),
+        *(f"decode_bs{rows}" for rows in (1, 2, 4, 8, 16, 32)),
+        *(f"decode_loop_bs{rows}" for rows in (1, 2, 4, 8, 16, 32) if device == "cpu"),
+        "extend",
         *("prefill_bs1", "prefill_bs2", "prefill_bs4"),
     ]
     decode = entries["decode_bs4"]
@@ -45,6 +47,8 @@ def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> Non
     }
     assert decode.results is not None
     assert decode.results["indices"] == "tensor<4x1x64xi64>"
+    if device == "cpu":
+        assert entries["decode_loop_bs4"].results == {"token_ids": "tensor<4xi64>"}
     assert (entries["extend"].rows, entries["extend"].length) == (None, None)
     assert (entries["prefill_bs2"].rows, entries["prefill_bs2"].length) == (2, None)
 

@@ -31,9 +31,9 @@ def test_modes(tiny_artifact: Artifact, tmp_path: Path) -> None:
         "default": tokens,
         "extend": tokens,
     }
-    assert (
-        cells[5] == f"{computed['default']['padding'] / (tokens + computed['default']['padding']):.1%}, 0.0%"
-    )
+    paddings = [computed[label]["padding"] for label in ("default", "extend")]
+    assert cells[5] == ", ".join(f"{padding / (tokens + padding):.1%}" for padding in paddings)
+    assert paddings[1] <= tokens / 50, "an extend has no padding, a decode loop at most a quarter"
 
 
 def test_long_prefill(tiny_artifact: Artifact) -> None:
@@ -70,3 +70,13 @@ def test_perplexity(tiny_artifact: Artifact) -> None:
     assert float(rows[0][1]) > tiny_artifact.vocab_size / 4
     assert rows[0][1] == rows[1][1]
     assert rows[1][2] == "+0.00%"
+
+
+def test_decode_ahead(tiny_artifact: Artifact) -> None:
+    """A steady decode uploads nothing, but for the batch's start and its block table once a page."""
+    printed = script("decode_ahead.py", tiny_artifact, "--rows=2", "--tokens=40", "--repeat=1")
+    for line in printed.splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[1] in ("greedy", "sampled")
+        without, ahead = map(float, cells[-2:])
+        assert without >= 3 > 0.5 > ahead

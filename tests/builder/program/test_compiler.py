@@ -70,6 +70,7 @@ def test_says_what_it_did(tmp_path: Path) -> None:
         "extend",
         "extend_t64",
         "extend_t128",
+        "decode_loop_bs2",
     )
     exports = read_exports(tmp_path / "model.vmfb", "module")
     assert all(export.signature.only_dispatches for export in exports.values())

@@ -11,7 +11,7 @@ import pytest
 from shortfin_apps.llm.builder.lowering.linalg.sampling import NOT_FINITE
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_row
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from tests.builder.compiled_model import NAN_BYTE, CompiledModel, block_table
 from tests.components.engine_fixture import call
@@ -61,7 +61,7 @@ def loop_tokens(model: CompiledModel, requests: list[Request], blocks: Ints, ste
         upload(padded_column([r.token_ids[-1] for r in requests], 0)),
         upload(padded_column([len(r.token_ids) - 1 for r in requests], -1)),
     ]
-    sampling = upload(np.array([sampling_row(r, K) for r in requests] + padding, np.int64))
+    sampling = upload(np.array([sampling_fields(r, K) for r in requests] + padding, np.int64).T)
     arguments = [*state, upload(blocks), sampling, model.cache]
     queued = [model.program.submit(f"decode_loop_bs{ROWS}", arguments) for _ in range(steps)]
     results = [pending.wait()[0] for pending in queued]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_row
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.errors import InvocationError
 from tests.components.engine_fixture import call
 from tests.components.fake_device import FakeDevice, FakeProgram, fake_config, greedy_continuation
@@ -40,7 +41,8 @@ class Setup:
 
     def start(self) -> DecodeLoop:
         tasks = [LlmTaskInput.next_of(request, 1) for request in self.requests]
-        loop = self.runner.start_loop(tasks, [sampling_row(request, 4) for request in self.requests])
+        batch = Batch(EntryFamily.DECODE, tuple(tasks))
+        loop = self.runner.start_loop(batch, [sampling_fields(request, 4) for request in self.requests])
         assert loop is not None
         return loop
 
@@ -118,5 +120,18 @@ def test_abandoning_it_waits_for_steps_that_fail() -> None:
 
 def test_there_is_no_loop_for_more_rows_than_were_compiled() -> None:
     setup = Setup()
-    tasks = [LlmTaskInput.next_of(setup.requests[0], 1)] * 5
-    assert setup.runner.start_loop(tasks, [[0] * 6] * 5) is None
+    tasks = (LlmTaskInput.next_of(setup.requests[0], 1),) * 5
+    assert setup.runner.start_loop(Batch(EntryFamily.DECODE, tasks), [[0] * 6] * 5) is None
+
+
+def test_an_extend_is_preferred_to_many_padding_rows() -> None:
+    setup = Setup()
+    task = LlmTaskInput.next_of(setup.requests[0], 1)
+    for rows, family, starts in (
+        (1, EntryFamily.EXTEND, False),
+        (2, EntryFamily.EXTEND, False),
+        (3, EntryFamily.EXTEND, True),
+        (1, EntryFamily.DECODE, True),
+    ):
+        loop = setup.runner.start_loop(Batch(family, (task,) * rows), [[0] * 6] * rows)
+        assert (loop is not None) is starts

@@ -118,7 +118,7 @@ def test_a_mismatch_is_named(entries: tuple[EntrySignature, ...], changes: dict[
 
 
 def loop(*results: TensorType) -> EntrySignature:
-    shapes = ((2,), (2,), (2, None), (2, 6))
+    shapes = ((2,), (2,), (2, None), (6, 2))
     arguments = (*(TensorType(shape, I64) for shape in shapes), CACHE)
     return EntrySignature("decode_loop_bs2", arguments, results)
 

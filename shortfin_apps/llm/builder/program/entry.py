@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFamily, Layout, SamplingColumn
+from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFamily, Layout, SamplingField
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
@@ -26,7 +26,7 @@ def entries_of(options: BuildOptions) -> list[Entry]:
         *(Entry(EntryFamily.PREFILL, n, s) for n in sizes for s in options.chunk_sizes),
         *(Entry(EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes),
         *(Entry(EntryFamily.EXTEND, None, t) for t in (None, *options.extend_sizes)),
-        *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.decode_loop_sizes),
+        *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.loop_sizes),
     ]
 
 
@@ -47,7 +47,7 @@ def write_decode_loop(entry: Entry, options: BuildOptions, elements: int, body: 
     assert rows is not None, "a decode loop has a fixed number of rows"
     tokens = _import(e, "tokens", (rows,), "i64", "consume ")
     positions = _import(e, "positions", (rows,), "i64", "consume ")
-    sampling = _import(e, "sampling", (rows, len(SamplingColumn)), "i64")
+    sampling = _import(e, "sampling", (len(SamplingField), rows), "i64")
     starts = e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _START)
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
     batch = _batch(e, entry, options, elements, starts, seq_lens)

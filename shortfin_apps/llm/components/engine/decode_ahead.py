@@ -19,8 +19,6 @@ cleared, like those of a request that failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
@@ -29,7 +27,7 @@ from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Drawn
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_row
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 
 
@@ -64,7 +62,7 @@ class DecodeAhead:
 
         Queues the step after it if that is to compute the same requests. Raises InvocationError.
         """
-        if not self.in_flight and not self._start(batch.tasks):
+        if not self.in_flight and not self._start(batch):
             return None
         assert self._loop is not None
         if self._goes_on(batch):
@@ -81,16 +79,16 @@ class DecodeAhead:
         if loop is not None and waits:
             self._cache.suspects.update(loop.abandon())
 
-    def _start(self, tasks: Sequence[LlmTaskInput]) -> bool:
-        """Starts a step that decodes the tasks, on the last loop if it is of the same requests."""
-        if not all(len(task.token_ids) == 1 and task.completes for task in tasks):
+    def _start(self, batch: Batch) -> bool:
+        """Starts a step that decodes the batch, on the last loop if it is of the same requests."""
+        if not all(len(task.token_ids) == 1 and task.completes for task in batch.tasks):
             return False
-        requests = [task.request for task in tasks]
+        requests = [task.request for task in batch.tasks]
         if self._loop is None or not self._loop.is_at(requests):
             if not all(map(self._sampler.suits_device, requests)):
                 return False
-            sampling = [sampling_row(request, self._runner.num_candidates) for request in requests]
-            self._loop = self._runner.start_loop(tasks, sampling)
+            sampling = [sampling_fields(request, self._runner.num_candidates) for request in requests]
+            self._loop = self._runner.start_loop(batch, sampling)
         if self._loop is not None:
             self._loop.queue()
         return self._loop is not None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import SamplingColumn
+from shortfin_apps.llm.abi import SamplingField
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
@@ -92,9 +92,9 @@ def padded_state(
     """A loop's arguments but for the block table, padded to `rows`; a padding row is at position -1."""
     tokens = np.zeros(rows, np.int64)
     positions = np.full(rows, -1, np.int64)
-    columns = np.zeros((rows, len(SamplingColumn)), np.int64)
+    fields = np.zeros((len(SamplingField), rows), np.int64)
     for row, (task, of_row) in enumerate(zip(tasks, sampling, strict=True)):
         [tokens[row]] = task.token_ids
         positions[row] = task.start_position
-        columns[row] = of_row
-    return {"tokens": tokens, "positions": positions, "sampling": columns}
+        fields[:, row] = of_row
+    return {"tokens": tokens, "positions": positions, "sampling": fields}

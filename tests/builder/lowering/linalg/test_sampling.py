@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.abi import SamplingColumn
+from shortfin_apps.llm.abi import SamplingField
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.sampling import NOT_FINITE, sample
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_row
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from tests.builder.compiled_kernels import load
 from tests.components.engine_fixture import call
@@ -24,7 +24,7 @@ ROWS, K = 5, 8
 ARGUMENTS = {
     "values": ((ROWS, K), "f32"),
     "indices": ((ROWS, K), "i64"),
-    "sampling": ((ROWS, len(SamplingColumn)), "i64"),
+    "sampling": ((len(SamplingField), ROWS), "i64"),
     "positions": ((ROWS,), "i64"),
 }
 HOST = Sampler(frozenset(), num_candidates=K)
@@ -47,7 +47,7 @@ def on_device(compiled: Any, rows: list[Candidates], requests: list[Request]) ->
     token_ids: Array = compiled.run(
         np.stack([row.values for row in rows]),
         np.stack([row.token_ids for row in rows]),
-        np.array([sampling_row(request, K) for request in requests], np.int64),
+        np.array([sampling_fields(request, K) for request in requests], np.int64).T.copy(),
         np.array([len(request.token_ids) - 1 for request in requests], np.int64),
     ).to_host()
     return [int(token_id) for token_id in token_ids]

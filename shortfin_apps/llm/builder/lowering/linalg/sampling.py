@@ -1,12 +1,12 @@
 """Sampling from candidates on the device, in plain linalg and in integers, by the rule in `sampling_rule.py`.
 
-A row of `sampling` [rows, columns] i64 is laid out as `SamplingColumn` of `abi.py` says.
+`sampling` [fields, rows] i64 has a row for each `SamplingField` of `abi.py`.
 """
 
 from __future__ import annotations
 
-from shortfin_apps.llm.abi import SamplingColumn
-from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.abi import SamplingField
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.sampling_rule import (
     FRACTION_BITS,
     LOWEST_EXPONENT,
@@ -36,9 +36,17 @@ def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positi
     return _spoiled(e, _drawn(e, kept, before, targets, indices), values)
 
 
-def _column(e: Emitter, sampling: Tensor, column: SamplingColumn) -> Tensor:
+def _field(e: Emitter, sampling: Tensor, field: SamplingField) -> Tensor:
     """[rows] i64"""
-    return e.reshape(e.columns(sampling, column.value, 1), (sampling.shape[0],))
+    _, rows = sampling.shape
+    kind = tensor_type((1, rows), "i64")
+    row = e.tensor(
+        f"tensor.extract_slice {sampling.name}[{field.value}, 0] [1, {rows}] [1, 1] : "
+        f"{sampling.type} to {kind}",
+        (1, rows),
+        "i64",
+    )
+    return e.reshape(row, (rows,))
 
 
 def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
@@ -72,8 +80,8 @@ def _weights(e: Emitter, values: Tensor, sampling: Tensor) -> Tensor:
   linalg.yield %y : i64"""
     best = e.columns(values, 0, 1)
     rows = e.reshape(best, (values.shape[0],))
-    scale = _column(e, sampling, SamplingColumn.SCALE)
-    top_k = _column(e, sampling, SamplingColumn.TOP_K)
+    scale = _field(e, sampling, SamplingField.SCALE)
+    top_k = _field(e, sampling, SamplingField.TOP_K)
     ins = [(values, "nk"), (rows, "n"), (scale, "n"), (top_k, "n")]
     return e.elementwise("nk", ("nk", values.shape, "i64"), ins, body)
 
@@ -144,8 +152,8 @@ def _filtered(e: Emitter, weights: Tensor, before: Tensor, masses: Tensor, sampl
   %zero = arith.constant 0 : i64
   %y = arith.select %passes, %a, %zero : i64
   linalg.yield %y : i64"""
-    share = _column(e, sampling, SamplingColumn.SHARE)
-    least = _column(e, sampling, SamplingColumn.LEAST_WEIGHT)
+    share = _field(e, sampling, SamplingField.SHARE)
+    least = _field(e, sampling, SamplingField.LEAST_WEIGHT)
     ins = [(weights, "nk"), (before, "nk"), (masses, "n"), (share, "n"), (least, "n")]
     return e.elementwise("nk", ("nk", weights.shape, "i64"), ins, body)
 
@@ -160,8 +168,8 @@ def _targets(e: Emitter, masses: Tensor, sampling: Tensor, positions: Tensor) ->
 {_philox()}\
   %low, %high = arith.mului_extended %word, %a : i64
   linalg.yield %high : i64"""
-    seed = _column(e, sampling, SamplingColumn.SEED)
-    prompt_length = _column(e, sampling, SamplingColumn.PROMPT_LENGTH)
+    seed = _field(e, sampling, SamplingField.SEED)
+    prompt_length = _field(e, sampling, SamplingField.PROMPT_LENGTH)
     ins = [(masses, "n"), (positions, "n"), (seed, "n"), (prompt_length, "n")]
     return e.elementwise("n", ("n", masses.shape, "i64"), ins, body)
 
