@@ -38,7 +38,7 @@ def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed
 
 
 def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -> None:
-    artifact = build_tiny(BuildOptions(decode_loop_sizes=()))
+    artifact = build_tiny(BuildOptions())
     files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
     with pytest.raises(ArtifactError, match="--decode-loop-sizes"):
         load_engine(*files, EngineOptions(decode_ahead="on"))

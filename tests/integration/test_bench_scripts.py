@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from tests.conftest import BuildTiny
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -72,9 +74,10 @@ def test_perplexity(tiny_artifact: Artifact) -> None:
     assert rows[1][2] == "+0.00%"
 
 
-def test_decode_ahead(tiny_artifact: Artifact) -> None:
+def test_decode_ahead(build_tiny: BuildTiny) -> None:
     """A steady decode uploads nothing, but for the batch's start and its block table once a page."""
-    printed = script("decode_ahead.py", tiny_artifact, "--rows=2", "--tokens=40", "--repeat=1")
+    artifact = build_tiny(BuildOptions(decode_loop_sizes=(1, 2)))
+    printed = script("decode_ahead.py", artifact, "--rows=2", "--tokens=40", "--repeat=1")
     for line in printed.splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells[1] in ("greedy", "sampled")

@@ -24,7 +24,7 @@ from tests.runtimes import needs_shortfin
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(400)]
 
-OPTIONS = BuildOptions(decode_loop_sizes=())  # decode loops are in test_decode_ahead.py
+OPTIONS = BuildOptions()
 ENTRIES = [entry.name for entry in entries_of(OPTIONS)]
 # Logits have a standard deviation of about 3. Activations and K/V are rounded to bf16, by the reference they
 # are not: the largest error was 0.19.
@@ -114,7 +114,6 @@ def test_entries_of_fixed_sizes_agree_with_the_reference(
         decode_batch_sizes=(32,),
         chunk_sizes=(96,),
         extend_sizes=(64,),
-        decode_loop_sizes=(),
     )
     model = open_model(chip, options, build_tiny, emulated_gpus)
     with emulated_gpus.watch(chip):

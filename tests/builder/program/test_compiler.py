@@ -61,7 +61,7 @@ def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
 
 def test_says_what_it_did(tmp_path: Path) -> None:
     steps: list[str] = []
-    options = replace(SMALL, chunk_sizes=(32,), extend_sizes=(64, 128))
+    options = replace(SMALL, chunk_sizes=(32,), extend_sizes=(64, 128), decode_loop_sizes=(2,))
     result = compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", steps.append)
     assert result.entries == (
         "prefill_bs2",

@@ -62,9 +62,6 @@ class BuildOptions:
     `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `extend_sizes` are the token counts that get
     an `extend_t{T}` beside the dynamic `extend`; `decode_loop_sizes` are the batch sizes that get a
     `decode_loop_bs{N}`, which samples on the device; `top_k` is the on-device sampler's width.
-
-    Without `decode_loop_sizes`, a CPU gets a loop for each decode batch size, and a GPU none: there the gain
-    is not measured, and the loops take the compiler a third of the time again.
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
@@ -74,18 +71,11 @@ class BuildOptions:
     decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     chunk_sizes: tuple[int, ...] = ()
     extend_sizes: tuple[int, ...] = ()
-    decode_loop_sizes: tuple[int, ...] | None = None
+    decode_loop_sizes: tuple[int, ...] = ()
     block_seq_stride: int = 16
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
-
-    @property
-    def loop_sizes(self) -> tuple[int, ...]:
-        """The batch sizes that get a decode loop."""
-        if self.decode_loop_sizes is not None:
-            return self.decode_loop_sizes
-        return self.decode_batch_sizes if self.device.partition(":")[0] == "cpu" else ()
 
     @property
     def activations(self) -> FloatType:
