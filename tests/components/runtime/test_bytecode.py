@@ -91,6 +91,7 @@ def test_calls_are_in_order_with_their_constants(vmfb: Path) -> None:
     ]
 
 
+@of_shortfins_release
 def test_references_are_known_by_the_global_that_they_were_loaded_from(vmfb: Path) -> None:
     assert read_calls(vmfb)["refers"] == (
         Call("test.hold", (None, 7, None), (None, None, 1)),
