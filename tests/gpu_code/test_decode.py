@@ -92,4 +92,4 @@ def test_agrees_with_llvm_on_names_and_lengths(build_tiny: BuildTiny, chip: str,
         line = lines[each.address]
         assert (each.shape.mnemonic, each.shape.words) == (line.mnemonic, line.words)
         num_compared += 1
-    assert num_compared > 4_000
+    assert num_compared > 1_000

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import CANDIDATES, Candidate, choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.operations import Linear, Norm
+from shortfin_apps.llm.builder.model.operations import Linear, Norm, TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -78,21 +78,20 @@ def test_a_decode_attends_within_the_fused_layer() -> None:
 def test_a_gpu_takes_triton_and_linalg_what_is_left() -> None:
     choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
     linalg = {kind.__name__ for kind, choice in choices.items() if choice.candidate.name == "linalg"}
-    assert linalg == {"AddBias", "LastTokens", "TopK"}
-    assert {choice.candidate.name for choice in choices.values()} == {"linalg", "triton"}
+    assert linalg == {"AddBias", "LastTokens"}
+    assert choices[TopK].candidate.name == "triton/top_k"
+    assert choices[Linear].candidate.name == "triton/layers"
     assert "; not cpu/rms_norm, which needs a CPU" in str(choices[Norm])
 
 
 def test_a_gpu_takes_linalg_where_triton_lacks_the_size_and_the_reason_is_given() -> None:
     odd = replace(TILES, hidden_size=72)
     choices = {choice.kind: choice for choice in choose(context(odd, BuildOptions(), GPU))}
-    assert {choice.candidate.name for choice in choices.values()} == {"linalg"}
-    assert "; not triton, which needs hidden_size in multiples of 16" in str(choices[Linear])
+    assert {choice.candidate.name for choice in choices.values()} == {"linalg", "triton/top_k"}
+    assert "; not triton/layers, which needs hidden_size in multiples of 16" in str(choices[Linear])
 
 
 def test_a_build_for_a_gpu_without_triton_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if ".lowering.triton." in name or ".kernels.triton." in name]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
     given = context(TILES, BuildOptions(), GPU)
     with pytest.raises(BuildError, match=r"needs Triton to build, .*pip install 'triton=="):

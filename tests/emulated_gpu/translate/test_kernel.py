@@ -182,4 +182,4 @@ def test_registers_and_their_counts_agree_with_llvm(build_tiny: BuildTiny, chip:
             assert printed <= ours, (lines[instruction.address], records)
             assert {each[1] for each in ours - printed} <= implicit_registers(records), records
             num_compared += len(ours)
-    assert num_compared > 4_000
+    assert num_compared > 1_000

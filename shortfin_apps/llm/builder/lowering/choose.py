@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from math import prod
 from typing import Any
 
@@ -35,6 +36,7 @@ from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
 from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
+MOST_CANDIDATES = 256  # of a top-k that keeps its candidates in registers
 KINDS: tuple[Kind, ...] = (Embed, Norm, Linear, AddBias, GatedLinear, Attend, LastTokens, TopK)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
@@ -96,22 +98,38 @@ def _row_major(c: LoweringContext) -> dict[str, bool]:
 
 def _triton(c: LoweringContext) -> dict[str, bool]:
     return {
-        "an AMD GPU": c.target.architecture == "amdgpu",
+        "a GPU": c.target.architecture in ("amdgpu", "nvptx"),
         f"hidden_size in multiples of {GROUP}": c.spec.hidden_size % GROUP == 0,
         "matrices of fewer than 2^31 elements": max(map(prod, c.weights.shapes)) < 1 << 31,
     }
 
 
-def _make_triton(c: LoweringContext) -> Any:
-    try:
-        from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
+def _triton_top_k(c: LoweringContext) -> dict[str, bool]:
+    return {
+        "a GPU": c.target.architecture in ("amdgpu", "nvptx"),
+        f"at most {MOST_CANDIDATES} candidates": c.options.top_k <= MOST_CANDIDATES,
+    }
+
+
+def _make_triton_layers(c: LoweringContext) -> Any:
+    _require_triton(c)
+    from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+
+    return TritonLayers(c)
+
+
+def _make_triton_top_k(c: LoweringContext) -> Any:
+    _require_triton(c)
+    from shortfin_apps.llm.builder.lowering.triton.top_k import TritonTopK
+
+    return TritonTopK(c)
+
+
+def _require_triton(c: LoweringContext) -> None:
+    if find_spec("triton") is None:
         raise BuildError(
             f"{c.target.device} needs Triton to build, not to serve: pip install 'triton==3.9.*'"
-        ) from None
-    return TritonLayers(c)
+        )
 
 
 def _vectors(c: LoweringContext) -> VectorOperations:
@@ -135,7 +153,7 @@ AMX_ATTENTION = Candidate(
     lambda c: AmxAttention(c.spec, c.options, c.render),
 )
 
-TRITON = Candidate("triton", (Embed, Norm, Linear, GatedLinear, Attend), _triton, _make_triton)
+TRITON = Candidate("triton/layers", (Embed, Norm, Linear, GatedLinear, Attend), _triton, _make_triton_layers)
 
 # In order of preference: each kind takes the first candidate whose needs are met.
 CANDIDATES = (
@@ -157,6 +175,7 @@ CANDIDATES = (
     ),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
     TRITON,
+    Candidate("triton/top_k", (TopK,), _triton_top_k, _make_triton_top_k),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
     Candidate("linalg", (Embed, Norm, AddBias, Attend, LastTokens, TopK), _always, _linalg),
 )

@@ -65,7 +65,7 @@ EXECUTABLE
 @pytest.mark.emulated
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_kernel_runs_between_those_of_iree(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> None:
-    text = executable(KERNEL, compile_kernel(KERNEL, chip))
+    text = executable(KERNEL, compile_kernel(KERNEL, resolve_target(f"hip:{chip}")), "amdgpu")
     vmfb = tmp_path / "model.vmfb"
     compile_text(PROGRAM.replace("EXECUTABLE", text), resolve_target(f"hip:{chip}").flags, vmfb)
     device = emulated_gpus.open(chip)
@@ -85,7 +85,7 @@ def test_a_kernel_runs_between_those_of_iree(chip: str, emulated_gpus: EmulatedG
 
 def test_a_grid_counts_tiles_and_what_is_added_to_them() -> None:
     kernel = replace(KERNEL, grid=[Tiles("tokens", 16, more="rows"), 3, Tiles("splits")])
-    text = executable(kernel, CodeObject(b"\x7f", 64))
+    text = executable(kernel, CodeObject(b"\x7f", 64), "amdgpu")
     assert kernel.workload == ("tokens", "rows", "splits")
     assert "^bb0(%device: !hal.device, %w0: index, %w1: index, %w2: index):" in text
     assert "%x.tiles = arith.ceildivui %w0, %x.size : index" in text

@@ -103,7 +103,7 @@ def check(
             positions=unused,
             rotary=unused,
         )
-        attention = TritonAttention(context, Launcher(chip, context.rendered))
+        attention = TritonAttention(context, Launcher(context.target, context.rendered))
         first = attention.attend(e, tensors["q"], LAYER, batch)
         # Once more, as the next layer finds what the first one left.
         return [first, attention.attend(e, tensors["q"], LAYER, batch)]

@@ -1,17 +1,24 @@
-"""Compiles Triton kernels ahead of time to code objects for AMD GPUs. Only a build needs Triton."""
+"""Compiles Triton kernels ahead of time: to machine code for AMD GPUs, to PTX for NVIDIA's.
+
+Only a build needs Triton.
+"""
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from shortfin_apps.llm.builder.kernels.ahead_of_time import llvm_ir, ptx
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel
-from shortfin_apps.llm.builder.kernels.ahead_of_time.llvm_ir import for_iree
+from shortfin_apps.llm.builder.target import Target
 
 _POINTERS = {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", "i64": "*i64", "i32": "*i32", "i8": "*i8"}
+_WARP = 32  # lanes
+_PTX_VERSION = 84  # of CUDA 12.4: drivers refuse versions that are newer than they are
 _ALIGNMENT = 16  # bytes, of every buffer that IREE passes; lets Triton load 16 bytes a lane
 
 Signature = dict[str, str]
@@ -21,33 +28,52 @@ Attributes = dict[tuple[int], list[list[object]]]
 
 @dataclass(frozen=True, slots=True)
 class CodeObject:
-    """Machine code of one kernel, launched in workgroups of `threads` lanes."""
+    """Code of one kernel, launched in workgroups of `threads` lanes with `shared_bytes` of dynamic LDS."""
 
     image: bytes
     threads: int
+    shared_bytes: int = 0
 
 
-def compile_kernel(kernel: Kernel, chip: str) -> CodeObject:
+def compile_kernel(kernel: Kernel, target: Target) -> CodeObject:
     """Raises BuildError if IREE could not launch what comes of it."""
+    return _for_nvidia(kernel, target.cpu) if target.architecture == "nvptx" else _for_amd(kernel, target.cpu)
+
+
+def _for_amd(kernel: Kernel, chip: str) -> CodeObject:
+    lanes = 32 if chip.startswith("gfx1") else 64
+    # One kind of matrix instruction, so that tiles of all sizes add in the same order.
+    options = {"matrix_instr_nonkdim": 16}
+    with _edited(lambda ir, shared: llvm_ir.for_iree(ir, kernel.name, _num_operands(kernel), shared)):
+        compiled = _compile(kernel, ("hip", chip, lanes), options)
+    return CodeObject(compiled.asm["hsaco"], kernel.tuning.num_waves * lanes)
+
+
+def _for_nvidia(kernel: Kernel, chip: str) -> CodeObject:
+    with _without_cache():
+        compiled = _compile(
+            kernel, ("cuda", int(re.sub(r"\D", "", chip)), _WARP), {"ptx_version": _PTX_VERSION}
+        )
+    text = ptx.for_iree(compiled.asm["ptx"], kernel.name, _num_operands(kernel))
+    return CodeObject(text.encode(), kernel.tuning.num_waves * _WARP, compiled.metadata.shared)
+
+
+def _num_operands(kernel: Kernel) -> int:
+    return len(kernel.interface.buffers) + len(kernel.interface.constants)
+
+
+def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[str, Any]) -> Any:
+    """Compiles for Triton's (backend, chip, lanes of a wave)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    lanes = 32 if chip.startswith("gfx1") else 64
-    operands = len(kernel.interface.buffers) + len(kernel.interface.constants)
-    with _edited(lambda ir, shared: for_iree(ir, kernel.name, operands, shared)):
-        compiled = triton.compile(
-            ASTSource(kernel.function, *_signature(kernel)),
-            target=GPUTarget("hip", chip, lanes),
-            options={
-                "num_warps": kernel.tuning.num_waves,
-                "num_stages": kernel.tuning.num_stages,
-                "enable_fp_fusion": True,
-                # One kind of matrix instruction, so that tiles of all sizes add in the same order.
-                "matrix_instr_nonkdim": 16,
-            },
-        )
-    return CodeObject(compiled.asm["hsaco"], kernel.tuning.num_waves * lanes)
+    tuning = {"num_warps": kernel.tuning.num_waves, "num_stages": kernel.tuning.num_stages}
+    return triton.compile(
+        ASTSource(kernel.function, *_signature(kernel)),
+        target=GPUTarget(*target),
+        options={"enable_fp_fusion": True, **tuning, **options},
+    )
 
 
 def _signature(kernel: Kernel) -> tuple[Signature, Constants, Attributes]:
@@ -64,10 +90,7 @@ def _signature(kernel: Kernel) -> tuple[Signature, Constants, Attributes]:
 
 @contextmanager
 def _edited(edit: Callable[[str, int], str]) -> Iterator[None]:
-    """Triton's stage that makes LLVM IR is followed by an edit.
-
-    Triton's cache does not know of the edit, so it is neither read nor left behind.
-    """
+    """Triton's stage that makes LLVM IR is followed by an edit, of which its cache does not know."""
     from triton import knobs
 
     def inspect(*arguments: Any) -> tuple[str, str] | None:
@@ -78,7 +101,16 @@ def _edited(edit: Callable[[str, int], str]) -> Iterator[None]:
         stages["llir"] = lambda source, metadata: edit(make(source, metadata), metadata["shared"])
         return None
 
-    with tempfile.TemporaryDirectory() as folder, knobs.runtime.scope(), knobs.cache.scope():
+    with _without_cache(), knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = inspect
+        yield
+
+
+@contextmanager
+def _without_cache() -> Iterator[None]:
+    """Triton's cache is neither read nor left behind."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
         knobs.cache.dir = folder
         yield

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 
+_FORMATS = {"amdgpu": ('"rocm", "rocm-hsaco-fb"', "hsaco"), "nvptx": ('"cuda", "cuda-nvptx-fb"', "ptx")}
 
-def executable(kernel: Kernel, code: CodeObject) -> str:
+
+def executable(kernel: Kernel, code: CodeObject, architecture: str) -> str:
     """`hal.executable.source` of `code`, to be dispatched as `@name::@name[workload](...)`.
 
     In the generic form, as IREE 3.13 parses no other with objects.
@@ -17,13 +19,15 @@ def executable(kernel: Kernel, code: CodeObject) -> str:
     arguments = "".join(f", {operand}: index" for operand in operands.values())
     counts = [_count(axis, each, operands) for axis, each in zip("xyz", [*kernel.grid, 1, 1], strict=False)]
     image = f'dense<"0x{code.image.hex().upper()}"> : vector<{len(code.image)}xi8>'
+    target, suffix = _FORMATS[architecture]
+    shared = f", workgroup_local_memory = {code.shared_bytes} : index" if code.shared_bytes else ""
     return f"""\
 "hal.executable.source"() <{{sym_name = "{name}", sym_visibility = "private",
-  objects = #hal.executable.objects<{{#hal.executable.target<"rocm", "rocm-hsaco-fb"> = [
-    #hal.executable.object<{{path = "{name}.hsaco", data = {image}}}>]}}>}}> ({{
+  objects = #hal.executable.objects<{{#hal.executable.target<{target}> = [
+    #hal.executable.object<{{path = "{name}.{suffix}", data = {image}}}>]}}>}}> ({{
   "hal.executable.export"() <{{sym_name = "{name}", sym_visibility = "public", ordinal = 0 : index,
     layout = {kernel.interface.layout},
-    workgroup_size = [{code.threads} : index, 1 : index, 1 : index]}}> ({{
+    workgroup_size = [{code.threads} : index, 1 : index, 1 : index]{shared}}}> ({{
   ^bb0(%device: !hal.device{arguments}):
 {"".join(counts)}    hal.return %x, %y, %z : index, index, index
   }}, {{}}) : () -> ()

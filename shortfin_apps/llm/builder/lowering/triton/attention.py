@@ -15,12 +15,12 @@ from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import (
     SPLIT,
     AttentionTile,
-    attention_tile,
-    decode_attention_tile,
-    matmul_tile,
+    fitted,
     power_of_two,
+    tiles_of,
 )
 from shortfin_apps.llm.builder.model.config import KV_ITEM_BYTES, page_elements
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
 
 
 class TritonAttention:
@@ -36,6 +36,7 @@ class TritonAttention:
         self._sharing = spec.num_attention_heads // spec.num_key_value_heads
         self._q_features = spec.num_attention_heads * spec.head_dim
         self._head_bytes = spec.head_dim * KV_ITEM_BYTES[context.options.kv]
+        self._tiles = tiles_of(context.target)
         self._weights = context.weights
         self._launcher = launcher
 
@@ -50,7 +51,7 @@ class TritonAttention:
         batch: Batch,
     ) -> Tensor:
         """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
-        tile = matmul_tile(batch.tokens)
+        tile = self._tiles.matmul(batch.tokens)
         out_features, in_features = self._weights.shape(weight)
         kernel = Kernel(
             name=f"project_qkv_{tile.suffix}",
@@ -75,7 +76,7 @@ class TritonAttention:
                 "EPS": self._spec.rms_norm_eps,
                 "GROUP": GROUP,
                 **self._heads,
-                **tile.constexprs,
+                **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
             },
             grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
             tuning=tile.tuning,
@@ -122,14 +123,14 @@ class TritonAttention:
 
     def _kernel(self) -> Kernel:
         """Attention of tiles of tokens."""
-        tile = attention_tile(self._sharing, self._head_bytes)
+        tile = fitted(self._tiles.attention, self._sharing, self._head_bytes)
         tokens = tile.queries // self._sharing
         grid: Grid = [Tiles("tokens", tokens, more="rows"), self._spec.num_key_value_heads]
         return self._attend("attend", tile, tokens, 0, grid)
 
     def _decode_kernel(self) -> Kernel:
         """Attention of one token a row, split over the row's slots."""
-        tile = decode_attention_tile(self._sharing, self._head_bytes)
+        tile = fitted(self._tiles.decode_attention, self._sharing, self._head_bytes)
         grid: Grid = [Tiles("tokens"), self._spec.num_key_value_heads, Tiles("splits")]
         return self._attend("attend_decode", tile, 1, SPLIT, grid)
 

@@ -12,15 +12,16 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.interface import Interface
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
+from shortfin_apps.llm.builder.target import Target
 
 Operands = Mapping[str, Dim | Tensor | None]
 
 
 class Launcher:
-    """Launches kernels on one chip, each compiled when it is first used."""
+    """Launches kernels on one target, each compiled when it is first used."""
 
-    def __init__(self, chip: str, rendered: RenderedKernels) -> None:
-        self._chip = chip
+    def __init__(self, target: Target, rendered: RenderedKernels) -> None:
+        self._target = target
         self._rendered = rendered
 
     def launch(self, e: Emitter, kernel: Kernel, operands: Operands) -> dict[str, Tensor]:
@@ -30,12 +31,13 @@ class Launcher:
         """
         absent = {name for name, operand in operands.items() if operand is None}
         kernel = _without(kernel, absent)
-        name = self._rendered.add(
-            kernel.name, kernel, lambda: executable(kernel, compile_kernel(kernel, self._chip))
-        )
+        name = self._rendered.add(kernel.name, kernel, lambda: self._compile(kernel))
         given = {name: operand for name, operand in operands.items() if operand is not None}
         workload = [_dim(given[name]) for name in kernel.workload]
         return dispatch(e, name, kernel.interface, workload, given)
+
+    def _compile(self, kernel: Kernel) -> str:
+        return executable(kernel, compile_kernel(kernel, self._target), self._target.architecture)
 
 
 def _without(kernel: Kernel, absent: set[str]) -> Kernel:

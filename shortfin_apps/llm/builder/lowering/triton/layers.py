@@ -19,7 +19,7 @@ from shortfin_apps.llm.builder.kernels.triton.norm import embed, rms_norm
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, matmul_tile, power_of_two
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two, tiles_of
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
     Attend,
@@ -28,6 +28,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Norm,
     Operation,
 )
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,9 @@ class TritonLayers:
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
         self._act = context.options.activations
+        self._tiles = tiles_of(context.target)
         self._weights = context.weights
-        self._launcher = Launcher(context.target.cpu, context.rendered)
+        self._launcher = Launcher(context.target, context.rendered)
         self._attention = TritonAttention(context, self._launcher)
         # f16 may overflow where x is scaled before its norm is taken.
         self._defers_norms = self._act != "f16"
@@ -108,7 +110,7 @@ class TritonLayers:
 
     def gated_linear(self, e: Emitter, x: Tensor | Activations, weight: str) -> Tensor:
         given = _activations(x)
-        tile = matmul_tile(given.x.shape[0])
+        tile = self._tiles.matmul(given.x.shape[0])
         both, in_features = self._weights.shape(weight)
         out_features = both // 2
         kernel = Kernel(
@@ -139,7 +141,7 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         """The layer's output, and what the matmuls behind `norm` read of it."""
         given = _activations(x)
-        tile = matmul_tile(given.x.shape[0])
+        tile = self._tiles.matmul(given.x.shape[0])
         out_features, in_features = self._weights.shape(weight)
         kernel = Kernel(
             name=f"linear_{out_features}x{in_features}_{tile.suffix}",
@@ -232,7 +234,7 @@ class TritonLayers:
             "OUT": out_features,
             "EPS": self._spec.rms_norm_eps,
             "GROUP": GROUP,
-            **tile.constexprs,
+            **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
         }
 
 

@@ -1,0 +1,30 @@
+"""Edits of the PTX that Triton 3.9 makes of a kernel, so that IREE can launch it.
+
+Triton adds two parameters for scratch memory, which IREE does not pass. They are dropped, and must be unused.
+IREE looks a kernel up by the name of its export.
+"""
+
+from __future__ import annotations
+
+import re
+
+from shortfin_apps.llm.errors import BuildError
+
+_ENTRY = re.compile(r"\.entry (?P<name>[\w$]+)\((?P<parameters>[^)]*)\)")
+
+
+def for_iree(ptx: str, name: str, num_parameters: int) -> str:
+    """The module with its kernel called `name`, of its first `num_parameters` parameters.
+
+    Raises BuildError if the kernel uses what IREE does not pass.
+    """
+    match = _ENTRY.search(ptx)
+    if match is None:
+        raise BuildError("Triton's PTX has no kernel; another release of Triton than 3.9?")
+    parameters = [each.strip() for each in match["parameters"].split(",")]
+    before, after = ptx[: match.start()], ptx[match.end() :]
+    for parameter in parameters[num_parameters:]:
+        if re.search(re.escape(parameter.split()[-1]) + r"\b", after):
+            raise BuildError(f"kernel {name} uses {parameter}, which IREE does not pass")
+    kept = ",\n\t".join(parameters[:num_parameters])
+    return f"{before}.entry {name}(\n\t{kept}\n){after}"
