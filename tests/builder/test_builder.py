@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
-from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.errors import ArtifactError, BuildError
 from tests.builder.model_files import write_gguf, write_hf
 
@@ -284,3 +285,19 @@ def test_a_manifest_without_kernels_still_opens(compiler: FakeCompiler, tmp_path
     opened = Artifact.open(tmp_path / "a", for_this_host=False).manifest
     assert opened is not None
     assert opened.kernels == ()
+
+
+def test_the_compiler_of_kernels_is_part_of_a_program_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"triton": "3.9.0"}
+
+    def version_of(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(builder, "version", version_of)
+    gpu = Target("hip:gfx942", (), "amdgpu", "gfx942", frozenset())
+    assert builder.triton_version(gpu) == "3.9.0"
+    assert builder.triton_version(resolve_target("cpu")) is None
+    installed.clear()
+    assert builder.triton_version(gpu) is None

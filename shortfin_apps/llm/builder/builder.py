@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -39,10 +39,13 @@ LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy",
 
 _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
-_SHARED_CODE = ("abi.py", "irpa.py")  # of the whole package, beside this folder
+_SHARED_CODE = ("abi.py", "irpa.py", "sampling_rule.py")  # of the whole package, beside this folder
 # The folders and files whose code the parameters depend on, those that the program depends on, and the rest.
 WEIGHTS_CODE = ("irpa.py", "model", "quantise.py", "sources", "weights")
-PROGRAM_CODE = ("abi.py", "graph", "kernels", "lowering", "model", "program", "target.py", "weights")
+PROGRAM_CODE = (
+    *("abi.py", "graph", "kernels", "lowering", "model", "program", "sampling_rule.py", "target.py"),
+    "weights",
+)
 NEITHER = ("__init__.py", "builder.py", "cache.py", "cli.py", "output.py", "progress.py")
 
 
@@ -147,6 +150,7 @@ class _Plan:
             replace(options, device_block_count=None),
             (target.architecture, target.cpu, sorted(target.features)),
             version("iree-base-compiler"),
+            triton_version(target),
             program_code,
         )
         self.identity = content_key(
@@ -172,7 +176,7 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
             format_version=FORMAT_VERSION,
             identity=plan.identity,
             product_version=__version__,
-            versions={name: version(name) for name in LIBRARIES},
+            versions=_versions(plan.target),
             source=SourceRecord(uri=plan.uri, sha256=plan.model.sha256),
             spec=plan.model.spec,
             options=plan.options,
@@ -184,6 +188,21 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
             files=files,
         )
         (folder / file_names.MANIFEST).write_bytes(manifest.to_json())
+
+
+def triton_version(target: Target) -> str | None:
+    """Of what compiles kernels for a GPU; None for a CPU, and where it is not installed."""
+    try:
+        return None if target.is_cpu else version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+def _versions(target: Target) -> dict[str, str]:
+    """Of the libraries that made the artefact."""
+    versions = {name: version(name) for name in LIBRARIES}
+    triton = triton_version(target)
+    return versions if triton is None else {**versions, "triton": triton}
 
 
 def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
