@@ -65,7 +65,7 @@ EXECUTABLE
 @pytest.mark.emulated
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_kernel_runs_between_those_of_iree(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> None:
-    text = executable(KERNEL, compile_kernel(KERNEL, resolve_target(f"hip:{chip}")), "amdgpu")
+    text = executable(KERNEL, compile_kernel(KERNEL, "amdgpu", chip), "amdgpu")
     vmfb = tmp_path / "model.vmfb"
     compile_text(PROGRAM.replace("EXECUTABLE", text), resolve_target(f"hip:{chip}").flags, vmfb)
     device = emulated_gpus.open(chip)

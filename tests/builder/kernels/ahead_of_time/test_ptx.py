@@ -5,7 +5,6 @@ import pytest
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.ahead_of_time.ptx import for_iree
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.errors import BuildError
 
 PTX = """\
@@ -63,7 +62,7 @@ def test_triton_makes_ptx_that_iree_can_launch() -> None:
         constexprs={"COLUMNS": 96, "BLOCK": 128, "ROWS": 4},
         grid=[Tiles("rows", 4)],
     )
-    code = compile_kernel(kernel, Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset()))
+    code = compile_kernel(kernel, "nvptx", "sm_90")
     text = code.image.decode()
     assert ".entry sums_of_rows(" in text
     assert ".version 8.4" in text

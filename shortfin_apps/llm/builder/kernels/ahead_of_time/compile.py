@@ -14,7 +14,6 @@ from typing import Any
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time import llvm_ir, ptx
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel
-from shortfin_apps.llm.builder.target import Target
 
 _POINTERS = {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", "i64": "*i64", "i32": "*i32", "i8": "*i8"}
 _WARP = 32  # lanes
@@ -35,9 +34,9 @@ class CodeObject:
     shared_bytes: int = 0
 
 
-def compile_kernel(kernel: Kernel, target: Target) -> CodeObject:
-    """Raises BuildError if IREE could not launch what comes of it."""
-    return _for_nvidia(kernel, target.cpu) if target.architecture == "nvptx" else _for_amd(kernel, target.cpu)
+def compile_kernel(kernel: Kernel, architecture: str, chip: str) -> CodeObject:
+    """For a chip of "nvptx" or "amdgpu". Raises BuildError if IREE could not launch what comes of it."""
+    return _for_nvidia(kernel, chip) if architecture == "nvptx" else _for_amd(kernel, chip)
 
 
 def _for_amd(kernel: Kernel, chip: str) -> CodeObject:

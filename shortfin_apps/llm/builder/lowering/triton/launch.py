@@ -37,7 +37,8 @@ class Launcher:
         return dispatch(e, name, kernel.interface, workload, given)
 
     def _compile(self, kernel: Kernel) -> str:
-        return executable(kernel, compile_kernel(kernel, self._target), self._target.architecture)
+        architecture = self._target.architecture
+        return executable(kernel, compile_kernel(kernel, architecture, self._target.cpu), architecture)
 
 
 def _without(kernel: Kernel, absent: set[str]) -> Kernel:
