@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +11,16 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.model.operations import AddBias, Attend, Embed, GatedLinear, Linear, Norm
+from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, RenderedKernels, Values
+from shortfin_apps.llm.builder.model.operations import (
+    AddBias,
+    Attend,
+    Embed,
+    GatedLinear,
+    Linear,
+    Norm,
+    Operation,
+)
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from tests.builder.compiled_model import TINY
@@ -124,25 +131,9 @@ def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: 
         np.testing.assert_allclose(got_y, y, rtol=0, atol=TOLERANCES[dtype])
 
 
-def lower(e: Emitter, kernels: TritonLayers, run: list[Any], values: Values) -> None:
-    """As Lowering does."""
-    while run:
-        if length := kernels.takes(run, values):
-            kernels.lower(e, run[:length], values, [])
-        else:
-            length, operation = 1, run[0]
-            x = values.operand(operation.x)
-            match operation:
-                case GatedLinear():
-                    values[operation.out] = kernels.gated_linear(e, x, operation.weight)
-                case Linear():
-                    residual = values[operation.residual] if operation.residual else None
-                    values[operation.out] = kernels.linear(e, x, operation.weight, residual)
-                case Norm():
-                    values[operation.out] = kernels.rms_norm(e, x, operation.weight)
-                case Embed():
-                    values[operation.out] = kernels.embed(e, x, operation.weight)
-        run = run[length:]
+def lower(e: Emitter, kernels: TritonLayers, run: Sequence[Operation], values: Values) -> None:
+    by_kind = dict.fromkeys((Embed, Norm, Linear, GatedLinear), kernels)
+    Lowering(by_kind, RenderedKernels(), kernels).lower(e, run, values, [])
 
 
 @pytest.mark.parametrize(("has_bias", "tokens"), [(True, "tokens"), *((False, tokens) for tokens in TILED)])
