@@ -191,7 +191,7 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
 
 
 def triton_version(target: Target) -> str | None:
-    """Of what compiles kernels for a GPU; None for a CPU, and where it is not installed."""
+    """The version of Triton, for a GPU; None for a CPU, and where it is not installed."""
     try:
         return None if target.is_cpu else version("triton")
     except PackageNotFoundError:
@@ -199,7 +199,7 @@ def triton_version(target: Target) -> str | None:
 
 
 def _versions(target: Target) -> dict[str, str]:
-    """Of the libraries that made the artefact."""
+    """The versions of the libraries that made the artefact."""
     versions = {name: version(name) for name in LIBRARIES}
     triton = triton_version(target)
     return versions if triton is None else {**versions, "triton": triton}

@@ -96,9 +96,13 @@ def _row_major(c: LoweringContext) -> dict[str, bool]:
     return {"row-major weights": not c.target.is_cpu}
 
 
+def _gpu(c: LoweringContext) -> dict[str, bool]:
+    return {"a GPU": c.target.architecture in ("amdgpu", "nvptx")}
+
+
 def _triton(c: LoweringContext) -> dict[str, bool]:
     return {
-        "a GPU": c.target.architecture in ("amdgpu", "nvptx"),
+        **_gpu(c),
         f"hidden_size in multiples of {GROUP}": c.spec.hidden_size % GROUP == 0,
         "matrices of fewer than 2^31 elements": max(map(prod, c.weights.shapes)) < 1 << 31,
     }
@@ -106,7 +110,7 @@ def _triton(c: LoweringContext) -> dict[str, bool]:
 
 def _triton_top_k(c: LoweringContext) -> dict[str, bool]:
     return {
-        "a GPU": c.target.architecture in ("amdgpu", "nvptx"),
+        **_gpu(c),
         f"at most {MOST_CANDIDATES} candidates": c.options.top_k <= MOST_CANDIDATES,
     }
 

@@ -25,20 +25,21 @@ def dispatch(
         if name in operands:
             return _tensor(operands[name])
         made = interface.writes[name]
-        return [_dim(operands[d]) if isinstance(d, str) else d for d in made.shape], made.dtype
+        return [size_of(operands[d]) if isinstance(d, str) else d for d in made.shape], made.dtype
 
     names = sorted(interface.writes, key=operands.__contains__)  # new results, then those in place
     written = e.dispatch(
         kernel,
         workload,
-        [_dim(operands[name]) for name in interface.constants],
+        [size_of(operands[name]) for name in interface.constants],
         [_tensor(operands[name]) for name in interface.reads],
         [result(name) for name in names],
     )
     return dict(zip(names, written, strict=True))
 
 
-def _dim(operand: Dim | Tensor) -> Dim:
+def size_of(operand: Dim | Tensor) -> Dim:
+    """The operand, which must not be a tensor."""
     assert not isinstance(operand, Tensor)
     return operand
 

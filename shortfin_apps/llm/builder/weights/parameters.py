@@ -27,7 +27,7 @@ class WeightTypes:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of all weights."""
+        """The shapes of all weights."""
         return list(self._shapes.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -41,6 +41,11 @@ class WeightTypes:
         """The parameters that hold the weight."""
         stored = self._layouts[name].stored(name, self._shapes[name])
         return [e.load(parameter, *kind) for parameter, kind in stored.items()]
+
+    def load_one(self, e: Emitter, name: str) -> Tensor:
+        """The parameter of a weight that is stored in one."""
+        [parameter] = self.load(e, name)
+        return parameter
 
     def declarations(self) -> list[str]:
         return [

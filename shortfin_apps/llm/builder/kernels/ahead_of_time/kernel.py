@@ -1,4 +1,4 @@
-"""What is compiled and how it is launched: a Triton function with its operands, sizes, grid and tuning."""
+"""A kernel to compile and launch: a Triton function with its operands, sizes, grid and tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits of the LLVM IR that Triton 3.6 makes of a kernel, so that IREE 3.9 can launch the machine code.
+"""Edits of the LLVM IR that Triton 3.9 makes of a kernel, so that IREE 3.9 can launch the machine code.
 
 - Triton adds two pointer parameters for scratch memory. IREE passes what the interface names, and HIP would
   read past the end of that. They are dropped, and must be unused.
@@ -55,7 +55,7 @@ def for_iree(ir: str, name: str, num_parameters: int, shared_bytes: int) -> str:
 def _split(ir: str) -> _Parts:
     match = _KERNEL.search(ir)
     if match is None:
-        raise BuildError("Triton's LLVM IR has no kernel; another release of Triton than 3.6?")
+        raise BuildError("Triton's LLVM IR has no kernel; another release of Triton than 3.9?")
     parameters = [each.strip() for each in re.split(r",(?![^()]*\))", match["parameters"])]
     return _Parts(ir[: match.start()], parameters, ir[match.end() :])
 

@@ -28,7 +28,7 @@ class VectorOperations:
         spec, rows = self._spec, x.shape[0]
         geometry = RmsNormGeometry(spec.hidden_size, spec.rms_norm_eps, self._options.activations, self._dot2)
         kernel = self._render("cpu/rms_norm", "rms_norm", g=geometry)
-        [parameter] = self._weights.load(e, weight)
+        parameter = self._weights.load_one(e, weight)
         operands = {"rows": rows, "x": x, "weight": parameter}
         return dispatch(e, kernel, geometry.interface, [rows], operands)["y"]
 

@@ -60,11 +60,11 @@ class LinalgOperations:
   %normal = arith.mulf %a, %inverse : f32
   %y = arith.mulf %normal, %c : f32
 {yield_as("%y", act)}"""
-        [weights] = self._weights.load(e, weight)
+        weights = self._weights.load_one(e, weight)
         return e.elementwise("td", ("td", x.shape, act), [(x, "td"), (sums, "t"), (weights, "d")], scale)
 
     def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
-        [w] = self._weights.load(e, weight)
+        w = self._weights.load_one(e, weight)
         shape = (x.shape[0], w.shape[0])
         zero = e.fill("0.0", shape, "f32")
         maps = ", ".join(affine_map("mnk", access) for access in ("mk", "nk", "mn"))
@@ -80,7 +80,7 @@ class LinalgOperations:
         return e.elementwise("td", ("td", shape, "f32"), [(residual, "td"), (out, "td")], add)
 
     def add_bias(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        [bias] = self._weights.load(e, weight)
+        bias = self._weights.load_one(e, weight)
         add = "  %y = arith.addf %a, %b : f32\n  linalg.yield %y : f32"
         return e.elementwise("td", ("td", x.shape, "f32"), [(x, "td"), (bias, "d")], add)
 

@@ -86,8 +86,8 @@ class TritonAttention:
             "layer": layer,
             "x": x,
             "in_squares": squares,
-            "w": self._load(e, weight),
-            "bias": None if bias is None else self._load(e, bias),
+            "w": self._weights.load_one(e, weight),
+            "bias": None if bias is None else self._weights.load_one(e, bias),
             "rotary": batch.rotary,
             "slots": self._slots(e, batch),
             "cache": batch.cache,
@@ -187,7 +187,3 @@ class TritonAttention:
         if batch.counters is None:
             batch.counters = e.fill("0", (batch.tokens, self._spec.num_key_value_heads), "i32")
         return batch.counters
-
-    def _load(self, e: Emitter, weight: str) -> Tensor:
-        [parameter] = self._weights.load(e, weight)
-        return parameter

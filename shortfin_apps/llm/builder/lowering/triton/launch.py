@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kern
 from shortfin_apps.llm.builder.kernels.ahead_of_time.executable import executable
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.interface import Interface
-from shortfin_apps.llm.builder.lowering.dispatch import dispatch
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch, size_of
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
 from shortfin_apps.llm.builder.target import Target
 
@@ -33,7 +33,7 @@ class Launcher:
         kernel = _without(kernel, absent)
         name = self._rendered.add(kernel.name, kernel, lambda: self._compile(kernel))
         given = {name: operand for name, operand in operands.items() if operand is not None}
-        workload = [_dim(given[name]) for name in kernel.workload]
+        workload = [size_of(given[name]) for name in kernel.workload]
         return dispatch(e, name, kernel.interface, workload, given)
 
     def _compile(self, kernel: Kernel) -> str:
@@ -50,8 +50,3 @@ def _without(kernel: Kernel, absent: set[str]) -> Kernel:
     constexprs = {**kernel.constexprs, **dict.fromkeys(sorted(absent))}
     name = "_without_".join([kernel.name, *sorted(absent)])
     return replace(kernel, name=name, interface=interface, constexprs=constexprs)
-
-
-def _dim(operand: Dim | Tensor) -> Dim:
-    assert not isinstance(operand, Tensor)
-    return operand

@@ -33,7 +33,7 @@ from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """What a matmul reads: `x` [tokens, features] in its type, normalised, or scaled for a deferred norm.
+    """The input of a matmul: `x` [tokens, features] in its type, normalised, or scaled for a deferred norm.
 
     In the latter case `squares` [tokens, features / GROUP] f32 has the sums of squares before.
     """
@@ -100,7 +100,7 @@ class TritonLayers:
             grid=[Tiles("tokens")],
             tuning=_row_tuning(block),
         )
-        operands = {"tokens": x.shape[0], "x": x, "weight": self._load(e, weight)}
+        operands = {"tokens": x.shape[0], "x": x, "weight": self._weights.load_one(e, weight)}
         return Activations(self._launcher.launch(e, kernel, operands)["y"])
 
     def linear(
@@ -132,7 +132,7 @@ class TritonLayers:
             "tokens": given.x.shape[0],
             "x": given.x,
             "in_squares": given.squares,
-            "w": self._load(e, weight),
+            "w": self._weights.load_one(e, weight),
         }
         return self._launcher.launch(e, kernel, operands)["y"]
 
@@ -164,7 +164,7 @@ class TritonLayers:
             "tokens": given.x.shape[0],
             "x": given.x,
             "in_squares": given.squares,
-            "w": self._load(e, weight),
+            "w": self._weights.load_one(e, weight),
             "residual": residual,
             **self._norm(e, norm),
         }
@@ -200,21 +200,17 @@ class TritonLayers:
         operands = {
             "tokens": tokens.shape[0],
             "ids": tokens,
-            "table": self._load(e, weight),
+            "table": self._weights.load_one(e, weight),
             **self._norm(e, norm),
         }
         made = self._launcher.launch(e, kernel, operands)
         return made["x"], _prepared(made)
 
-    def _load(self, e: Emitter, weight: str) -> Tensor:
-        [parameter] = self._weights.load(e, weight)
-        return parameter
-
     def _norm(self, e: Emitter, weight: str | None) -> dict[str, Tensor | None]:
         """The operands that make a kernel prepare for a norm; without one, that its results are absent."""
         if weight is None:
             return {"norm": None, "scaled": None, "squares": None}
-        return {"norm": self._load(e, weight)}
+        return {"norm": self._weights.load_one(e, weight)}
 
     def _inputs(self, features: int) -> dict[str, Buffer]:
         return {

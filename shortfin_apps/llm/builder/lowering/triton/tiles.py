@@ -23,7 +23,7 @@ class MatmulTile:
 
     @property
     def suffix(self) -> str:
-        """Of the names of its kernels."""
+        """The end of its kernels' names."""
         return f"{self.rows}x{self.columns}"
 
     def constexprs(self, item_bytes: int) -> dict[str, int]:
