@@ -1,0 +1,124 @@
+"""The time of each entry, called with arguments that lie on the device.
+
+A case is run once by the package's own runner; its invocation is recorded, and repeated as it is.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.gpu.models import Model
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, Program
+
+MIN_CALLS = 5
+DEPTH = 20  # invocations in flight, when they are queued
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A batch to run: `rows` tasks of `new_tokens` in all, decodes at `context`."""
+
+    batch: Batch
+    new_tokens: int
+    context: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.batch.tasks)
+
+
+class RecordedProgram:
+    """A program that remembers its last invocation, to repeat it with the same arguments."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._last: tuple[str, Sequence[DeviceBuffer]] | None = None
+
+    @property
+    def entries(self) -> Mapping[str, EntrySignature]:
+        return self._program.entries
+
+    @property
+    def last_entry(self) -> str:
+        assert self._last is not None, "nothing has been invoked"
+        return self._last[0]
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
+        self._last = (entry, list(arguments))
+        return self._program.submit(entry, arguments)
+
+    def repeat(self) -> Pending:
+        assert self._last is not None, "nothing has been invoked"
+        return self._program.submit(*self._last)
+
+
+def cases(model: Model, *, has_extend: bool) -> Iterator[Case]:
+    """A full batch of every decode entry, the model's prefills, and its extends."""
+    stride = model.options.block_seq_stride
+    for rows in model.options.decode_batch_sizes:
+        plan = Plan(EntryFamily.DECODE, rows, 1, model.context)
+        yield Case(make_batch(plan, stride), rows, model.context)
+    for rows, tokens in model.prefills:
+        yield Case(make_batch(Plan(EntryFamily.PREFILL, rows, tokens, tokens), stride), rows * tokens, tokens)
+    for prompt, decodes in model.extends if has_extend else ():
+        yield Case(_extend(prompt, decodes, model.context, stride), prompt + decodes, model.context)
+
+
+def _extend(prompt: int, decodes: int, context: int, stride: int) -> Batch:
+    """A prompt of so many tokens and so many decodes, on pages of their own."""
+    tasks: list[LlmTaskInput] = []
+    for plan in (
+        Plan(EntryFamily.EXTEND, min(prompt, 1), prompt, prompt),
+        Plan(EntryFamily.EXTEND, decodes, 1, context),
+    ):
+        used = sum(len(task.page_ids) for task in tasks)
+        made = make_batch(plan, stride).tasks if plan.rows else ()
+        tasks += [replace(task, page_ids=[used + page for page in task.page_ids]) for task in made]
+    return Batch(EntryFamily.EXTEND, tuple(tasks))
+
+
+def pages(all_cases: Sequence[Case]) -> int:
+    """The pages for the largest case, and one as scratch."""
+    return 1 + max(sum(len(task.page_ids) for task in case.batch.tasks) for case in all_cases)
+
+
+def measure(case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float) -> dict[str, Any]:
+    """Times of one invocation in ms: of the runner's `run`, of one call at a time, and of queued calls."""
+    run_ms = _median_ms(lambda: runner.run(case.batch), sample_s)
+    sync_ms = _median_ms(lambda: program.repeat().wait(), sample_s)
+    queued_ms = _median_ms(lambda: _queue(program), sample_s) / DEPTH
+    return {
+        "entry": program.last_entry,
+        "rows": case.rows,
+        "new_tokens": case.new_tokens,
+        "context": case.context,
+        "run_ms": run_ms,
+        "sync_ms": sync_ms,
+        "queued_ms": queued_ms,
+        "tokens_per_s": case.new_tokens / queued_ms * 1e3,
+    }
+
+
+def _queue(program: RecordedProgram) -> None:
+    in_flight = [program.repeat() for _ in range(DEPTH)]
+    for pending in in_flight:
+        pending.wait()
+
+
+def _median_ms(call: Any, sample_s: float) -> float:
+    """The median of at least `MIN_CALLS` calls and `sample_s` seconds, after one unmeasured."""
+    call()
+    times: list[float] = []
+    while len(times) < MIN_CALLS or sum(times) < sample_s:
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) * 1e3

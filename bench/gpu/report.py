@@ -1,0 +1,150 @@
+"""Results as a Markdown document with one table for each part, and a plot for each model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.plot import Line, write_plot
+
+DOCUMENT = "results.md"
+
+Record = dict[str, Any]
+
+
+def write_report(results: Path, out: Path) -> None:
+    """Writes the document and the plots of the results so far."""
+    records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    (out / DOCUMENT).write_text("\n".join(document(records)) + "\n", encoding="utf-8")
+    for model in _models(records):
+        if lines := throughput(records, model):
+            title = f"{model}: tokens/s of decodes by batch size"
+            write_plot(out / f"{model}.svg", title, lines)
+
+
+def document(records: Sequence[Record]) -> Iterator[str]:
+    """The lines of the document."""
+    for record in _part(records, "machine"):
+        yield f"{', '.join(record['gpus']) or record['device']}; IREE {record['iree']}; {record['at']}; "
+        yield f"commit {record['pack']['commit']}"
+    for name, rows in (
+        ("Tokens", _tokens(records)),
+        ("Entries", _entries(records)),
+        ("Engine, steady decode", _engine(records)),
+        ("HTTP server", _http(records)),
+        ("Transformers", _transformers(records)),
+        ("Failed or left out", _failures(records)),
+    ):
+        table = list(rows)
+        if len(table) > 1:
+            yield from ("", f"## {name}", "", *_markdown(table))
+
+
+def throughput(records: Sequence[Record], model: str) -> list[Line]:
+    """Tokens per second by batch size: of the entries alone, of the engine, and of transformers."""
+    found = [record for record in records if record.get("model") == model]
+    decodes = [each for each in _part(found, "entries") if each["entry"].startswith("decode")]
+    lines = [Line("entry, queued", [(each["rows"], each["tokens_per_s"]) for each in decodes])]
+    for setting in ("off", "on"):
+        chosen = [each for each in _part(found, "engine") if each["decode_ahead"] == setting]
+        points = [(each["requests"], each["tokens_per_s"]) for each in chosen]
+        lines.append(Line(f"engine, decode ahead {setting}", points))
+    static = [each for each in _part(found, "transformers") if each["kind"] == "static"]
+    lines.append(Line("transformers", [(each["rows"], each["tokens_per_s"]) for each in static]))
+    return [line for line in lines if line.points]
+
+
+def _tokens(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    yield "model", "mode", "decode ahead", "tokens as the CPU's", "of"
+    for each in _part(records, "tokens"):
+        agreed = ", ".join(map(str, each["agreed"]))
+        yield each["model"], each["mode"], each["decode_ahead"], agreed, str(each["of"])
+
+
+def _entries(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    yield "model", "entry", "rows", "tokens", "context", "sync ms", "queued ms", "run ms", "tokens/s"
+    for each in _part(records, "entries"):
+        sizes = (each[name] for name in ("rows", "new_tokens", "context"))
+        times = (each[name] for name in ("sync_ms", "queued_ms", "run_ms"))
+        yield (
+            each["model"],
+            each["entry"],
+            *(f"{size:,}" for size in sizes),
+            *(f"{ms:.2f}" for ms in times),
+            f"{each['tokens_per_s']:,.0f}",
+        )
+
+
+def _engine(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    """A step's time over that of its entry, and what is left of it when the queued entry's is taken off."""
+    yield (
+        *("model", "requests", "decode ahead", "step ms", "of them on the host", "tokens/s"),
+        *("step / entry, sync", "step / entry, queued", "device idle ms"),
+    )
+    for each in _part(records, "engine"):
+        entry = _decode_entry(records, each["model"], each["requests"])
+        yield (
+            *(each["model"], f"{each['requests']:,}", each["decode_ahead"], f"{each['step_ms']:.2f}"),
+            *(f"{each['host_ms']:.2f}", f"{each['tokens_per_s']:,.0f}"),
+            f"{each['step_ms'] / entry['sync_ms']:.2f}" if entry else "",
+            f"{each['step_ms'] / entry['queued_ms']:.2f}" if entry else "",
+            f"{max(0.0, each['step_ms'] - entry['queued_ms']):.2f}" if entry else "",
+        )
+
+
+def _decode_entry(records: Sequence[Record], model: str, rows: int) -> Record | None:
+    for each in _part(records, "entries"):
+        if (each["model"], each["rows"]) == (model, rows) and each["entry"].startswith("decode"):
+            return each
+    return None
+
+
+def _http(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    yield (
+        *("model", "workload", "decode ahead", "output tok/s", "TTFT p50 / p99 ms", "ITL p50 / p99 ms"),
+        *("errors", "client CPU"),
+    )
+    for each in _part(records, "http"):
+        yield (
+            *(each["model"], each["about"], each["decode_ahead"], f"{each['output_tokens_per_s']:,.0f}"),
+            f"{_ms(each['ttft_ms_p50'])} / {_ms(each['ttft_ms_p99'])}",
+            f"{_ms(each['itl_ms_p50'])} / {_ms(each['itl_ms_p99'])}",
+            str(each["errors"]),
+            f"{each['client_cpu_share']:.2f}",
+        )
+
+
+def _transformers(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    yield "model", "what", "rows", "in, out", "step ms", "tokens/s"
+    for each in _part(records, "transformers"):
+        sizes = f"{each['prompt_tokens']}, {each['output_tokens']}"
+        step = _ms(each.get("step_ms"))
+        yield each["model"], each["kind"], str(each["rows"]), sizes, step, f"{each['tokens_per_s']:,.0f}"
+
+
+def _failures(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    yield "model", "parts", "why"
+    for each in records:
+        if each["part"] in ("failed", "skipped"):
+            yield each["model"], ", ".join(each["parts"]), each.get("why", "the time was over before it")
+
+
+def _part(records: Iterable[Record], part: str) -> list[Record]:
+    return [record for record in records if record["part"] == part]
+
+
+def _models(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(record["model"] for record in records if "model" in record))
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    yield head
+    yield "|---" * len(rows[0]) + "|"
+    yield from body

@@ -1,0 +1,164 @@
+"""Measures a pack part by part, each in a process of its own, until all is done or the time is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.gpu.environment import MODELS, facts_of
+from bench.gpu.models import MODELS as KNOWN
+from bench.gpu.report import write_report
+from bench.gpu.weights import complete
+from shortfin_apps.llm.iree_release import runtime_release
+
+PARTS = ("tokens", "entries", "engine", "http", "transformers")
+RESULTS = "results.jsonl"
+IN_PROCESS = ("entries", "engine")  # one after the other on weights that are loaded once
+TORCH = "import torch, transformers, sys; sys.exit(not torch.cuda.is_available())"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What to measure, where; `python` is the machine's own interpreter, which may have torch.
+
+    Of `models` that are not timed there are only tokens, but for those that were `named`.
+    """
+
+    device: str
+    models: Sequence[str]
+    named: Sequence[str]
+    parts: Sequence[str]
+    sample_seconds: float
+    seconds: float | None
+    python: str
+
+
+def run(pack: Path, out: Path, choice: Choice) -> int:
+    """Writes `results.jsonl`, `results.md` and plots to `out`; returns how many parts failed."""
+    deadline = None if choice.seconds is None else time.monotonic() + choice.seconds
+    out.mkdir(parents=True, exist_ok=True)
+    results = out / RESULTS
+    _append(results, _header(pack, choice))
+    failed = 0
+    with TemporaryDirectory(prefix="gpu-") as scratch:
+        for job in jobs(choice):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                _append(results, {"part": "skipped", "parts": job.parts, "model": job.model})
+                continue
+            directory = _completed(pack, Path(scratch), job.model, results)
+            status = _run_job(job, pack, directory, results, choice, left)
+            if status is not None:
+                failed += 1
+                _append(results, {"part": "failed", "parts": job.parts, "model": job.model, "why": status})
+            write_report(results, out)
+    return failed
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Parts of one model that run in one process."""
+
+    model: str
+    parts: tuple[str, ...]
+
+
+def jobs(choice: Choice) -> Iterator[Job]:
+    """The parts that were asked for, model by model; each model's are the processes of `_groups`."""
+    for name in choice.models:
+        for group in _groups(KNOWN[name].is_timed, name in choice.named):
+            parts = tuple(part for part in group if part in choice.parts)
+            if parts and (parts != ("transformers",) or _has_torch(choice.python)):
+                yield Job(name, parts)
+
+
+def _groups(is_timed: bool, is_named: bool) -> list[tuple[str, ...]]:
+    """Parts that share a process. The tokens come first, as times of wrong results mean nothing."""
+    timed: list[tuple[str, ...]] = [IN_PROCESS, ("http",)]
+    if is_timed:
+        return [*timed, ("transformers",)]
+    return [("tokens",), *timed] if is_named else [("tokens",)]
+
+
+def _run_job(
+    job: Job, pack: Path, directory: Path, results: Path, choice: Choice, left_s: float | None
+) -> str | None:
+    """None when it has ended well, otherwise how it ended."""
+    print(f"{job.model}: {', '.join(job.parts)}", file=sys.stderr, flush=True)
+    try:
+        status = subprocess.run(
+            _command(job, pack, directory, results, choice), timeout=left_s, check=False
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return "the time was over"
+    return None if status == 0 else f"status {status}"
+
+
+def _command(job: Job, pack: Path, directory: Path, results: Path, choice: Choice) -> list[str]:
+    if job.parts == ("transformers",):
+        script = Path(__file__).with_name("transformers_peer.py")
+        manifest = directory / "manifest.json"
+        return [choice.python, str(script), str(manifest), "--results", str(results)]
+    return [
+        *(sys.executable, "-m", "bench.gpu.worker", ",".join(job.parts), str(pack), job.model),
+        *(str(directory), "--device", choice.device, "--results", str(results)),
+        *("--sample-seconds", str(choice.sample_seconds)),
+    ]
+
+
+def _completed(pack: Path, scratch: Path, model: str, results: Path) -> Path:
+    """The model's directory with parameters; only one model's are kept at a time."""
+    directory = scratch / model
+    if not directory.exists():
+        for other in scratch.iterdir():
+            _remove(other)
+        begin = time.monotonic()
+        complete(pack / MODELS / model, directory)
+        _append(results, {"part": "weights", "model": model, "seconds": time.monotonic() - begin})
+    return directory
+
+
+def _remove(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+    directory.rmdir()
+
+
+def _has_torch(python: str) -> bool:
+    return subprocess.run([python, "-c", TORCH], capture_output=True, check=False).returncode == 0
+
+
+def _header(pack: Path, choice: Choice) -> dict[str, Any]:
+    return {
+        "part": "machine",
+        "pack": facts_of(pack),
+        "device": choice.device,
+        "gpus": _gpus(),
+        "cpus": os.cpu_count(),
+        "system": platform.platform(),
+        "iree": str(runtime_release()),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _gpus() -> list[str]:
+    """NVIDIA's name and driver version of each GPU; none where there is no such tool."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def _append(results: Path, record: dict[str, Any]) -> None:
+    with results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")

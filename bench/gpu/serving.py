@@ -1,0 +1,68 @@
+"""The HTTP server over loopback, under the load generator of `shortfin-llm bench`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.models import Model
+from bench.running_server import running_server
+from shortfin_apps.llm.bench.campaign import run_workload
+from shortfin_apps.llm.bench.target import TargetOptions, open_target
+from shortfin_apps.llm.bench.workload import Workload
+
+CLIENTS = 64
+MIXED_TOKENS = (16, 512)  # the shortest and the longest prompt of MIXED
+MIXED_OUTPUT_TOKENS = 64
+
+
+def workloads(clients: int = CLIENTS) -> Iterator[Workload]:
+    """Two requests for each client; the mixed one has prompts of as many lengths as clients."""
+    yield Workload(
+        name="even",
+        about=f"{clients} clients, 128 in, 128 out",
+        prompt_tokens=(128,) * (2 * clients),
+        output_tokens=128,
+        concurrency=clients,
+    )
+    shortest, longest = MIXED_TOKENS
+    step = (longest - shortest) / max(1, clients - 1)
+    lengths = [shortest + round(index * step) for index in range(clients)]
+    yield Workload(
+        name="mixed",
+        about=f"{clients} clients, {shortest} to {longest} in, {MIXED_OUTPUT_TOKENS} out",
+        prompt_tokens=tuple(2 * lengths),
+        output_tokens=MIXED_OUTPUT_TOKENS,
+        concurrency=clients,
+    )
+
+
+def server_flags(model: Model, directory: Path, device: str, decode_ahead: str) -> list[str]:
+    """The server's flags, with pages for the longest requests of all clients."""
+    stride = model.options.block_seq_stride
+    pages = 1 + CLIENTS * (-(-(MIXED_TOKENS[1] + MIXED_OUTPUT_TOKENS) // stride) + 1)
+    return [
+        *(str(directory), "--device", device, "--runtime", "iree", "--verify", "size"),
+        *("--decode-ahead", decode_ahead, "--pages", str(pages), "--max-queue", str(2 * CLIENTS)),
+    ]
+
+
+async def measure(model: Model, directory: Path, device: str, emit: Callable[[dict[str, Any]], None]) -> None:
+    """Starts a server for each setting of decode-ahead, and emits the figures of each workload."""
+    for decode_ahead in ("off", "on") if model.options.decode_loop_sizes else ("off",):
+        with running_server(server_flags(model, directory, device, decode_ahead)) as server:
+            async with open_target("ours", server.url, TargetOptions()) as target:
+                for workload in workloads():
+                    async for name, summary in run_workload(target, workload, secrets.token_hex(4)):
+                        emit(
+                            {
+                                "part": "http",
+                                "model": model.name,
+                                "workload": name,
+                                "about": workload.about,
+                                "decode_ahead": decode_ahead,
+                                **summary.to_dict(),
+                            }
+                        )

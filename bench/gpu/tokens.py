@@ -1,0 +1,27 @@
+"""Whether a device chooses the tokens that the CPU chooses, with random:tiny in f32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.gpu.engine import prompts
+from bench.gpu.models import Model
+
+EXPECTED = "tokens.json"  # in the pack
+PROMPTS = 4
+PROMPT_TOKENS = 128
+MAX_TOKENS = 64
+
+
+def make_prompts(model: Model) -> list[tuple[int, ...]]:
+    return prompts(model.spec.vocab_size, PROMPTS, PROMPT_TOKENS)
+
+
+def compare(tokens: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Of each prompt the number of tokens up to the first that differs."""
+    agreed = [
+        next((i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b), len(want))
+        for got, want in zip(tokens, expected, strict=True)
+    ]
+    return {"agreed": agreed, "of": len(expected[0]), "equal": min(agreed) == len(expected[0])}

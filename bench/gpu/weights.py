@@ -1,0 +1,119 @@
+"""Completes a packed model: parameters and tokenizer, which are made where they are needed.
+
+A pack has the program and the list of its parameters, which take 16 GB for an 8B model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+
+from shortfin_apps.llm.artifact import file_names
+from shortfin_apps.llm.artifact.artifact import Manifest
+from shortfin_apps.llm.artifact.file_record import FileRecord, record
+from shortfin_apps.llm.builder.sources.random_tiny import (
+    NUM_BYTES,
+    NUM_RESERVED,
+    SPECIAL_TOKENS,
+    RandomTinySource,
+)
+from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
+
+LIST = "parameters.json"
+SEED = 20261122
+NOT_HASHED = ""  # in place of the SHA-256 of parameters, which are served with `--verify size`
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the program; `features` are the input features of the weight that it holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    features: int
+
+
+PARAMETER_LIST = TypeAdapter(list[Parameter])
+
+
+def complete(packed: Path, out: Path) -> None:
+    """Makes `out`, a directory as `shortfin-llm build` writes it, of a packed model.
+
+    Its parameters are those in the pack, else noise for those that the pack lists.
+    """
+    out.mkdir(parents=True)
+    manifest = Manifest.load(packed / file_names.MANIFEST)
+    for name in (file_names.VMFB, file_names.CONFIG):
+        shutil.copyfile(packed / name, out / name)
+    _write_tokenizer(manifest.vocab_size, out)
+    parameters = out / file_names.PARAMETERS
+    if (packed / file_names.PARAMETERS).exists():
+        shutil.copyfile(packed / file_names.PARAMETERS, parameters)
+    else:
+        write_noise(PARAMETER_LIST.validate_json((packed / LIST).read_bytes()), parameters)
+    files = {name: record(out / name) for name in file_names.FILES if name != file_names.PARAMETERS}
+    files[file_names.PARAMETERS] = FileRecord(sha256=NOT_HASHED, size_bytes=parameters.stat().st_size)
+    (out / file_names.MANIFEST).write_bytes(replace(manifest, files=files).to_json())
+
+
+def write_noise(parameters: Sequence[Parameter], path: Path) -> None:
+    """Writes an archive of normal noise, seeded by the parameter's name.
+
+    Its deviation is 1 / sqrt(input features), with which activations neither vanish nor overflow.
+    """
+    entries = [
+        ArchiveEntry(each.name, prod(each.shape) * MLIR_DTYPES[each.dtype].itemsize) for each in parameters
+    ]
+    write_archive(path, entries, _made_ahead(parameters))
+
+
+def _noise(parameter: Parameter) -> bytes | memoryview:
+    random = np.random.default_rng([SEED, zlib.crc32(parameter.name.encode())])
+    values: Array = random.standard_normal(parameter.shape, np.float32)
+    if len(parameter.shape) == 1:  # a norm
+        values = 1 + 0.1 * values
+    else:
+        values *= 1 / np.float32(np.sqrt(parameter.features))
+    stored: Array = values.astype(MLIR_DTYPES[parameter.dtype])
+    return stored.view(np.uint8).reshape(-1).data
+
+
+def _made_ahead(parameters: Sequence[Parameter]) -> Iterator[bytes | memoryview]:
+    """The noise of each parameter, in order; that of the next few is made in threads meanwhile."""
+    waiting: deque[Future[bytes | memoryview]] = deque()
+    num_threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="noise") as pool:
+        for parameter in parameters:
+            waiting.append(pool.submit(_noise, parameter))
+            if len(waiting) > num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _write_tokenizer(vocab_size: int, out: Path) -> None:
+    """The byte tokenizer of random:tiny with a word for each further token id, so that each has a text."""
+    files = RandomTinySource().tokenizer_files()
+    tokenizer = json.loads(files.tokenizer)
+    first = NUM_BYTES + len(SPECIAL_TOKENS) + NUM_RESERVED
+    tokenizer["model"]["vocab"] |= {f"\u0120w{number}": number for number in range(first, vocab_size)}
+    (out / file_names.TOKENIZER).write_text(json.dumps(tokenizer), encoding="utf-8")
+    (out / file_names.TOKENIZER_CONFIG).write_text(json.dumps(files.config), encoding="utf-8")
+    (out / file_names.GENERATION_CONFIG).write_text(json.dumps(files.generation), encoding="utf-8")

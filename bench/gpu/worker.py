@@ -1,0 +1,159 @@
+"""One part of the measurement, in a process of its own: a device that fails takes no other part along.
+
+    python -m bench.gpu.worker PARTS PACK MODEL DIR --results FILE
+
+DIR is the completed model. Each result is appended to FILE, as one line of JSON, when it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.gpu import engine as engine_part
+from bench.gpu import entries as entries_part
+from bench.gpu import serving as serving_part
+from bench.gpu import tokens as tokens_part
+from bench.gpu.models import MODELS, Model
+from bench.gpu.one_program import OneProgram
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.loading import EngineOptions, make_engine, make_runner
+from shortfin_apps.llm.components.runtime.check import check_program
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.errors import LlmError
+
+Emit = Callable[[dict[str, Any]], None]
+DecodeAhead = Literal["auto", "on", "off"]
+SETTINGS: tuple[DecodeAhead, ...] = ("off", "on")
+MODES = {name: options() for name, options in BATCH_MODES.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    model = MODELS[args.model]
+
+    def emit(record: dict[str, Any]) -> None:
+        line = json.dumps(record)
+        with args.results.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+
+    try:
+        if args.parts == ["http"]:
+            asyncio.run(serving_part.measure(model, args.directory, args.device, emit))
+        else:
+            _measure_in_process(model, args, emit)
+    except LlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", type=lambda text: text.split(","))
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("model", choices=tuple(MODELS))
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sample-seconds", type=float, default=0.5)
+    parser.add_argument("--results", type=Path, required=True)
+    return parser
+
+
+def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> None:
+    artifact = Artifact.open(args.directory)
+    with closing(open_device(args.device, "iree")) as opened:
+        begin = time.perf_counter()
+        device = OneProgram(opened, artifact)
+        load_s = time.perf_counter() - begin
+        emit({"part": "load", "model": model.name, "device": opened.name, "load_s": load_s})
+        if "tokens" in args.parts:
+            expected = json.loads((args.pack / tokens_part.EXPECTED).read_text(encoding="utf-8"))
+            _compare_tokens(model, device, artifact, expected, emit)
+        if "entries" in args.parts:
+            _measure_entries(model, device, artifact, args.sample_seconds, emit)
+        if "engine" in args.parts:
+            _measure_engine(model, device, artifact, emit)
+
+
+def _compare_tokens(
+    model: Model, device: Device, artifact: Artifact, expected: list[list[int]], emit: Emit
+) -> None:
+    for mode in MODES:
+        for setting in _settings(device, artifact):
+            engine = _engine(model, device, artifact, setting, mode)
+            tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
+            emit(
+                {
+                    "part": "tokens",
+                    "model": model.name,
+                    "mode": mode,
+                    "decode_ahead": setting,
+                    **tokens_part.compare(tokens, expected),
+                }
+            )
+
+
+def _measure_entries(
+    model: Model, device: OneProgram, artifact: Artifact, sample_s: float, emit: Emit
+) -> None:
+    program = entries_part.RecordedProgram(device.program)
+    check_program(program, artifact.config)
+    cases = list(entries_part.cases(model, has_extend="extend" in program.entries))
+    runner = make_runner(device, program, artifact.config, entries_part.pages(cases))
+    for case in cases:
+        figures = entries_part.measure(case, runner, program, sample_s)
+        emit({"part": "entries", "model": model.name, **figures})
+
+
+def _measure_engine(model: Model, device: Device, artifact: Artifact, emit: Emit) -> None:
+    for setting in _settings(device, artifact):
+        engine = _engine(model, device, artifact, setting)
+        for requests in engine_part.sizes(model):
+            steps = engine_part.steady_steps(engine, model, requests)
+            emit(
+                {
+                    "part": "engine",
+                    "model": model.name,
+                    "decode_ahead": setting,
+                    "requests": requests,
+                    "context": model.context,
+                    **steps.record(),
+                }
+            )
+
+
+def _settings(device: Device, artifact: Artifact) -> Iterator[DecodeAhead]:
+    """Sampling on the host, and decode loops where the program has some."""
+    assert artifact.manifest is not None, "a directory has one"
+    yield from SETTINGS if artifact.manifest.options.decode_loop_sizes else SETTINGS[:1]
+
+
+def _engine(
+    model: Model, device: Device, artifact: Artifact, setting: DecodeAhead, mode: str = "default"
+) -> Engine:
+    options = EngineOptions(
+        mode=MODES[mode],
+        prefix_cache="none",
+        decode_ahead=setting,
+        pages=engine_part.pages(model),
+        max_running=max(engine_part.sizes(model)),
+    )
+    return make_engine(device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
