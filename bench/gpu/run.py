@@ -107,7 +107,8 @@ def _command(job: Job, pack: Path, directory: Path, results: Path, choice: Choic
     if job.parts == ("transformers",):
         script = Path(__file__).with_name("transformers_peer.py")
         manifest = directory / "manifest.json"
-        return [choice.python, str(script), str(manifest), "--results", str(results)]
+        context = str(KNOWN[job.model].context)
+        return [choice.python, str(script), str(manifest), "--context", context, "--results", str(results)]
     return [
         *(sys.executable, "-m", "bench.gpu.worker", ",".join(job.parts), str(pack), job.model),
         *(str(directory), "--device", choice.device, "--results", str(results)),
