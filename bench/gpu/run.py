@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -94,11 +95,13 @@ def _run_job(
 ) -> str | None:
     """None when it has ended well, otherwise how it ended."""
     print(f"{job.model}: {', '.join(job.parts)}", file=sys.stderr, flush=True)
+    # A session of its own, so that with a part that is cut its server ends, too.
+    process = subprocess.Popen(_command(job, pack, directory, results, choice), start_new_session=True)
     try:
-        status = subprocess.run(
-            _command(job, pack, directory, results, choice), timeout=left_s, check=False
-        ).returncode
+        status = process.wait(left_s)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         return "the time was over"
     return None if status == 0 else f"status {status}"
 

@@ -62,7 +62,7 @@ def complete(packed: Path, out: Path) -> None:
     manifest = Manifest.load(packed / file_names.MANIFEST)
     for name in (file_names.VMFB, file_names.CONFIG):
         shutil.copyfile(packed / name, out / name)
-    _write_tokenizer(manifest.vocab_size, out)
+    write_tokenizer(manifest.vocab_size, out)
     parameters = out / file_names.PARAMETERS
     if (packed / file_names.PARAMETERS).exists():
         shutil.copyfile(packed / file_names.PARAMETERS, parameters)
@@ -108,7 +108,7 @@ def _made_ahead(parameters: Sequence[Parameter]) -> Iterator[bytes | memoryview]
             yield waiting.popleft().result()
 
 
-def _write_tokenizer(vocab_size: int, out: Path) -> None:
+def write_tokenizer(vocab_size: int, out: Path) -> None:
     """The byte tokenizer of random:tiny with a word for each further token id, so that each has a text."""
     files = RandomTinySource().tokenizer_files()
     tokenizer = json.loads(files.tokenizer)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu.__main__ import main
+from bench.gpu.pack import requirements
+
+DEVICE = "cpu"
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """random:tiny, packed for this CPU without wheels."""
+    folder = tmp_path_factory.mktemp("pack") / "tiny"
+    assert main(["pack", str(folder), "--models", "random-tiny", "--device", DEVICE, "--no-wheels"]) == 0
+    return folder
+
+
+def measured(pack: Path, out: Path, *flags: str) -> list[dict[str, Any]]:
+    """The results of a run of these parts in this Python."""
+    command = ["run", str(pack), "--out", str(out), "--here", "--device", DEVICE, "--models", "random-tiny"]
+    assert main([*command, "--sample-seconds", "0.01", *flags]) == 0
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_path: Path) -> None:
+    tokens = [r for r in measured(pack, tmp_path, "--only", "tokens") if r["part"] == "tokens"]
+    assert {(each["mode"], each["decode_ahead"]) for each in tokens} == {
+        (mode, setting) for mode in ("default", "extend-attention") for setting in ("off", "on")
+    }
+    assert all(each["equal"] and each["agreed"] == [64] * 4 for each in tokens)
+
+
+def test_tokens_that_differ_are_counted_up_to_the_first(pack: Path, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(pack, tmp_path / "pack"))
+    expected = json.loads((pack / "tokens.json").read_text())
+    expected[1][5] += 1
+    (changed / "tokens.json").write_text(json.dumps(expected))
+    records = measured(changed, tmp_path / "out", "--only", "tokens")
+    agreed = [record["agreed"] for record in records if record["part"] == "tokens"]
+    assert agreed == [[64, 5, 64, 64]] * 4
+
+
+def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None:
+    records = measured(pack, tmp_path, "--only", "entries,engine")
+    entries = [record for record in records if record["part"] == "entries"]
+    assert [(each["entry"], each["rows"], each["new_tokens"]) for each in entries] == [
+        ("decode_bs1", 1, 1),
+        ("decode_bs8", 8, 8),
+        ("prefill_bs1", 1, 64),
+        ("prefill_bs4", 4, 64),
+        ("extend", 1, 64),
+        ("extend", 9, 40),
+        ("extend", 8, 8),
+    ]
+    assert all(each[name] > 0 for each in entries for name in ("run_ms", "sync_ms", "queued_ms"))
+    engine = [record for record in records if record["part"] == "engine"]
+    assert [(each["decode_ahead"], each["requests"]) for each in engine] == [
+        ("off", 1),
+        ("off", 8),
+        ("on", 1),
+        ("on", 8),
+    ]
+    assert all(each["steps"] > 30 for each in engine)
+    assert "## Engine, steady decode" in (tmp_path / "results.md").read_text()
+    assert (tmp_path / "random-tiny.svg").exists()
+
+
+def test_the_server_is_measured_over_http(pack: Path, tmp_path: Path) -> None:
+    served = [record for record in measured(pack, tmp_path, "--only", "http") if record["part"] == "http"]
+    assert [(each["workload"], each["decode_ahead"]) for each in served] == [
+        ("even", "off"),
+        ("mixed", "off"),
+        ("even", "on"),
+        ("mixed", "on"),
+    ]
+    assert all(each["errors"] == each["short_answers"] == 0 for each in served)
+    assert [each["output_tokens"] for each in served] == [128 * 128, 128 * 64] * 2
+
+
+def test_a_part_that_fails_is_named_and_the_run_fails(
+    pack: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["run", str(pack), "--out", str(out), "--here", "--device", "no-such", "--only", "tokens"]
+    assert main(command) == 1
+    assert "| random-tiny | tokens | status 1 |" in (out / "results.md").read_text()
+    assert "there is no device 'no-such'" in capfd.readouterr().err
+
+
+def test_a_folder_with_other_things_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert main(["pack", str(tmp_path), "--models", "random-tiny"]) == 2
+    assert "neither empty nor a pack" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_wheels_are_those_that_serving_needs() -> None:
+    names = {pin.partition("==")[0] for pin in requirements(["shortfin-llm"], "3.12")}
+    assert {"iree-base-runtime", "numpy", "fastapi", "uvicorn", "uvloop", "httpx", "tokenizers"} <= names
+    assert not names & {"shortfin-llm", "shortfin", "iree-base-compiler", "tinygrad", "colorama", "pytest"}
+    assert f"numpy=={metadata.version('numpy')}" in requirements(["shortfin-llm"], "3.12")
