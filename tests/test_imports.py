@@ -110,7 +110,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("abi", "artifact", "bench.console", "builder.graph", "builder.lowering", "builder.model"),
         *("builder.program", "builder.target", "builder.weights", "cli", "components.batching"),
         *("components.invocation", "components.loading", "components.request", "components.runtime"),
-        *("components.runtime.device", "config", "errors", "irpa"),
+        *("components.runtime.device", "config", "errors", "gpu_code", "irpa"),
     ),
     "bench": ("bench.console", "bench.roofline", "cli", "client", "errors", "terminal"),
 }

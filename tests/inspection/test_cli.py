@@ -17,7 +17,7 @@ from tests.conftest import BuildTiny
 KERNEL_KEYS = {
     *("name", "operation", "workgroup", "lanes", "num_vgprs", "num_agprs", "num_sgprs", "num_vgpr_spills"),
     *("num_sgpr_spills", "lds_bytes", "scratch_bytes", "num_instructions", "num_matrix_instructions"),
-    *("loads", "widest_load", "commonest_load", "remarks"),
+    *("loads", "waves", "widest_load", "commonest_load", "remarks"),
 }
 KEYS = {
     *(

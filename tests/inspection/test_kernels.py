@@ -56,6 +56,7 @@ def test_counts_instructions_by_what_they_do() -> None:
     assert (facts.lds_bytes, facts.scratch_bytes) == (640, 32)
     assert (facts.num_vgprs, facts.num_agprs, facts.num_sgprs) == (20, 4, 10)
     assert (facts.num_vgpr_spills, facts.num_sgpr_spills) == (3, 5)
+    assert facts.waves == 8
     assert facts.operation == "matmul_1x64x64_bf16xbf16xf32"
 
 

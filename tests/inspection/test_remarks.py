@@ -18,6 +18,7 @@ PLAIN = KernelFacts(
     num_sgpr_spills=0,
     lds_bytes=0,
     scratch_bytes=0,
+    waves=8.0,
     num_instructions=100,
     num_matrix_instructions=4,
     loads=((2, 3), (16, 3)),

@@ -52,7 +52,22 @@ def test_kernels_with_remarks_are_shown(report: Report) -> None:
     text = printed(report, show_all=False)
     row = cells(text, "reduction_4x64_f32")
     assert row == [
-        *("reduction_4x64_f32", "1", "3", "64x1x1", "40", "", "20", "7", "", "", "4", "3x16, 3x2", "100"),
+        *(
+            "reduction_4x64_f32",
+            "1",
+            "3",
+            "64x1x1",
+            "40",
+            "",
+            "20",
+            "7",
+            "",
+            "",
+            "8",
+            "4",
+            "3x16, 3x2",
+            "100",
+        ),
         "spills",
     ]
     assert "elementwise_4_i64" not in text

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.gpu_code.code_object import CodeObject, Kernel, code_objects_in, read_code_object
+from shortfin_apps.llm.gpu_code.occupancy import waves_per_simd
 
 _MATRIX = re.compile(r"v_s?(mfma|mfmac|wmma|swmmac)_")
 # The last part of a load's name says how much each lane loads, in the spelling of CDNA or of RDNA.
@@ -27,7 +28,7 @@ class KernelFacts:
 
     `num_vgprs` includes accumulation registers where the two share a register file (gfx90a and later).
     `loads` are loads from global memory in the code: the bytes that a lane loads, and how many load as
-    many; an instruction in a loop counts once.
+    many; an instruction in a loop counts once. `waves` are those that a SIMD holds at once (occupancy.py).
     """
 
     name: str
@@ -40,6 +41,7 @@ class KernelFacts:
     num_sgpr_spills: int
     lds_bytes: int
     scratch_bytes: int
+    waves: float
     num_instructions: int
     num_matrix_instructions: int
     loads: tuple[tuple[int, int], ...]
@@ -106,6 +108,7 @@ def facts_of(kernel: Kernel, chip: str) -> KernelFacts:
         num_sgpr_spills=kernel.num_sgpr_spills,
         lds_bytes=kernel.descriptor.lds_bytes,
         scratch_bytes=kernel.descriptor.scratch_bytes,
+        waves=waves_per_simd(kernel, chip),
         num_instructions=mnemonics.total(),
         num_matrix_instructions=sum(n for name, n in mnemonics.items() if _MATRIX.match(name)),
         loads=_loads(mnemonics),

@@ -110,7 +110,7 @@ def _remarks_of(entry: EntryFacts, found: dict[str, tuple[Remark, ...]]) -> str:
 
 _COLUMNS = (
     *("kernels", "launches", "workgroup", "VGPRs", "AGPRs", "SGPRs", "spills", "LDS", "scratch"),
-    *("matrix", "loads", "code"),
+    *("waves", "matrix", "loads", "code"),
 )
 
 
@@ -173,6 +173,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _unless_zero(kernel.num_vgpr_spills + kernel.num_sgpr_spills),
         _unless_zero(kernel.lds_bytes),
         _unless_zero(kernel.scratch_bytes),
+        f"{kernel.waves:g}",
         _unless_zero(kernel.num_matrix_instructions),
         _loads(kernel),
         _range([each.num_instructions for each in row.kernels]),
@@ -187,8 +188,8 @@ def _loads(kernel: KernelFacts) -> str:
 
 LEGEND = """\
 launches: the most in one invocation of an entry; VGPRs: with AGPRs where they share a file; LDS: bytes of a
-workgroup; scratch: bytes of a lane; matrix: matrix instructions in the code; loads: loads from global memory
-in the code, as count x bytes of a lane; code: instructions"""
+workgroup; scratch: bytes of a lane; waves: those that a SIMD can hold at once; matrix: matrix instructions in
+the code; loads: loads from global memory in the code, as count x bytes of a lane; code: instructions"""
 
 
 def _legend(shown: set[Remark]) -> str:

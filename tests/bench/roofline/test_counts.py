@@ -7,7 +7,7 @@ import pytest
 from emulated_gpu.control import Finding, KernelCounters, Report
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Case, Plan, make_batch
-from shortfin_apps.llm.bench.roofline.counts import Counts, Limits, count
+from shortfin_apps.llm.bench.roofline.counts import Counts, KernelLaunches, Limits, count
 from shortfin_apps.llm.bench.roofline.floors import Work
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.errors import InvocationError
@@ -53,10 +53,20 @@ class Gpu:
 
 def test_the_kernels_of_one_invocation_are_summed() -> None:
     gpu, begun = Gpu(), list[str]()
-    results = count([(FIRST, WORK), (SECOND, WORK)], gpu, gpu, lambda case: begun.append(case.entry))
+    results = count([(FIRST, WORK), (SECOND, WORK)], gpu, gpu, {}, lambda case: begun.append(case.entry))
     assert begun == ["decode_bs1", "decode_bs2"]
     expected = {"launches": 3, "num_bytes": 170, "matrix_flops": 120, "lds_conflict_cycles": 14}
-    assert results == [Counts(FIRST, WORK, **expected), Counts(SECOND, WORK, **expected)]
+    kernels = (KernelLaunches("first", 2, None), KernelLaunches("second", 1, None))
+    assert results == [Counts(case, WORK, **expected, kernels=kernels) for case in (FIRST, SECOND)]
+    assert results[0].waves is None
+
+
+def test_waves_are_a_mean_over_the_launches_of_known_kernels() -> None:
+    gpu = Gpu()
+    [counts] = count([(FIRST, WORK)], gpu, gpu, {"first": 8.0, "second": 2.0}, lambda case: None)
+    assert counts.waves == (2 * 8 + 2) / 3
+    [counts] = count([(FIRST, WORK)], gpu, gpu, {"second": 2.0}, lambda case: None)
+    assert counts.waves == 2
 
 
 def test_counts_are_compared_with_the_floor() -> None:
@@ -76,4 +86,4 @@ def test_the_shortest_time_is_that_of_bytes_or_flops(
 def test_counts_of_kernels_that_do_something_wrong_are_not_given() -> None:
     gpu = Gpu(Finding("lds_race", "softmax", "ds_write_b32", (0, 0, 0), 1, 0, 3, 0x40, 8, 0))
     with pytest.raises(InvocationError, match=r"decode_bs1.*lds_race by softmax"):
-        count([(FIRST, WORK)], gpu, gpu, lambda case: None)
+        count([(FIRST, WORK)], gpu, gpu, {}, lambda case: None)

@@ -34,4 +34,7 @@ def test_an_entry_is_counted_on_its_chip(build_tiny: BuildTiny, chip: str) -> No
         assert entry["launches"] > 15
         assert entry["bytes_ratio"] > 1, "every weight must be loaded"
         assert entry["shortest_s"] > entry["floor_s"] > 0
+        assert 1 <= entry["waves"] <= doc["most_waves"]
+        assert sum(kernel["launches"] for kernel in entry["kernels"]) == entry["launches"]
+        assert all(kernel["waves"] is not None for kernel in entry["kernels"])
     assert entries[2]["bytes"] - entries[0]["bytes"] > entries[2]["floor_bytes"] - entries[0]["floor_bytes"]

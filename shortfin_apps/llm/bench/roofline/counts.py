@@ -4,13 +4,14 @@
              cross the memory bus if every launch began with cold caches that hold all that it reads
     matrix   multiply-adds of matrix instructions; what vector instructions compute is not in it
     floor    floors.py's bytes and FLOPs
+    waves    those of a kernel that a SIMD holds at once (`gpu_code/occupancy.py`), a mean over the launches
 
 No time is counted. `Limits` turn bytes and FLOPs into the shortest time in which the chip could do as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,6 +55,15 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class KernelLaunches:
+    """A kernel's launches in one invocation; `waves` is None for one that is not in the VMFB."""
+
+    name: str
+    launches: int
+    waves: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """The counts of one invocation, beside the work that it has to do."""
 
@@ -63,6 +73,14 @@ class Counts:
     num_bytes: int
     matrix_flops: int
     lds_conflict_cycles: int
+    kernels: tuple[KernelLaunches, ...] = ()
+
+    @property
+    def waves(self) -> float | None:
+        """The waves that a SIMD holds, a mean over the launches of which they are known."""
+        known = [(each.launches, each.waves) for each in self.kernels if each.waves is not None]
+        launches = sum(count for count, _ in known)
+        return sum(count * waves for count, waves in known) / launches if launches else None
 
     @property
     def bytes_ratio(self) -> float:
@@ -79,9 +97,13 @@ class Counts:
 
 
 def count(
-    cases: Sequence[tuple[Case, Work]], runner: Runner, gpu: Gpu, on_case: Callable[[Case], None]
+    cases: Sequence[tuple[Case, Work]],
+    runner: Runner,
+    gpu: Gpu,
+    waves: Mapping[str, float],
+    on_case: Callable[[Case], None],
 ) -> list[Counts]:
-    """One invocation of every case; `on_case` is called before each.
+    """One invocation of every case; `on_case` is called before each. `waves` are those of each kernel.
 
     Raises InvocationError if a kernel does something wrong, as its counts would mean nothing.
     """
@@ -94,7 +116,7 @@ def count(
         if report.findings:
             found = "; ".join(map(_describe, report.findings))
             raise InvocationError(f"`{case.entry}` on the emulated GPU: {found}")
-        results.append(_sum(case, work, report.kernels.values()))
+        results.append(_sum(case, work, report.kernels, waves))
     return results
 
 
@@ -102,7 +124,8 @@ def _describe(finding: Finding) -> str:
     return f"{finding.kind} by {finding.kernel}, {finding.instruction} at {finding.code_address:#x}"
 
 
-def _sum(case: Case, work: Work, kernels: Collection[KernelCounters]) -> Counts:
+def _sum(case: Case, work: Work, by_name: Mapping[str, KernelCounters], waves: Mapping[str, float]) -> Counts:
+    kernels = by_name.values()
     return Counts(
         case,
         work,
@@ -110,4 +133,7 @@ def _sum(case: Case, work: Work, kernels: Collection[KernelCounters]) -> Counts:
         num_bytes=sum(kernel.unique_loaded_bytes + kernel.unique_stored_bytes for kernel in kernels),
         matrix_flops=2 * sum(kernel.matrix_operations for kernel in kernels),
         lds_conflict_cycles=sum(kernel.lds_conflict_cycles for kernel in kernels),
+        kernels=tuple(
+            KernelLaunches(name, kernel.launches, waves.get(name)) for name, kernel in by_name.items()
+        ),
     )

@@ -17,6 +17,7 @@ from shortfin_apps.llm.bench.roofline.cases import Case
 from shortfin_apps.llm.bench.roofline.counts import LIMITS, Counts, Limits
 from shortfin_apps.llm.bench.roofline.measure import Result
 from shortfin_apps.llm.bench.roofline.profile import Share
+from shortfin_apps.llm.gpu_code.occupancy import RESOURCES
 
 MIN_SHARE = 0.005  # smaller ones are not in a profile's table
 SCHEMA = "shortfin-llm-roofline/1"
@@ -40,11 +41,12 @@ def document(
 
 def counts_document(manifest: Manifest, results: Sequence[Counts]) -> dict[str, Any]:
     """The JSON document of a run on the emulated GPU; `shortest_s` at the published peaks in `limits`."""
-    limits = LIMITS.get(manifest.target.cpu)
+    limits, resources = LIMITS.get(manifest.target.cpu), RESOURCES.get(manifest.target.cpu)
     return {
         **_header(COUNTS_SCHEMA, manifest),
         "chip": manifest.target.cpu,
         "limits": limits and asdict(limits),
+        "most_waves": resources and resources.waves,
         "entries": [_counts_entry(result, limits) for result in results],
     }
 
@@ -77,6 +79,8 @@ def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
         "matrix_flops": result.matrix_flops,
         "floor_flops": work.flops,
         "lds_conflict_cycles": result.lds_conflict_cycles,
+        "waves": result.waves,
+        "kernels": [asdict(kernel) for kernel in result.kernels],
         "bytes_ratio": result.bytes_ratio,
         "matrix_ratio": result.matrix_ratio,
         "floor_s": limits and work.floor_s(limits.bytes_per_s, limits.flops_per_s),
@@ -85,7 +89,7 @@ def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
 
 
 def counts_table(doc: dict[str, Any]) -> Table:
-    bytes_and_flops = ("launches", "MB", "of floor", "matrix GFLOP", "of floor", "LDS conflicts")
+    bytes_and_flops = ("launches", "MB", "of floor", "matrix GFLOP", "of floor", "LDS conflicts", "waves")
     made = _entry_table(f"{_title(doc)}, {doc['chip']}, emulated", *bytes_and_flops, "floor us", "at least")
     for entry in doc["entries"]:
         made.add_row(
@@ -96,10 +100,15 @@ def counts_table(doc: dict[str, Any]) -> Table:
             f"{entry['matrix_flops'] / 1e9:,.2f}",
             f"{entry['matrix_ratio']:.2f}",
             f"{entry['lds_conflict_cycles']:,}",
+            _waves(entry["waves"], doc["most_waves"]),
             _us(entry["floor_s"]),
             _us(entry["shortest_s"]),
         )
     return made
+
+
+def _waves(waves: float | None, most: int | None) -> str:
+    return "" if waves is None else f"{waves:.1f} of {most}"
 
 
 def limits_line(doc: dict[str, Any]) -> str:

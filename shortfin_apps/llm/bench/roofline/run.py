@@ -26,6 +26,8 @@ from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.gpu_code.code_object import code_objects_in, read_code_object
+from shortfin_apps.llm.gpu_code.occupancy import waves_by_kernel
 
 
 def roofline(
@@ -64,10 +66,12 @@ def roofline_counts(
             "emulated",
         )
     gpu = open_emulated_gpu(artifact.manifest.target.cpu)
+    images = code_objects_in(artifact.vmfb.read_bytes())
+    waves = waves_by_kernel(map(read_code_object, images))
     with closing(open_device("hip")) as device:
         runner, cases = _prepare(artifact, device, patterns, contexts, prompt_tokens)
         with _progress("entries", len(cases)) as on_case:
-            return counts_document(artifact.manifest, count(cases, runner, gpu, on_case))
+            return counts_document(artifact.manifest, count(cases, runner, gpu, waves, on_case))
 
 
 def _prepare(
