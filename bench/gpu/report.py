@@ -10,6 +10,8 @@ from typing import Any
 from bench.gpu.plot import Line, write_plot
 
 DOCUMENT = "results.md"
+# What the entries' names begin with that the engine calls for a decode, by its setting of decode-ahead.
+DECODES = {"off": "decode_bs", "on": "decode_loop_bs"}
 
 Record = dict[str, Any]
 
@@ -45,9 +47,11 @@ def document(records: Sequence[Record]) -> Iterator[str]:
 def throughput(records: Sequence[Record], model: str) -> list[Line]:
     """Tokens per second by batch size: of the entries alone, of the engine, and of transformers."""
     found = [record for record in records if record.get("model") == model]
-    decodes = [each for each in _part(found, "entries") if each["entry"].startswith("decode")]
-    lines = [Line("entry, queued", [(each["rows"], each["tokens_per_s"]) for each in decodes])]
-    for setting in ("off", "on"):
+    lines = []
+    for setting, family in DECODES.items():
+        entries = [each for each in _part(found, "entries") if each["entry"].startswith(family)]
+        points = [(each["rows"], each["tokens_per_s"]) for each in entries]
+        lines.append(Line(f"{family}*, queued", points))
         chosen = [each for each in _part(found, "engine") if each["decode_ahead"] == setting]
         points = [(each["requests"], each["tokens_per_s"]) for each in chosen]
         lines.append(Line(f"engine, decode ahead {setting}", points))
@@ -84,7 +88,7 @@ def _engine(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
         *("step / entry, sync", "step / entry, queued", "device idle ms"),
     )
     for each in _part(records, "engine"):
-        entry = _decode_entry(records, each["model"], each["requests"])
+        entry = _decode_entry(records, each)
         yield (
             *(each["model"], f"{each['requests']:,}", each["decode_ahead"], f"{each['step_ms']:.2f}"),
             *(f"{each['host_ms']:.2f}", f"{each['tokens_per_s']:,.0f}"),
@@ -94,9 +98,13 @@ def _engine(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _decode_entry(records: Sequence[Record], model: str, rows: int) -> Record | None:
+def _decode_entry(records: Sequence[Record], steps: Record) -> Record | None:
+    """The entry that these steps of the engine call."""
+    asked = (steps["model"], steps["requests"])
     for each in _part(records, "entries"):
-        if (each["model"], each["rows"]) == (model, rows) and each["entry"].startswith("decode"):
+        if (each["model"], each["rows"]) == asked and each["entry"].startswith(
+            DECODES[steps["decode_ahead"]]
+        ):
             return each
     return None
 

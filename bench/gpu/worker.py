@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from bench.gpu import engine as engine_part
 from bench.gpu import entries as entries_part
+from bench.gpu import loops as loops_part
 from bench.gpu import serving as serving_part
 from bench.gpu import tokens as tokens_part
 from bench.gpu.models import MODELS, Model
@@ -116,6 +117,9 @@ def _measure_entries(
     runner = make_runner(device, program, artifact.config, entries_part.pages(cases))
     for case in cases:
         figures = entries_part.measure(case, runner, program, sample_s)
+        emit({"part": "entries", "model": model.name, **figures})
+    for rows in model.options.decode_loop_sizes:
+        figures = loops_part.measure(model, rows, runner, program, sample_s)
         emit({"part": "entries", "model": model.name, **figures})
 
 

@@ -32,6 +32,12 @@ def test_a_step_is_compared_with_the_decode_entry_of_as_many_rows() -> None:
     assert "| m | 8 | off | 5.00 | 0.50 | 1,600 | 2.00 | 2.50 | 3.00 |" in text
 
 
+def test_a_step_of_a_decode_loop_is_compared_with_its_own_entry() -> None:
+    loop = {**ENTRY, "entry": "decode_loop_bs8", "sync_ms": 4.0, "queued_ms": 1.0}
+    text = text_of(MACHINE, ENTRY, loop, {**ENGINE, "decode_ahead": "on"})
+    assert "| m | 8 | on | 5.00 | 0.50 | 1,600 | 1.25 | 5.00 | 4.00 |" in text
+
+
 def test_a_step_without_its_entry_has_no_ratio() -> None:
     assert "| m | 8 | off | 5.00 | 0.50 | 1,600 |  |  |  |" in text_of(MACHINE, ENGINE)
 
@@ -57,7 +63,7 @@ def test_throughput_has_a_line_for_each_way_that_was_measured() -> None:
     static = {"part": "transformers", "model": "m", "kind": "static", "rows": 8, "tokens_per_s": 900.0}
     lines = throughput([MACHINE, ENTRY, PREFILL, ENGINE, static], "m")
     assert lines == [
-        Line("entry, queued", [(8, 4000.0)]),
+        Line("decode_bs*, queued", [(8, 4000.0)]),
         Line("engine, decode ahead off", [(8, 1600.0)]),
         Line("transformers", [(8, 900.0)]),
     ]

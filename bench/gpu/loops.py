@@ -1,0 +1,86 @@
+"""The time of a decode loop's steps: greedy, on state that stays on the device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from bench.gpu.entries import DEPTH, RecordedProgram
+from bench.gpu.models import Model
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
+from shortfin_apps.llm.components.kvcache.base import Lease
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
+
+MIN_SAMPLES = 3
+
+
+def measure(
+    model: Model, rows: int, runner: BatchRunner, program: RecordedProgram, sample_s: float
+) -> dict[str, Any]:
+    """Times of a step in ms, up to the model's context: one at a time, and with `DEPTH` of them in flight."""
+    batch = _batch(model, rows)
+    sampling = [sampling_fields(task.request, runner.num_candidates) for task in batch.tasks]
+
+    def start() -> DecodeLoop:
+        loop = runner.start_loop(batch, sampling)
+        assert loop is not None, "there is a loop of so many rows"
+        return loop
+
+    sync_ms = _median_ms(start, _one_at_a_time, sample_s)
+    queued_ms = _median_ms(start, _all_at_once, sample_s)
+    return {
+        "entry": program.last_entry,
+        "rows": rows,
+        "new_tokens": rows,
+        "context": model.context,
+        "run_ms": sync_ms,
+        "sync_ms": sync_ms,
+        "queued_ms": queued_ms,
+        "tokens_per_s": rows / queued_ms * 1e3,
+    }
+
+
+def _batch(model: Model, rows: int) -> Batch:
+    """Decodes that are `DEPTH` steps short of the context, with pages for these steps."""
+    made = make_batch(Plan(EntryFamily.DECODE, rows, 1, model.context), model.options.block_seq_stride)
+    return Batch(EntryFamily.DECODE, tuple(_running(task) for task in made.tasks))
+
+
+def _running(task: LlmTaskInput) -> LlmTaskInput:
+    """The task of a request that holds its pages, as a loop asks the request for them."""
+    start = task.start_position - DEPTH
+    task.request.lease = Lease(page_ids=list(task.page_ids))
+    task.request.num_computed = start
+    return replace(task, start_position=start, seq_len=start + 1)
+
+
+def _one_at_a_time(loop: DecodeLoop) -> None:
+    for _ in range(DEPTH):
+        loop.queue()
+        loop.wait()
+
+
+def _all_at_once(loop: DecodeLoop) -> None:
+    for _ in range(DEPTH):
+        loop.queue()
+    for _ in range(DEPTH):
+        loop.wait()
+
+
+def _median_ms(start: Callable[[], DecodeLoop], run: Callable[[DecodeLoop], None], sample_s: float) -> float:
+    """The median time of a step over loops that begin anew, after one unmeasured."""
+    run(start())
+    times: list[float] = []
+    while len(times) < MIN_SAMPLES or sum(times) < sample_s:
+        loop = start()
+        begin = time.perf_counter()
+        run(loop)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) / DEPTH * 1e3
