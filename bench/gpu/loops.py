@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from bench.gpu.entries import DEPTH, RecordedProgram
 from bench.gpu.models import Model
-from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -19,6 +19,12 @@ from shortfin_apps.llm.components.kvcache.base import Lease
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 
 MIN_SAMPLES = 3
+
+
+def loop_sizes(entries: Iterable[str]) -> list[int]:
+    """The numbers of rows of the decode loops among these entries."""
+    parsed = [entry for name in entries if (entry := Entry.parse(name)) is not None]
+    return sorted({each.rows or 0 for each in parsed if each.family is EntryFamily.DECODE_LOOP})
 
 
 def measure(

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.loops import loop_sizes
 from bench.gpu.models import Model
 from bench.running_server import running_server
+from shortfin_apps.llm.artifact.artifact import Manifest
+from shortfin_apps.llm.artifact.file_names import MANIFEST
 from shortfin_apps.llm.bench.campaign import run_workload
 from shortfin_apps.llm.bench.target import TargetOptions, open_target
 from shortfin_apps.llm.bench.workload import Workload
@@ -51,7 +54,8 @@ def server_flags(model: Model, directory: Path, device: str, decode_ahead: str) 
 
 async def measure(model: Model, directory: Path, device: str, emit: Callable[[dict[str, Any]], None]) -> None:
     """Starts a server for each setting of decode-ahead, and emits the figures of each workload."""
-    for decode_ahead in ("off", "on") if model.options.decode_loop_sizes else ("off",):
+    manifest = Manifest.load(directory / MANIFEST)
+    for decode_ahead in ("off", "on") if loop_sizes(manifest.entries) else ("off",):
         with running_server(server_flags(model, directory, device, decode_ahead)) as server:
             async with open_target("ours", server.url, TargetOptions()) as target:
                 for workload in workloads():

@@ -91,10 +91,10 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
 
 
 def _compare_tokens(
-    model: Model, device: Device, artifact: Artifact, expected: list[list[int]], emit: Emit
+    model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
     for mode in MODES:
-        for setting in _settings(device, artifact):
+        for setting in _settings(device):
             engine = _engine(model, device, artifact, setting, mode)
             tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
             emit(
@@ -118,13 +118,13 @@ def _measure_entries(
     for case in cases:
         figures = entries_part.measure(case, runner, program, sample_s)
         emit({"part": "entries", "model": model.name, **figures})
-    for rows in model.options.decode_loop_sizes:
+    for rows in loops_part.loop_sizes(program.entries):
         figures = loops_part.measure(model, rows, runner, program, sample_s)
         emit({"part": "entries", "model": model.name, **figures})
 
 
-def _measure_engine(model: Model, device: Device, artifact: Artifact, emit: Emit) -> None:
-    for setting in _settings(device, artifact):
+def _measure_engine(model: Model, device: OneProgram, artifact: Artifact, emit: Emit) -> None:
+    for setting in _settings(device):
         engine = _engine(model, device, artifact, setting)
         for requests in engine_part.sizes(model):
             steps = engine_part.steady_steps(engine, model, requests)
@@ -140,10 +140,9 @@ def _measure_engine(model: Model, device: Device, artifact: Artifact, emit: Emit
             )
 
 
-def _settings(device: Device, artifact: Artifact) -> Iterator[DecodeAhead]:
+def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
     """Sampling on the host, and decode loops where the program has some."""
-    assert artifact.manifest is not None, "a directory has one"
-    yield from SETTINGS if artifact.manifest.options.decode_loop_sizes else SETTINGS[:1]
+    yield from SETTINGS if loops_part.loop_sizes(device.program.entries) else SETTINGS[:1]
 
 
 def _engine(
