@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu.models import Model
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
@@ -18,6 +19,8 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 SEED = 7
 MEASURED_TOKENS = 64  # of each request
 UNMEASURED_TOKENS = 4  # of each request, before the measured ones
+# All prompts are computed before the first decode, so that all requests decode the same number of tokens.
+PROMPTS_FIRST = DefaultModeOptions(prefills_per_decode=1_000_000, token_budget=2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,10 @@ def generate(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int) ->
 
 
 def steady_steps(engine: Engine, model: Model, requests: int) -> Steps:
-    """Greedy decodes of so many requests at once, around the model's context. Raises LlmError."""
+    """Greedy decodes of so many requests at once, around the model's context. Raises LlmError.
+
+    The engine is one with `PROMPTS_FIRST`.
+    """
     measured, context = min(MEASURED_TOKENS, model.context // 4), model.context
     length = context - measured // 2 - UNMEASURED_TOKENS
     max_tokens = measured + UNMEASURED_TOKENS

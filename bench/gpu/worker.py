@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -26,6 +27,7 @@ from bench.gpu.models import MODELS, Model
 from bench.gpu.one_program import OneProgram
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.loading import EngineOptions, make_engine, make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
@@ -36,7 +38,6 @@ from shortfin_apps.llm.errors import LlmError
 Emit = Callable[[dict[str, Any]], None]
 DecodeAhead = Literal["auto", "on", "off"]
 SETTINGS: tuple[DecodeAhead, ...] = ("off", "on")
-MODES = {name: options() for name, options in BATCH_MODES.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,18 +85,22 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
         if "tokens" in args.parts:
             expected = json.loads((args.pack / tokens_part.EXPECTED).read_text(encoding="utf-8"))
             _compare_tokens(model, device, artifact, expected, emit)
+        cases = list(entries_part.cases(model, has_extend="extend" in device.program.entries))
+        # One number for all, as freed memory serves only buffers of exactly its size again.
+        pages = max(entries_part.pages(cases), engine_part.pages(model))
         if "entries" in args.parts:
-            _measure_entries(model, device, artifact, args.sample_seconds, emit)
-        if "engine" in args.parts:
-            _measure_engine(model, device, artifact, emit)
+            _measure_entries(model, device, artifact, cases, pages, args.sample_seconds, emit)
+        for setting in _settings(device) if "engine" in args.parts else ():
+            _measure_engine(model, device, artifact, setting, pages, emit)
 
 
 def _compare_tokens(
     model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
-    for mode in MODES:
+    pages = engine_part.pages(model)
+    for mode, options in BATCH_MODES.items():
         for setting in _settings(device):
-            engine = _engine(model, device, artifact, setting, mode)
+            engine = _engine(model, device, artifact, setting, options(), pages)
             tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
             emit(
                 {
@@ -109,12 +114,17 @@ def _compare_tokens(
 
 
 def _measure_entries(
-    model: Model, device: OneProgram, artifact: Artifact, sample_s: float, emit: Emit
+    model: Model,
+    device: OneProgram,
+    artifact: Artifact,
+    cases: Sequence[entries_part.Case],
+    pages: int,
+    sample_s: float,
+    emit: Emit,
 ) -> None:
     program = entries_part.RecordedProgram(device.program)
     check_program(program, artifact.config)
-    cases = list(entries_part.cases(model, has_extend="extend" in program.entries))
-    runner = make_runner(device, program, artifact.config, entries_part.pages(cases))
+    runner = make_runner(device, program, artifact.config, pages)
     for case in cases:
         figures = entries_part.measure(case, runner, program, sample_s)
         emit({"part": "entries", "model": model.name, **figures})
@@ -123,21 +133,23 @@ def _measure_entries(
         emit({"part": "entries", "model": model.name, **figures})
 
 
-def _measure_engine(model: Model, device: OneProgram, artifact: Artifact, emit: Emit) -> None:
-    for setting in _settings(device):
-        engine = _engine(model, device, artifact, setting)
-        for requests in engine_part.sizes(model):
-            steps = engine_part.steady_steps(engine, model, requests)
-            emit(
-                {
-                    "part": "engine",
-                    "model": model.name,
-                    "decode_ahead": setting,
-                    "requests": requests,
-                    "context": model.context,
-                    **steps.record(),
-                }
-            )
+def _measure_engine(
+    model: Model, device: OneProgram, artifact: Artifact, setting: DecodeAhead, pages: int, emit: Emit
+) -> None:
+    gc.collect()  # the memory of what was measured before
+    engine = _engine(model, device, artifact, setting, engine_part.PROMPTS_FIRST, pages)
+    for requests in engine_part.sizes(model):
+        steps = engine_part.steady_steps(engine, model, requests)
+        emit(
+            {
+                "part": "engine",
+                "model": model.name,
+                "decode_ahead": setting,
+                "requests": requests,
+                "context": model.context,
+                **steps.record(),
+            }
+        )
 
 
 def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
@@ -146,13 +158,13 @@ def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
 
 
 def _engine(
-    model: Model, device: Device, artifact: Artifact, setting: DecodeAhead, mode: str = "default"
+    model: Model, device: Device, artifact: Artifact, setting: DecodeAhead, mode: ModeOptions, pages: int
 ) -> Engine:
     options = EngineOptions(
-        mode=MODES[mode],
+        mode=mode,
         prefix_cache="none",
         decode_ahead=setting,
-        pages=engine_part.pages(model),
+        pages=pages,
         max_running=max(engine_part.sizes(model)),
     )
     return make_engine(device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options)

@@ -69,7 +69,7 @@ def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None
         ("on", 1),
         ("on", 8),
     ]
-    assert all(each["steps"] > 30 for each in engine)
+    assert all(each["steps"] == 64 for each in engine)
     assert "## Engine, steady decode" in (tmp_path / "results.md").read_text()
     assert (tmp_path / "random-tiny.svg").exists()
 
