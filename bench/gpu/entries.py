@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, Program
 
 MIN_CALLS = 5
+MIN_QUEUES = 2  # of DEPTH calls each
 DEPTH = 20  # invocations in flight, when they are queued
 
 
@@ -92,9 +93,9 @@ def pages(all_cases: Sequence[Case]) -> int:
 
 def measure(case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float) -> dict[str, Any]:
     """Times of one invocation in ms: of the runner's `run`, of one call at a time, and of queued calls."""
-    run_ms = _median_ms(lambda: runner.run(case.batch), sample_s)
-    sync_ms = _median_ms(lambda: program.repeat().wait(), sample_s)
-    queued_ms = _median_ms(lambda: _queue(program), sample_s) / DEPTH
+    run_ms = _median_ms(lambda: runner.run(case.batch), MIN_CALLS, sample_s)
+    sync_ms = _median_ms(lambda: program.repeat().wait(), MIN_CALLS, sample_s)
+    queued_ms = _median_ms(lambda: _queue(program), MIN_QUEUES, sample_s) / DEPTH
     return {
         "entry": program.last_entry,
         "rows": case.rows,
@@ -113,11 +114,11 @@ def _queue(program: RecordedProgram) -> None:
         pending.wait()
 
 
-def _median_ms(call: Any, sample_s: float) -> float:
-    """The median of at least `MIN_CALLS` calls and `sample_s` seconds, after one unmeasured."""
+def _median_ms(call: Callable[[], object], min_calls: int, sample_s: float) -> float:
+    """The median of at least so many calls and seconds, after one unmeasured."""
     call()
     times: list[float] = []
-    while len(times) < MIN_CALLS or sum(times) < sample_s:
+    while len(times) < min_calls or sum(times) < sample_s:
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
