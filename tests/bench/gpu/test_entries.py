@@ -15,9 +15,8 @@ from shortfin_apps.llm.abi import EntryFamily
 class Program:
     """Remembers what is submitted."""
 
-    entries: dict[str, Any] = {}
-
     def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
         self.submitted: list[tuple[str, list[Any]]] = []
 
     def submit(self, entry: str, arguments: Sequence[Any]) -> Any:
