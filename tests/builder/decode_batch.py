@@ -14,7 +14,7 @@ def decode_batch(
     def of_rows(name: str) -> Tensor:
         return Tensor(f"%{name}", (rows,), "i64")
 
-    return Batch(
+    batch = Batch(
         rows=rows,
         tokens=rows,
         chunk=1,
@@ -23,8 +23,9 @@ def decode_batch(
         seq_lens=of_rows("seq_lens"),
         blocks=Tensor("%blocks", (rows, width), "i64"),
         cache=Tensor("%cache", (pages, page_elements(spec, options)), options.kv),
-        offsets=of_rows("offsets"),
-        token_rows=of_rows("token_rows"),
-        positions=of_rows("starts"),
-        rotary=Tensor("%rotary", (rows, 2, spec.head_dim // 2), "f32"),
     )
+    batch.offsets = of_rows("offsets")
+    batch.token_rows = of_rows("token_rows")
+    batch.positions = of_rows("starts")
+    batch.rotary = Tensor("%rotary", (rows, 2, spec.head_dim // 2), "f32")
+    return batch

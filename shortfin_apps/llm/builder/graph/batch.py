@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class Batch:
     """The batch of one invocation: its rows' tokens, end to end (see token_layout.py).
 
-    `cache` is replaced by every operation that writes to it: always use the latest.
+    `cache` is replaced by every operation that writes to it: always use the latest. Fields that are not
+    arguments of the invocation are computed by `Lowering.prepare`, as far as the target's kernels read them.
     """
 
     rows: Dim
@@ -22,10 +23,11 @@ class Batch:
     seq_lens: Tensor  # [rows] i64
     blocks: Tensor  # [rows, width] i64
     cache: Tensor  # [pages, page elements] kv
-    offsets: Tensor  # [rows] i64: each row's first token
-    token_rows: Tensor  # [tokens] i64
-    positions: Tensor  # [tokens] i64
-    rotary: Tensor  # [tokens, 2, head_dim / 2] f32: cosines, sines
+    given_offsets: Tensor | None = None  # [rows] i64: `offsets` where chunk is None
+    offsets: Tensor = field(init=False)  # [rows] i64: each row's first token
+    token_rows: Tensor = field(init=False)  # [tokens] i64
+    positions: Tensor = field(init=False)  # [tokens] i64
+    rotary: Tensor = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines
     # Computed by the attention kernels that need them, at the first layer, for all layers.
     tiles: Tensor | None = None
     slots: Tensor | None = None  # [tokens] i64: see cache_slots

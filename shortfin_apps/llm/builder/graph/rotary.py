@@ -45,10 +45,14 @@ class Rotary:
         tables = {"rotary.coarse": self._coarse, "rotary.fine": self._fine}
         return [f'util.global private @"{name}" = {dense(table)}' for name, table in tables.items()]
 
+    def load(self, e: Emitter) -> tuple[Tensor, Tensor]:
+        """The tables of multiples of STEP and of positions below it: [positions, 2, head_dim / 2] f32."""
+        coarse = e.load("rotary.coarse", self._coarse.shape, "f32")
+        return coarse, e.load("rotary.fine", self._fine.shape, "f32")
+
     def emit(self, e: Emitter, positions: Tensor) -> Tensor:
         """[tokens] i64 -> [tokens, 2, head_dim / 2] f32: cosines, sines."""
-        coarse = e.load("rotary.coarse", self._coarse.shape, "f32")
-        fine = e.load("rotary.fine", self._fine.shape, "f32")
+        coarse, fine = self.load(e)
         step, last = e.constant(STEP), e.constant(len(self._coarse) - 1)
         c0, c1 = e.constant(0), e.constant(1)
         coarse_type, fine_type = (tensor_type(t.shape, "f32") for t in (coarse, fine))

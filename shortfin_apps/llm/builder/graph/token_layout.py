@@ -9,6 +9,19 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.graph.rotary import Rotary
+
+
+def lay_out(e: Emitter, batch: Batch, rotary: Rotary) -> None:
+    """Computes where each row begins, and each token's row, position, cosines and sines."""
+    if batch.given_offsets is None:
+        assert batch.chunk is not None
+        batch.offsets = even_offsets(e, batch.rows, batch.chunk)
+    else:
+        batch.offsets = batch.given_offsets
+    batch.token_rows = token_rows(e, batch.offsets, batch.tokens)
+    batch.positions = token_positions(e, batch.token_rows, batch.offsets, batch.starts)
+    batch.rotary = rotary.emit(e, batch.positions)
 
 
 def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from math import prod
 from typing import Any
 
+from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
@@ -207,7 +208,7 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
     attention = kernels[Attend]
     if isinstance(fused, FusedLayers) and isinstance(attention, AmxAttention):
         fused.attention = attention
-    return Lowering(kernels, context.rendered, fused)
+    return Lowering(kernels, context.rendered, fused, lambda e, batch: lay_out(e, batch, context.rotary))
 
 
 def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate]) -> Choice:

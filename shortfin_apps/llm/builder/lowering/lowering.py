@@ -23,7 +23,9 @@ from typing import Any, Protocol
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.graph.rotary import Rotary
 from shortfin_apps.llm.builder.kernels import render
+from shortfin_apps.llm.builder.model.config import context_length
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
     Attend,
@@ -38,6 +40,8 @@ from shortfin_apps.llm.builder.model.operations import (
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+Prepare = Callable[[Emitter, Batch], None]
 
 
 class RenderedKernels:
@@ -72,6 +76,10 @@ class LoweringContext:
     target: Target
     weights: WeightTypes
     rendered: RenderedKernels = field(default_factory=RenderedKernels)
+
+    @property
+    def rotary(self) -> Rotary:
+        return Rotary(self.spec, context_length(self.spec, self.options))
 
     @property
     def render(self) -> Callable[..., str]:
@@ -120,16 +128,22 @@ class FusedKernels(Protocol):
 
 
 class Lowering:
-    """The kernels of a module, by kind of operation. `fused` are those that take runs, if there are any."""
+    """The kernels of a module, by kind of operation. `fused` are those that take runs, if there are any.
+
+    `prepare` emits what they need of a batch, once and before any operation that reads the batch; nothing
+    where callers bring batches that have it.
+    """
 
     def __init__(
         self,
         kernels: Mapping[type[Operation], Any],
         rendered: RenderedKernels,
         fused: FusedKernels | None = None,
+        prepare: Prepare = lambda e, batch: None,
     ) -> None:
         self._kernels = kernels
         self._rendered = rendered
+        self.prepare = prepare
         self._fused = fused
 
     def declarations(self) -> list[str]:

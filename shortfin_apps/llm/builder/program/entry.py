@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFamily, Layout, SamplingField
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
 from shortfin_apps.llm.builder.lowering.linalg.sampling import sample
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
@@ -136,23 +135,16 @@ def _batch(
     blocks = _import(e, "seq_block_ids", (rows, _dim(e, "seq_block_ids", 1)), "i64")
     # `consume` hands the buffer over to the function; without it every call copies the cache.
     cache = _import(e, "cache", (_dim(e, "cache", 0), elements), options.kv, "consume ")
-    total = e.times(rows, length) if offsets is None else length
-    chunk = length if offsets is None else None
-    offsets = offsets or even_offsets(e, rows, length)
-    of_token = token_rows(e, offsets, total)
     return Batch(
         rows=rows,
-        tokens=total,
-        chunk=chunk,
+        tokens=e.times(rows, length) if offsets is None else length,
+        chunk=length if offsets is None else None,
         whole_pages=entry.family is EntryFamily.PREFILL,
         starts=starts,
         seq_lens=seq_lens,
         blocks=blocks,
         cache=cache,
-        offsets=offsets,
-        token_rows=of_token,
-        positions=token_positions(e, of_token, offsets, starts),
-        rotary=cache,
+        given_offsets=offsets,
     )
 
 

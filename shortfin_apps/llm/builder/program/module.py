@@ -9,10 +9,9 @@ from __future__ import annotations
 from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.graph.rotary import Rotary
 from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.model.config import context_length, page_elements
+from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
@@ -30,9 +29,8 @@ class ModelModule:
         self._spec = spec
         self._options = options
         self._weights = WeightTypes(spec, options, target)
-        self._rotary = Rotary(spec, context_length(spec, options))
         self._operations = [*operations(spec), TopK("logits", "values", "indices")]
-        context = LoweringContext(spec, options, target, self._weights)
+        self._context = context = LoweringContext(spec, options, target, self._weights)
         self.choices = choose(context)
         self._lowering = make_lowering(context, self.choices)
 
@@ -41,14 +39,14 @@ class ModelModule:
         functions = [self._function(entry) for entry in entries_of(self._options)]
         declarations = [
             *self._weights.declarations(),
-            *self._rotary.declarations(),
+            *self._context.rotary.declarations(),
             *self._lowering.declarations(),
         ]
         return "\n".join(["module @module {", *declarations, *functions, "}\n"])
 
     def _function(self, entry: Entry) -> str:
         def body(e: Emitter, tokens: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            batch.rotary = self._rotary.emit(e, batch.positions)
+            self._lowering.prepare(e, batch)
             values = Values({"tokens": tokens}, batch)
             self._lowering.lower(e, self._operations, values, RESULTS)
             return values["values"], values["indices"], values["logits"]

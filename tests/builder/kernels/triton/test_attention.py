@@ -90,19 +90,16 @@ def check(
     }
 
     def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
-        names = ("starts", "seq_lens", "blocks", "cache", "offsets")
+        names = ("starts", "seq_lens", "blocks", "cache")
         (tokens, _), (num_rows, _) = tensors["q"].shape, tensors["blocks"].shape
-        unused = tensors["starts"]
         batch = Batch(
             rows=num_rows,
             tokens=tokens,
             chunk=1 if is_decode else None,
             whole_pages=False,
             **{name: tensors[name] for name in names},
-            token_rows=unused,
-            positions=unused,
-            rotary=unused,
         )
+        batch.offsets = tensors["offsets"]
         attention = TritonAttention(context, Launcher(context.target, context.rendered))
         first = attention.attend(e, tensors["q"], LAYER, batch)
         # Once more, as the next layer finds what the first one left.

@@ -167,11 +167,9 @@ def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, l
             tokens=count,
             chunk=1,
             whole_pages=False,
-            **{name: given[name] for name in ("starts", "seq_lens", "blocks", "cache", "rotary", "slots")},
-            offsets=given["starts"],
-            token_rows=given["starts"],
-            positions=given["starts"],
+            **{name: given[name] for name in ("starts", "seq_lens", "blocks", "cache", "slots")},
         )
+        batch.rotary, batch.offsets = given["rotary"], given["starts"]
         values = Values({"x": given["x"]}, batch)
         lower(e, layers(context, given), run, values)
         return [values["out"], batch.cache]

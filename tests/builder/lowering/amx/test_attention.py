@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.rotary import Rotary, rotary_frequencies
-from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_positions, token_rows
+from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.model.config import page_elements
@@ -106,30 +106,22 @@ def entry(
     rows: Dim = decodes or dim("starts", 0)
     width, pages = dim("blocks", 1), dim("cache", 0)
     starts, seq_lens = (Tensor(f"%{argument}", (rows,), "i64") for argument in ("starts", "seq_lens"))
-    offsets = (
-        Tensor("%offsets", (rows,), "i64")
-        if name == "extend"
-        else even_offsets(e, rows, 1 if decodes else tokens)
-    )
-    of_token = token_rows(e, offsets, tokens)
+    is_packed = name == "extend"
     bits = Tensor("%cache", (pages, elements), "i16")
     cache = Tensor(e.fresh(), bits.shape, "bf16")
     e.line(f"{cache.name} = flow.tensor.bitcast %cache : {bits.sized_type} -> {cache.sized_type}")
-    positions = token_positions(e, of_token, offsets, starts)
     batch = Batch(
         rows=rows,
         tokens=tokens,
-        chunk=1 if decodes else None,
+        chunk=1 if decodes else None if is_packed else tokens,
         whole_pages=name == "prefill",
         starts=starts,
         seq_lens=seq_lens,
         blocks=Tensor("%blocks", (rows, width), "i64"),
         cache=cache,
-        offsets=offsets,
-        token_rows=of_token,
-        positions=positions,
-        rotary=Rotary(spec, 512).emit(e, positions),
+        given_offsets=Tensor("%offsets", (rows,), "i64") if is_packed else None,
     )
+    lay_out(e, batch, Rotary(spec, 512))
 
     def render_once(template: str, kernel: str, **parameters: Any) -> str:
         kernels[kernel] = render(template, kernel, **parameters)
