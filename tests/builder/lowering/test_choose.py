@@ -78,7 +78,7 @@ def test_a_decode_attends_within_the_fused_layer() -> None:
 def test_a_gpu_takes_triton_and_linalg_what_is_left() -> None:
     choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
     linalg = {kind.__name__ for kind, choice in choices.items() if choice.candidate.name == "linalg"}
-    assert linalg == {"AddBias", "LastTokens"}
+    assert linalg == {"AddBias"}
     assert choices[TopK].candidate.name == "triton/top_k"
     assert choices[Linear].candidate.name == "triton/layers"
     assert "; not cpu/rms_norm, which needs a CPU" in str(choices[Norm])

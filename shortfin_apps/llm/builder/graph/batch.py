@@ -28,12 +28,17 @@ class Batch:
     token_rows: Tensor = field(init=False)  # [tokens] i64
     positions: Tensor = field(init=False)  # [tokens] i64
     rotary: Tensor = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines
-    # Computed by the attention kernels that need them, at the first layer, for all layers.
+    # Computed for kernels that need them, at the latest at the first layer, for all layers.
     tiles: Tensor | None = None
     slots: Tensor | None = None  # [tokens] i64: see cache_slots
-    counters: Tensor | None = None  # [tokens, kv_heads] i32: zero between two dispatches
+    counters: Tensor | None = None  # [rows, kv_heads] i32: zero between two dispatches
     token_slots: Tensor | None = None
     mask: Tensor | None = None
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row is one token."""
+        return self.chunk == 1
 
     @property
     def width(self) -> Dim:

@@ -92,6 +92,11 @@ class Emitter:
             return -(-a // b)
         return self.value(f"arith.ceildivui {a}, {self.constant(b)} : index")
 
+    def at_most(self, a: Dim, b: int) -> Dim:
+        if isinstance(a, int):
+            return min(a, b)
+        return self.value(f"arith.minui {a}, {self.constant(b)} : index")
+
     def load(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
         """The value of a global; read once per function."""
         if name not in self._loads:

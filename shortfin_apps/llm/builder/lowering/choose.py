@@ -5,7 +5,7 @@ To hook in a kernel, give a class the methods that lowering.py names and add a C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import prod
@@ -20,7 +20,7 @@ from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
-from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext
+from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, Prepare
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
@@ -158,7 +158,9 @@ AMX_ATTENTION = Candidate(
     lambda c: AmxAttention(c.spec, c.options, c.render),
 )
 
-TRITON = Candidate("triton/layers", (Embed, Norm, Linear, GatedLinear, Attend), _triton, _make_triton_layers)
+TRITON = Candidate(
+    "triton/layers", (Embed, Norm, Linear, GatedLinear, Attend, LastTokens), _triton, _make_triton_layers
+)
 
 # In order of preference: each kind takes the first candidate whose needs are met.
 CANDIDATES = (
@@ -208,7 +210,15 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
     attention = kernels[Attend]
     if isinstance(fused, FusedLayers) and isinstance(attention, AmxAttention):
         fused.attention = attention
-    return Lowering(kernels, context.rendered, fused, lambda e, batch: lay_out(e, batch, context.rotary))
+    return Lowering(kernels, context.rendered, fused, _preparation(context, made))
+
+
+def _preparation(context: LoweringContext, made: Mapping[str, Any]) -> Prepare:
+    if TRITON.name in made:
+        prepare: Prepare = made[TRITON.name].prepare
+        return prepare
+    rotary = context.rotary
+    return lambda e, batch: lay_out(e, batch, rotary)
 
 
 def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate]) -> Choice:

@@ -100,6 +100,7 @@ def check(
             **{name: tensors[name] for name in names},
         )
         batch.offsets = tensors["offsets"]
+        batch.counters = e.fill("0", (num_rows, spec.num_key_value_heads), "i32")
         attention = TritonAttention(context, Launcher(context.target, context.rendered))
         first = attention.attend(e, tensors["q"], LAYER, batch)
         # Once more, as the next layer finds what the first one left.

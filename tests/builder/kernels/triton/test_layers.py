@@ -169,7 +169,8 @@ def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, l
             whole_pages=False,
             **{name: given[name] for name in ("starts", "seq_lens", "blocks", "cache", "slots")},
         )
-        batch.rotary, batch.offsets = given["rotary"], given["starts"]
+        batch.rotary = given["rotary"]
+        batch.counters = e.fill("0", (count, spec.num_key_value_heads), "i32")
         values = Values({"x": given["x"]}, batch)
         lower(e, layers(context, given), run, values)
         return [values["out"], batch.cache]

@@ -1,38 +1,96 @@
 """Attention over the pages of a KV cache, for tokens packed end to end.
 
-A workgroup takes a tile of up to TOKENS tokens of one row with all query heads of one K/V head, and passes
-over the row's slots from the first on, COLUMNS at a time, with a running softmax (as in FlashAttention). In a
-decode, workgroups take SPLIT slots each, and the last to finish combines what all of them found (as in
-Flash-Decoding). What is combined, and in which order, depends on a row's length alone.
+`attend` gives a workgroup a tile of up to TOKENS tokens of one row with all query heads of one K/V head, and
+passes over the row's slots from the first on, COLUMNS at a time, with a running softmax (as in
+FlashAttention). `attend_singles` takes rows of one token, as in decodes: workgroups share a row's slots, and
+the last to finish combines what all of them found (as in Flash-Decoding). What is combined, and in which
+order, depends on a row's length alone.
+
+Both read q [tokens, HEADS * HEAD_DIM] and write softmax(q K / sqrt(HEAD_DIM)) V of that shape to `out`;
+padding gets zeros. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64 are the
+batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
+elements. A tile has QUERIES queries, each a head of a token. BLOCK_DIM is HEAD_DIM rounded up to a power of
+two.
 """
 
 import triton
 import triton.language as tl
+
+from shortfin_apps.llm.builder.kernels.triton.tokens import row_at
 
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def row_of_tile(offsets, rows, tile, TOKENS: tl.constexpr):
-    """The last row whose first tile is at or before `tile`.
+def attend(
+    q,
+    cache,
+    offsets,
+    starts,
+    seq_lens,
+    blocks,
+    out,
+    tokens,
+    rows,
+    width,
+    layer,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LEAVES_SINGLES: tl.constexpr,
+):
+    """Attention of tiles of TOKENS tokens; LEAVES_SINGLES leaves the token of a row that has one to
+    `attend_singles`.
 
     Row r has tiles from offsets[r] // TOKENS + r on: as many as it needs, and none that is another's.
     """
-    low = 0
-    high = rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        first = tl.load(offsets + middle).to(tl.int32) // TOKENS + middle
-        if first <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
+    SHARING: tl.constexpr = HEADS // KV_HEADS
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = row_at(offsets, rows, tile, TOKENS, 1)
+    offset, end = span_of(offsets, rows, row, tokens)
+    begin = offset + (tile - offset // TOKENS - row) * TOKENS
+    end = tl.minimum(end, begin + TOKENS)
+    start = tl.load(starts + row).to(tl.int32)
+    seq_len = tl.load(seq_lens + row).to(tl.int32)
+    if LEAVES_SINGLES:
+        # Padding may follow the token.
+        begin += ((seq_len - start == 1) & (begin == offset)).to(tl.int32)
+    if begin < end:
+        query = tl.arange(0, QUERIES)
+        token = begin + query // SHARING
+        is_query = token < end
+        position = start + token - offset
+        # Slots that a query sees: none if it is padding.
+        seen = tl.where(is_query & (position < seq_len), position + 1, 0)
+        at = token.to(tl.int64) * HEADS + kv_head * SHARING + query % SHARING
+        _, total, sums = attend_slots(
+            load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
+            seen,
+            0,
+            tl.max(seen, axis=0),
+            cache,
+            blocks + row.to(tl.int64) * width,
+            layer,
+            kv_head,
+            KV_HEADS,
+            HEAD_DIM,
+            STRIDE,
+            PAGE_ROWS,
+            COLUMNS,
+        )
+        store_heads(out, at, is_query, total, sums, HEAD_DIM)
 
 
 @triton.jit
-def attend(
+def attend_singles(
     q,
     cache,
     offsets,
@@ -54,110 +112,176 @@ def attend(
     BLOCK_DIM: tl.constexpr,
     STRIDE: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
 ):
-    """out [tokens, HEADS * HEAD_DIM] of q, of that shape: softmax(q K / sqrt(HEAD_DIM)) V.
+    """Attention of rows of a single token, and of no others. Without `offsets` all rows have one.
 
-    `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64 are the batch's (see abi.py);
-    the cache is rows as in qkv.py, PAGE_ROWS to a page. Padding gets zeros. BLOCK_DIM is HEAD_DIM and QUERIES
-    TOKENS times a K/V head's query heads, rounded up to powers of two.
-
-    With SPLIT (else 0) every row is one token, and `splits` workgroups share its slots. They leave what they
-    found in `parts` [tokens, HEADS, splits, HEAD_DIM] f32 and `states` [tokens, HEADS, splits, 2] f32 (see
-    `combine`), and count themselves in `counters` [tokens, KV_HEADS] i32, which is zero before and after.
+    Up to `splits` workgroups share a row's slots: each takes SPLIT of them, or the least multiple for which
+    MOST_SPLITS suffice. They leave what they found in `parts` [rows, HEADS, splits, HEAD_DIM] f32 and
+    `states` [rows, HEADS, splits, 2] f32 (see `combine`), and count themselves in `counters`
+    [rows, KV_HEADS] i32, which is zero before and after.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
-    ROW: tl.constexpr = KV_HEADS * HEAD_DIM
-    tile = tl.program_id(0)
+    row = tl.program_id(0)
     kv_head = tl.program_id(1)
-    if SPLIT > 0:
-        row = tile
-        offset = tile
-        begin = tile
-        end = tile + 1
-    else:
-        row = row_of_tile(offsets, rows, tile, TOKENS)
-        offset = tl.load(offsets + row).to(tl.int32)
-        begin = offset + (tile - offset // TOKENS - row) * TOKENS
-        end = tokens
-        if row + 1 < rows:
-            end = tl.load(offsets + row + 1).to(tl.int32)
+    share = tl.program_id(2)
     start = tl.load(starts + row).to(tl.int32)
     seq_len = tl.load(seq_lens + row).to(tl.int32)
-    query = tl.arange(0, QUERIES)
-    token = begin + query // SHARING
-    head = kv_head * SHARING + query % SHARING
-    is_query = (query < TOKENS * SHARING) & (token < end)
-    position = start + token - offset
-    # Slots that a query sees: none if it is padding.
-    seen = tl.where(is_query & (position < seq_len), position + 1, 0)
-    last = tl.max(seen, axis=0)
-    first = 0
-    shares = 1
-    if SPLIT > 0:
-        shares = tl.maximum(tl.cdiv(last, SPLIT), 1)
-        first = tl.program_id(2) * SPLIT
-        last = tl.minimum(last, first + SPLIT)
-    if (begin < end) & ((first < last) | (first == 0)):
-        dim = tl.arange(0, BLOCK_DIM)
-        is_dim = dim < HEAD_DIM
-        result = token.to(tl.int64) * HEADS + head
-        written = is_query[:, None] & is_dim[None, :]
-        queries = tl.load(q + result[:, None] * HEAD_DIM + dim[None, :], mask=written, other=0.0)
-        table = blocks + tl.cast(row, tl.int64) * width
-        peak = tl.full((QUERIES,), LOWEST, tl.float32)
-        total = tl.zeros((QUERIES,), tl.float32)
-        sums = tl.zeros((QUERIES, BLOCK_DIM), tl.float32)
-        for at in range(first, last, COLUMNS):
-            slot = at + tl.arange(0, COLUMNS)
-            exists = slot < last
-            page = tl.load(table + slot // STRIDE, mask=exists, other=0)
-            cache_row = page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
-            keys_at = cache + (cache_row * ROW + kv_head * HEAD_DIM)[:, None] + dim[None, :]
-            kept = exists[:, None] & is_dim[None, :]
-            keys = tl.load(keys_at, mask=kept, other=0.0)
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            scores *= LOG2_E * HEAD_DIM**-0.5
-            visible = slot[None, :] < seen[:, None]
-            scores = tl.where(visible, scores, LOWEST)
-            new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-            powers = tl.where(visible, tl.exp2(scores - new_peak[:, None]), 0.0)
-            decay = tl.exp2(peak - new_peak)
-            total = total * decay + tl.sum(powers, axis=1)
-            values = tl.load(keys_at + STRIDE * ROW, mask=kept, other=0.0)
-            sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
-            peak = new_peak
-
-        is_done = True
-        if SPLIT > 0:
-            if shares > 1:
-                part = result * splits + tl.program_id(2)
-                tl.store(states + part * 2, peak, mask=is_query)
-                tl.store(states + part * 2 + 1, total, mask=is_query)
-                tl.store(parts + part[:, None] * HEAD_DIM + dim[None, :], sums, mask=written)
-                tl.debug_barrier()  # before the count says that all of it is there
-                counter = counters + row * KV_HEADS + kv_head
-                is_done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == shares - 1
-                if is_done:
-                    tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
-                    total, sums = combine(
-                        parts, states, result * splits, shares, is_query, written, HEAD_DIM, BLOCK_DIM
-                    )
-        if is_done:
-            sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-            out_at = out + result[:, None] * HEAD_DIM + dim[None, :]
-            tl.store(out_at, sums.to(out.dtype.element_ty), mask=written)
+    if offsets is None:
+        token = row
+        is_single = row < rows
+    else:
+        token, end = span_of(offsets, rows, row, tokens)
+        is_single = (token < end) & (seq_len - start == 1)
+    last = tl.where(start < seq_len, start + 1, 0)
+    slots = SPLIT * tl.maximum(tl.cdiv(last, SPLIT * MOST_SPLITS), 1)
+    shares = tl.maximum(tl.cdiv(last, slots), 1)
+    if is_single & (share < shares):
+        query = tl.arange(0, QUERIES)
+        is_query = query < SHARING
+        head = kv_head * SHARING + query
+        at = token.to(tl.int64) * HEADS + head
+        peak, total, sums = attend_slots(
+            load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
+            tl.where(is_query, last, 0),
+            share * slots,
+            tl.minimum(last, (share + 1) * slots),
+            cache,
+            blocks + row.to(tl.int64) * width,
+            layer,
+            kv_head,
+            KV_HEADS,
+            HEAD_DIM,
+            STRIDE,
+            PAGE_ROWS,
+            COLUMNS,
+        )
+        is_last = True
+        if shares > 1:
+            first = (row.to(tl.int64) * HEADS + head) * splits
+            store_part(parts, states, first + share, is_query, peak, total, sums, HEAD_DIM)
+            is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
+            if is_last:
+                total, sums = combine(parts, states, first, shares, is_query, HEAD_DIM, BLOCK_DIM)
+        if is_last:
+            store_heads(out, at, is_query, total, sums, HEAD_DIM)
 
 
 @triton.jit
-def combine(parts, states, first, shares, is_query, written, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+def span_of(offsets, rows, row, tokens):
+    """The first token of a row, and the first behind it."""
+    end = tl.load(offsets + row + 1, mask=row + 1 < rows, other=tokens)
+    return tl.load(offsets + row).to(tl.int32), end.to(tl.int32)
+
+
+@triton.jit
+def load_heads(x, at, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """[QUERIES, BLOCK_DIM]: the heads `at` [QUERIES] of x [.., HEAD_DIM], zeros where there is no query."""
+    dim = tl.arange(0, BLOCK_DIM)
+    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
+    return tl.load(x + at[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_heads(out, at, is_query, total, sums, HEAD_DIM: tl.constexpr):
+    """The weighed values to the heads `at`: zeros where nothing was seen."""
+    dim = tl.arange(0, sums.shape[1])
+    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
+    values = sums / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + at[:, None] * HEAD_DIM + dim[None, :], values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def attend_slots(
+    queries,
+    seen,
+    first,
+    last,
+    cache,
+    table,
+    layer,
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Attention of queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1 of those that each has `seen`.
+
+    `table` is the row's pages. Returns the state of a softmax to base 2, in f32: the peak of the weights
+    [QUERIES], the sum of their powers [QUERIES], and the values weighed with these [QUERIES, BLOCK_DIM];
+    powers are relative to the peak.
+    """
+    ROW: tl.constexpr = KV_HEADS * HEAD_DIM
+    dim = tl.arange(0, queries.shape[1])
+    peak = tl.full(seen.shape, LOWEST, tl.float32)
+    total = tl.zeros(seen.shape, tl.float32)
+    sums = tl.zeros(queries.shape, tl.float32)
+    for at in range(first, last, COLUMNS):
+        slot = at + tl.arange(0, COLUMNS)
+        exists = slot < last
+        row = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
+        keys_at = cache + (row * ROW + kv_head * HEAD_DIM)[:, None] + dim[None, :]
+        kept = exists[:, None] & (dim < HEAD_DIM)[None, :]
+        keys = tl.load(keys_at, mask=kept, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * (LOG2_E * HEAD_DIM**-0.5)
+        powers, decay, peak, total = soften(scores, slot[None, :] < seen[:, None], peak, total)
+        values = tl.load(keys_at + STRIDE * ROW, mask=kept, other=0.0)
+        sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+    return peak, total, sums
+
+
+@triton.jit
+def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr):
+    """[COLUMNS] i64: the cache's rows with the keys of a row's slots; values lie STRIDE rows behind."""
+    page = tl.load(table + slot // STRIDE, mask=exists, other=0)
+    return page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
+
+
+@triton.jit
+def soften(scores, visible, peak, total):
+    """One step of a running softmax: `scores` [QUERIES, COLUMNS] join what `peak` and `total` stand for.
+
+    Returns their powers of two, the factor of all before them, and the new peak and total.
+    """
+    scores = tl.where(visible, scores, LOWEST)
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    powers = tl.where(visible, tl.exp2(scores - new_peak[:, None]), 0.0)
+    decay = tl.exp2(peak - new_peak)
+    return powers, decay, new_peak, total * decay + tl.sum(powers, axis=1)
+
+
+@triton.jit
+def store_part(parts, states, part, is_query, peak, total, sums, HEAD_DIM: tl.constexpr):
+    """What a workgroup found, for the one that combines: to `part` [QUERIES]."""
+    tl.store(states + part * 2, peak, mask=is_query)
+    tl.store(states + part * 2 + 1, total, mask=is_query)
+    dim = tl.arange(0, sums.shape[1])
+    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(parts + part[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
+
+
+@triton.jit
+def is_last_of(shares, counter):
+    """Whether this workgroup is the last of `shares` to come here, which sees what the others stored."""
+    tl.debug_barrier()  # before the count says that all of it is there
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == shares - 1
+    if is_last:
+        tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
+    return is_last
+
+
+@triton.jit
+def combine(parts, states, first, shares, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
     """The sums of `shares` parts from `first` [QUERIES] on, in their order: the total of all weights' powers
     of two, and of the values that they weigh. A part's state is the peak of its weights, and their total.
     """
     dim = tl.arange(0, BLOCK_DIM)
+    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     peak = tl.full(first.shape, LOWEST, tl.float32)
     total = tl.zeros(first.shape, tl.float32)
     sums = tl.zeros((first.shape[0], BLOCK_DIM), tl.float32)
@@ -166,7 +290,7 @@ def combine(parts, states, first, shares, is_query, written, HEAD_DIM: tl.conste
         part_peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
         part_total = tl.load(states + part * 2 + 1, mask=is_query, other=0.0, cache_modifier=".cg")
         at = parts + part[:, None] * HEAD_DIM + dim[None, :]
-        values = tl.load(at, mask=written, other=0.0, cache_modifier=".cg")
+        values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
         new_peak = tl.maximum(peak, part_peak)
         decay = tl.exp2(peak - new_peak)
         weight = tl.exp2(part_peak - new_peak)

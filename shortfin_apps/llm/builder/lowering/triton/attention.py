@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.graph.token_layout import cache_slots
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Grid, Kernel, Tiles
-from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
-from shortfin_apps.llm.builder.kernels.triton.attention import attend
+from shortfin_apps.llm.builder.kernels.triton.attention import attend, attend_singles
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import (
+    MOST_SPLITS,
     SPLIT,
     AttentionTile,
     fitted,
@@ -89,7 +91,7 @@ class TritonAttention:
             "w": self._weights.load_one(e, weight),
             "bias": None if bias is None else self._weights.load_one(e, bias),
             "rotary": batch.rotary,
-            "slots": self._slots(e, batch),
+            "slots": batch.slots,
             "cache": batch.cache,
         }
         made = self._launcher.launch(e, kernel, operands)
@@ -97,76 +99,100 @@ class TritonAttention:
         return made["q"]
 
     def attend(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        """q as of `project` -> [tokens, heads * head_dim] in the type that matmuls read."""
-        is_decode = batch.chunk == 1
+        """q as of `project` -> [tokens, heads * head_dim] in the type that matmuls read.
+
+        In a decode all rows are single tokens; among packed rows some may be.
+        """
         operands: dict[str, Dim | Tensor | None] = {
             "tokens": batch.tokens,
             "rows": batch.rows,
             "width": batch.width,
             "layer": layer,
-            "splits": e.ceil_divide(e.times(batch.width, self._stride), SPLIT),
             "q": q,
             "cache": batch.cache,
-            "offsets": batch.offsets,
             "starts": batch.starts,
             "seq_lens": batch.seq_lens,
             "blocks": batch.blocks,
         }
-        if is_decode:
-            operands["counters"] = self._counters(e, batch)
-        else:
-            operands |= {"counters": None, "parts": None, "states": None}
-        kernel = self._decode_kernel() if is_decode else self._kernel()
-        made = self._launcher.launch(e, kernel, operands)
-        batch.counters = made.get("counters")
+        if batch.is_decode:
+            return self._attend_singles(e, operands | {"offsets": None}, batch)
+        operands["offsets"] = batch.offsets
+        is_packed = batch.chunk is None
+        operands["out"] = out = self._launcher.launch(e, self._kernel(is_packed), operands)["out"]
+        return self._attend_singles(e, operands, batch) if is_packed else out
+
+    def _attend_singles(
+        self, e: Emitter, operands: Mapping[str, Dim | Tensor | None], batch: Batch
+    ) -> Tensor:
+        splits = e.at_most(e.ceil_divide(e.times(batch.width, self._stride), SPLIT), MOST_SPLITS)
+        given = {**operands, "splits": splits, "counters": batch.counters}
+        made = self._launcher.launch(e, self._singles_kernel(), given)
+        batch.counters = made["counters"]
         return made["out"]
 
-    def _kernel(self) -> Kernel:
+    def _kernel(self, leaves_singles: bool) -> Kernel:
         """Attention of tiles of tokens."""
         tile = fitted(self._tiles.attention, self._sharing, self._head_bytes)
         tokens = tile.queries // self._sharing
-        grid: Grid = [Tiles("tokens", tokens, more="rows"), self._spec.num_key_value_heads]
-        return self._attend("attend", tile, tokens, 0, grid)
+        return Kernel(
+            name="attend_several" if leaves_singles else "attend",
+            function=attend,
+            interface=Interface(
+                constants=("tokens", "rows", "width", "layer"), reads=self._reads, writes={"out": self._out}
+            ),
+            constexprs={
+                **self._constexprs(tile),
+                "TOKENS": tokens,
+                "LEAVES_SINGLES": leaves_singles,
+            },
+            grid=[Tiles("tokens", tokens, more="rows"), self._spec.num_key_value_heads],
+            tuning=tile.tuning,
+        )
 
-    def _decode_kernel(self) -> Kernel:
-        """Attention of one token a row, split over the row's slots."""
+    def _singles_kernel(self) -> Kernel:
+        """Attention of rows of one token, split over the row's slots."""
         tile = fitted(self._tiles.decode_attention, self._sharing, self._head_bytes)
-        grid: Grid = [Tiles("tokens"), self._spec.num_key_value_heads, Tiles("splits")]
-        return self._attend("attend_decode", tile, 1, SPLIT, grid)
-
-    def _attend(self, name: str, tile: AttentionTile, tokens: int, split: int, grid: Grid) -> Kernel:
         spec = self._spec
         heads = (spec.num_attention_heads, "splits")
         return Kernel(
-            name=name,
-            function=attend,
+            name="attend_singles",
+            function=attend_singles,
             interface=Interface(
                 constants=("tokens", "rows", "width", "layer", "splits"),
-                reads={
-                    "q": buffer(self._kv, "tokens", self._q_features),
-                    "cache": buffer(self._kv, "pages", self._page_elements),
-                    **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
-                    "blocks": buffer("i64", "rows", "width"),
-                },
+                reads=self._reads,
                 writes={
-                    "counters": buffer("i32", "tokens", spec.num_key_value_heads),
-                    "out": buffer(self._act, "tokens", self._q_features),
-                    "parts": buffer("f32", "tokens", *heads, spec.head_dim),
-                    "states": buffer("f32", "tokens", *heads, 2),
+                    "counters": buffer("i32", "rows", spec.num_key_value_heads),
+                    "out": self._out,
+                    "parts": buffer("f32", "rows", *heads, spec.head_dim),
+                    "states": buffer("f32", "rows", *heads, 2),
                 },
             ),
-            constexprs={
-                **self._heads,
-                "BLOCK_DIM": max(16, power_of_two(spec.head_dim)),
-                "PAGE_ROWS": self._page_rows,
-                "TOKENS": tokens,
-                "QUERIES": tile.queries,
-                "COLUMNS": tile.columns,
-                "SPLIT": split,
-            },
-            grid=grid,
+            constexprs={**self._constexprs(tile), "SPLIT": SPLIT, "MOST_SPLITS": MOST_SPLITS},
+            grid=[Tiles("rows"), spec.num_key_value_heads, Tiles("splits")],
             tuning=tile.tuning,
         )
+
+    @property
+    def _reads(self) -> dict[str, Buffer]:
+        return {
+            "q": buffer(self._kv, "tokens", self._q_features),
+            "cache": buffer(self._kv, "pages", self._page_elements),
+            **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
+            "blocks": buffer("i64", "rows", "width"),
+        }
+
+    @property
+    def _out(self) -> Buffer:
+        return buffer(self._act, "tokens", self._q_features)
+
+    def _constexprs(self, tile: AttentionTile) -> dict[str, int]:
+        return {
+            **self._heads,
+            "BLOCK_DIM": max(16, power_of_two(self._spec.head_dim)),
+            "PAGE_ROWS": self._page_rows,
+            "QUERIES": tile.queries,
+            "COLUMNS": tile.columns,
+        }
 
     @property
     def _heads(self) -> dict[str, int]:
@@ -177,13 +203,3 @@ class TritonAttention:
             "HEAD_DIM": spec.head_dim,
             "STRIDE": self._stride,
         }
-
-    def _slots(self, e: Emitter, batch: Batch) -> Tensor:
-        if batch.slots is None:
-            batch.slots = cache_slots(e, batch, self._stride, self._page_rows)
-        return batch.slots
-
-    def _counters(self, e: Emitter, batch: Batch) -> Tensor:
-        if batch.counters is None:
-            batch.counters = e.fill("0", (batch.tokens, self._spec.num_key_value_heads), "i32")
-        return batch.counters

@@ -1,4 +1,4 @@
-"""Embedding, norms, matmuls and attention of a model by Triton kernels: five launches a layer.
+"""All between a model's token ids and its logits by Triton kernels: five launches a layer.
 
 They are: q, k and v with their rotation and the write to the cache; attention; its output's projection with
 the residual; the gated pair; and the projection down with the residual. A norm is deferred to the matmul that
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
@@ -20,10 +22,12 @@ from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two, tiles_of
+from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
     Attend,
     Embed,
+    LastTokens,
     Linear,
     Norm,
     Operation,
@@ -43,7 +47,7 @@ class Activations:
 
 
 class TritonLayers:
-    """Implements FusedKernels, and has the kernels of Embed, Norm, Linear and GatedLinear."""
+    """Implements FusedKernels, and has the kernels of Embed, Norm, Linear, GatedLinear and LastTokens."""
 
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
@@ -51,6 +55,7 @@ class TritonLayers:
         self._tiles = tiles_of(context.target)
         self._weights = context.weights
         self._launcher = Launcher(context.target, context.rendered)
+        self._tokens = TritonTokens(context, self._launcher)
         self._attention = TritonAttention(context, self._launcher)
         # f16 may overflow where x is scaled before its norm is taken.
         self._defers_norms = self._act != "f16"
@@ -62,7 +67,11 @@ class TritonLayers:
             case [Linear(residual=None), AddBias(), Attend(), *_]:
                 return 3
             case [Embed() | Linear(), Norm(), *_] if self._defers_norms:
-                return 2 if operations[1].x == operations[0].out else 0
+                return 2 if _is_chain(operations[:2]) else 0
+            case [LastTokens(), Norm(), *_] if self._defers_norms and not values.batch.is_decode:
+                return 2 if _is_chain(operations[:2]) else 0
+            case [Linear(), LastTokens(), Norm(), *_] if self._defers_norms and values.batch.is_decode:
+                return 3 if _is_chain(operations[:3]) else 0
         return 0
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
@@ -70,10 +79,14 @@ class TritonLayers:
             case [Embed() as first, Norm() as norm]:
                 x, deferred = self._embed(e, values[first.x], first.weight, norm.weight)
                 values[first.out], values[norm.out] = x, deferred
-            case [Linear() as first, Norm() as norm]:
+            case [LastTokens() as last, Norm() as norm]:
+                x, deferred = self._last_tokens(e, values[last.x], values.batch, norm.weight)
+                values[last.out], values[norm.out] = x, deferred
+            case [Linear() as first, *last, Norm() as norm]:
                 residual = values[first.residual] if first.residual else None
                 x, deferred = self._linear(e, values.operand(first.x), first.weight, residual, norm.weight)
-                values[first.out], values[norm.out] = x, deferred
+                for each in (first, *last, norm):
+                    values[each.out] = deferred if each is norm else x
             case [Linear() as projection, *biases, Attend() as attention]:
                 bias = next((each.weight for each in biases if isinstance(each, AddBias)), None)
                 given = _activations(values.operand(projection.x))
@@ -81,6 +94,13 @@ class TritonLayers:
                     e, given.x, given.squares, projection.weight, bias, attention.layer, values.batch
                 )
                 values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
+
+    def prepare(self, e: Emitter, batch: Batch) -> None:
+        """Computes what the layers need of the batch's tokens."""
+        self._tokens.prepare(e, batch)
+
+    def last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
+        return x if batch.is_decode else self._last_tokens(e, x, batch, None)[0]
 
     def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
         return self._embed(e, tokens, weight, None)[0]
@@ -206,6 +226,13 @@ class TritonLayers:
         made = self._launcher.launch(e, kernel, operands)
         return made["x"], _prepared(made)
 
+    def _last_tokens(
+        self, e: Emitter, x: Tensor, batch: Batch, norm: str | None
+    ) -> tuple[Tensor, Activations | None]:
+        deferred = self._deferred(self._spec.hidden_size)
+        made = self._tokens.last_tokens(e, x, batch, self._norm(e, norm), deferred)
+        return made["y"], _prepared(made)
+
     def _norm(self, e: Emitter, weight: str | None) -> dict[str, Tensor | None]:
         """The operands that make a kernel prepare for a norm; without one, that its results are absent."""
         if weight is None:
@@ -232,6 +259,11 @@ class TritonLayers:
             "GROUP": GROUP,
             **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
         }
+
+
+def _is_chain(run: Sequence[Operation]) -> bool:
+    """Whether each operation reads what the one before it writes."""
+    return all(second.x == first.out for first, second in pairwise(run))
 
 
 def _activations(x: Tensor | Activations) -> Activations:

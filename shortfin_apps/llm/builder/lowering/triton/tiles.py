@@ -9,7 +9,8 @@ from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.target import Target
 
-SPLIT = 256  # slots that a workgroup takes of a decode's attention
+SPLIT = 256  # slots that a workgroup takes of a single token's attention
+MOST_SPLITS = 64  # workgroups that share such slots; above, each takes a multiple of SPLIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,127 @@
+"""The tokens of a batch: what all layers need of them, computed once, and each row's last one."""
+
+import triton
+import triton.language as tl
+
+from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
+
+
+@triton.jit
+def row_at(offsets, rows, place, SIZE: tl.constexpr, APART: tl.constexpr):
+    """The last row r with offsets[r] // SIZE + r * APART <= place, of ascending offsets [rows] i64.
+
+    All are compared at once: a search by halves would wait for memory as often as it halves.
+    """
+    BLOCK: tl.constexpr = 64
+    found = 0
+    for first in range(1, rows, BLOCK):
+        row = first + tl.arange(0, BLOCK)
+        inside = row < rows
+        offset = tl.load(offsets + row, mask=inside, other=0).to(tl.int32)
+        begun = inside & (offset // SIZE + row * APART <= place)
+        found += tl.sum(begun.to(tl.int32), axis=0)
+    return found
+
+
+@triton.jit
+def prepare(
+    given_offsets,
+    starts,
+    seq_lens,
+    blocks,
+    coarse,
+    fine,
+    offsets,
+    slots,
+    rotary,
+    counters,
+    chunk,
+    rows,
+    width,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    STEP: tl.constexpr,
+    STEPS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+):
+    """What the layers need of each token: its row of the cache, and its cosines and sines.
+
+    A workgroup takes one token. Rows have `chunk` tokens each, or begin at `given_offsets` [rows] i64 unless
+    that is None. `starts`, `seq_lens` [rows] i64 and `blocks` [rows, width] i64 are the batch's (see abi.py).
+    `coarse` [STEPS, 2, HALF] and `fine` [STEP, 2, HALF] f32 are the tables of graph/rotary.py.
+
+    `slots` [tokens] i64 gets the row that a token's key in layer 0 goes to, as `cache_slots` of
+    graph/token_layout.py has it; `rotary` [tokens, 2, HALF] f32 the cosines and sines. Of the others, those
+    that are not None: `offsets` [rows] i64 each row's first token, `counters` [rows, KV_HEADS] i32 zeros.
+    """
+    token = tl.program_id(0)
+    if given_offsets is None:
+        row = token // chunk
+        first = row * chunk
+    else:
+        row = row_at(given_offsets, rows, token, 1, 0)
+        first = tl.load(given_offsets + row).to(tl.int32)
+    if offsets is not None:
+        tl.store(offsets + row, first.to(tl.int64), mask=token == first)
+    if counters is not None:
+        if token == 0:
+            store_zeros(counters, rows * KV_HEADS)
+    position = tl.load(starts + row).to(tl.int32) + token - first
+    is_owned = (position < tl.load(seq_lens + row)) & (position < width * STRIDE)
+    page = tl.load(blocks + row.to(tl.int64) * width + position // STRIDE, mask=is_owned, other=0)
+    tl.store(slots + token, page * PAGE_ROWS + position % STRIDE)
+
+    angle = tl.arange(0, BLOCK_HALF)
+    inside = angle < HALF
+    big = coarse + tl.minimum(position // STEP, STEPS - 1) * (2 * HALF) + angle
+    small = fine + position % STEP * (2 * HALF) + angle
+    big_cosine = tl.load(big, mask=inside, other=0.0)
+    big_sine = tl.load(big + HALF, mask=inside, other=0.0)
+    small_cosine = tl.load(small, mask=inside, other=0.0)
+    small_sine = tl.load(small + HALF, mask=inside, other=0.0)
+    at = rotary + token.to(tl.int64) * (2 * HALF) + angle
+    tl.store(at, big_cosine * small_cosine - big_sine * small_sine, mask=inside)
+    tl.store(at + HALF, big_sine * small_cosine + big_cosine * small_sine, mask=inside)
+
+
+@triton.jit
+def store_zeros(numbers, count):
+    """numbers [count] = 0, by one workgroup."""
+    BLOCK: tl.constexpr = 256
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(numbers + at, tl.zeros((BLOCK,), numbers.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def last_tokens(
+    x,
+    offsets,
+    starts,
+    seq_lens,
+    norm,
+    y,
+    scaled,
+    squares,
+    tokens,
+    FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """y [rows, FEATURES] f32: of x [tokens, FEATURES] f32, each row's last token that is not padding.
+
+    A workgroup takes one row. With `norm`, `scaled` and `squares` are written for the matmul behind it.
+    """
+    row = tl.program_id(0)
+    length = tl.load(seq_lens + row) - tl.load(starts + row)
+    last = tl.load(offsets + row) + tl.maximum(length - 1, 0)
+    token = tl.minimum(last, tokens - 1)
+    feature = tl.arange(0, BLOCK)
+    inside = feature < FEATURES
+    values = tl.load(x + token * FEATURES + feature, mask=inside, other=0.0)
+    tl.store(y + row.to(tl.int64) * FEATURES + feature, values, mask=inside)
+    if norm is not None:
+        rows = row + tl.arange(0, 1)
+        store_scaled(values[None, :], norm, scaled, squares, rows, feature, inside[None, :], FEATURES, GROUP)

@@ -1,0 +1,128 @@
+"""What Triton's kernels need of a batch's tokens, in one launch for all layers; and each row's last token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.graph.rotary import STEP
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.kernels.triton import GROUP
+from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
+
+
+class TritonTokens:
+    """Kernels of LastTokens, and the preparation of a batch."""
+
+    def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
+        self._spec = context.spec
+        self._stride = context.options.block_seq_stride
+        self._page_rows = context.spec.num_hidden_layers * 2 * self._stride
+        self._rotary = context.rotary
+        self._launcher = launcher
+
+    def prepare(self, e: Emitter, batch: Batch) -> None:
+        """Computes slots, cosines and sines; where rows begin, for rows of several tokens; and counters of
+        the attention of single tokens."""
+        coarse, fine = self._rotary.load(e)
+        operands: dict[str, Dim | Tensor | None] = {
+            "tokens": batch.tokens,
+            "chunk": 0 if batch.chunk is None else batch.chunk,
+            "rows": batch.rows,
+            "width": batch.width,
+            "given_offsets": batch.given_offsets,
+            "starts": batch.starts,
+            "seq_lens": batch.seq_lens,
+            "blocks": batch.blocks,
+            "coarse": coarse,
+            "fine": fine,
+        }
+        if batch.is_decode or batch.given_offsets is not None:
+            operands["offsets"] = None
+        if not batch.is_decode and batch.given_offsets is None:
+            operands["counters"] = None
+        made = self._launcher.launch(e, self._prepare_kernel(coarse, fine), operands)
+        batch.slots, batch.rotary = made["slots"], made["rotary"]
+        batch.counters = made.get("counters")
+        if not batch.is_decode:
+            batch.offsets = batch.given_offsets or made["offsets"]
+
+    def last_tokens(
+        self,
+        e: Emitter,
+        x: Tensor,
+        batch: Batch,
+        norm: Mapping[str, Tensor | None],
+        deferred: Mapping[str, Buffer],
+    ) -> dict[str, Tensor]:
+        """Launches `last_tokens`, and returns its results.
+
+        `norm` are the operands of a norm behind it, `deferred` the results for that.
+        """
+        features = self._spec.hidden_size
+        block = power_of_two(features)
+        kernel = Kernel(
+            name="last_tokens",
+            function=last_tokens,
+            interface=Interface(
+                constants=("tokens",),
+                reads={
+                    "x": buffer("f32", "tokens", features),
+                    **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
+                    "norm": buffer("f32", features),
+                },
+                writes={"y": buffer("f32", "rows", features), **deferred},
+            ),
+            constexprs={"FEATURES": features, "BLOCK": block, "GROUP": GROUP},
+            grid=[Tiles("rows")],
+            tuning=Tuning(num_waves=min(8, max(1, block // 512))),
+        )
+        operands = {
+            "tokens": batch.tokens,
+            "rows": batch.rows,
+            "x": x,
+            "offsets": batch.offsets,
+            "starts": batch.starts,
+            "seq_lens": batch.seq_lens,
+            **norm,
+        }
+        return self._launcher.launch(e, kernel, operands)
+
+    def _prepare_kernel(self, coarse: Tensor, fine: Tensor) -> Kernel:
+        half = self._spec.head_dim // 2
+        steps, _, _ = coarse.shape
+        assert isinstance(steps, int)
+        return Kernel(
+            name="prepare",
+            function=prepare,
+            interface=Interface(
+                constants=("chunk", "rows", "width"),
+                reads={
+                    **{name: buffer("i64", "rows") for name in ("given_offsets", "starts", "seq_lens")},
+                    "blocks": buffer("i64", "rows", "width"),
+                    **{t: buffer("f32", *of.shape) for t, of in (("coarse", coarse), ("fine", fine))},
+                },
+                writes={
+                    "offsets": buffer("i64", "rows"),
+                    "slots": buffer("i64", "tokens"),
+                    "rotary": buffer("f32", "tokens", 2, half),
+                    "counters": buffer("i32", "rows", self._spec.num_key_value_heads),
+                },
+            ),
+            constexprs={
+                "HALF": half,
+                "BLOCK_HALF": power_of_two(half),
+                "STEP": STEP,
+                "STEPS": steps,
+                "STRIDE": self._stride,
+                "PAGE_ROWS": self._page_rows,
+                "KV_HEADS": self._spec.num_key_value_heads,
+            },
+            grid=[Tiles("tokens")],
+            tuning=Tuning(num_waves=1),
+        )
