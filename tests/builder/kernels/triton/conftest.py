@@ -29,7 +29,8 @@ def launch(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> Iterator[L
     device = emulated_gpus.open(chip)
 
     def make(inputs: Inputs, body: Body, context: LoweringContext) -> Launched:
-        text = program_text(inputs, body, lambda: list(context.rendered.texts.values()))
+        tables = context.rotary.declarations()
+        text = program_text(inputs, body, lambda: [*tables, *context.rendered.texts.values()])
         return Launched(device, chip, text, inputs, tmp_path)
 
     with emulated_gpus.watch(chip):

@@ -22,9 +22,9 @@ from shortfin_apps.llm.builder.model.operations import (
     Operation,
 )
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType
-from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
+from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Inputs, rounded
 from tests.runtimes import needs_shortfin
 
@@ -40,19 +40,6 @@ SPEC = replace(TINY, hidden_size=80, intermediate_size=120, vocab_size=70)
 FFN, DOWN, NORM, TABLE = "blk.0.ffn_gate_up.weight", "blk.0.ffn_down.weight", "blk.0.ffn_norm.weight", "table"
 TOKENS = [1, 3, 16, 17, 40, 70]
 TILED = [1, 16, 30, 50, "tokens"]  # numbers of tokens that are known, or not, when the kernel is compiled
-
-
-class GivenWeights(WeightTypes):
-    """Weights that are arguments of the function."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in self._tensors[name].shape)
-
-    def load(self, e: Emitter, name: str) -> list[Tensor]:
-        return [self._tensors[name]]
 
 
 def normed(x: F32, weight: F32) -> F32:

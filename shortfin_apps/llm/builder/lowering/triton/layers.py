@@ -229,7 +229,7 @@ class TritonLayers:
     def _last_tokens(
         self, e: Emitter, x: Tensor, batch: Batch, norm: str | None
     ) -> tuple[Tensor, Activations | None]:
-        deferred = self._deferred(self._spec.hidden_size)
+        deferred = self._deferred(self._spec.hidden_size, "rows")
         made = self._tokens.last_tokens(e, x, batch, self._norm(e, norm), deferred)
         return made["y"], _prepared(made)
 
@@ -245,10 +245,11 @@ class TritonLayers:
             "in_squares": buffer("f32", "tokens", features // GROUP),
         }
 
-    def _deferred(self, features: int) -> dict[str, Buffer]:
+    def _deferred(self, features: int, count: str = "tokens") -> dict[str, Buffer]:
+        """What a kernel writes of `count` tokens for a norm behind it."""
         return {
-            "scaled": buffer(self._act, "tokens", features),
-            "squares": buffer("f32", "tokens", features // GROUP),
+            "scaled": buffer(self._act, count, features),
+            "squares": buffer("f32", count, features // GROUP),
         }
 
     def _constexprs(self, in_features: int, out_features: int, tile: MatmulTile) -> dict[str, int | float]:
