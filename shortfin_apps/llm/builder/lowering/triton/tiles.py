@@ -65,7 +65,7 @@ _AMD = TileTable(
         64: MatmulTile(64, 32, 128, Tuning(4, 2)),
     },
     many_tokens=MatmulTile(64, 64, 128, Tuning(4, 2)),
-    decode_attention=AttentionTile(16, 64, Tuning(2, 2)),
+    decode_attention=AttentionTile(16, 32, Tuning(4, 2)),
     attention=AttentionTile(64, 64, Tuning(4, 2)),
 )
 # The quickest of five sets on an H200, for the shapes of an 8B model in bf16.
