@@ -1,0 +1,49 @@
+"""What a model for a GPU launches: Triton's kernels alone, and no more of them than are needed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.program.module import ModelModule
+from shortfin_apps.llm.builder.target import resolve_target
+from tests.builder.compiled_model import TINY
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+LAYERS = TINY.num_hidden_layers
+
+
+@pytest.fixture(scope="module")
+def functions() -> dict[str, str]:
+    """The MLIR of each entry by its name."""
+    options = BuildOptions(
+        device="hip:gfx942", prefill_batch_sizes=(2,), decode_batch_sizes=(1, 4), chunk_sizes=(32,)
+    )
+    text = ModelModule(TINY, options, resolve_target(options.device)).text()
+    return {part[: part.index("$")]: part for part in text.split("util.func public @")[1:]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "in_layer", "others"),
+    [
+        ("decode_bs1", 5, ["prepare", "embed"]),
+        ("decode_bs4", 5, ["prepare", "embed"]),
+        ("prefill_bs2", 5, ["prepare", "embed", "last_tokens"]),
+        ("prefill_bs2_s32", 5, ["prepare", "embed", "last_tokens"]),
+        ("extend", 6, ["prepare", "embed", "last_tokens"]),
+    ],
+)
+def test_launches_beside_those_of_layers(
+    entry: str, in_layer: int, others: list[str], functions: dict[str, str]
+) -> None:
+    launched = Counter(re.findall(r"flow\.dispatch @(\w+)::", functions[entry]))
+    assert "linalg.generic" not in functions[entry]
+    once = Counter(name.split("_without_")[0] for name, count in launched.items() if count < LAYERS)
+    assert [name for name in others if not once[name]] == []
+    top_k = sum(count for name, count in launched.items() if name.startswith("best_of"))
+    head = 1
+    assert launched.total() == in_layer * LAYERS + len(others) + head + top_k
