@@ -12,10 +12,12 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
-from tests.builder.kernels.triton.launched import Inputs, rounded
+from tests.builder.kernels.triton.launched import Array, Inputs, rounded
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -68,79 +70,98 @@ class Rows:
         return sum(self.lengths) + self.padding if self.chunk is None else self.chunk * len(self.lengths)
 
     @property
+    def compared(self) -> int:
+        """Tokens whose results are known: all but those of padding rows."""
+        if self.chunk is not None:
+            return self.tokens
+        return sum(self.lengths) + min(self.padding_rows, default=self.padding)
+
+    @property
     def arguments(self) -> dict[str, I64]:
         starts = [*self.starts, *(0 for _ in self.padding_rows)]
         named = {"offsets": self.offsets, "starts": starts, "seq_lens": self.seq_lens}
         return {name: np.array(numbers) for name, numbers in named.items()}
 
 
-def reference(spec: ModelSpec, q: F32, cache: F32, blocks: I64, rows: Rows) -> F32:
-    """q [tokens, heads, head_dim], cache [pages, layers, 2, stride, kv_heads, head_dim] -> as q."""
+def reference(spec: ModelSpec, rows: Rows, given: dict[str, Array]) -> F32:
+    """out [tokens, heads * head_dim] of `arguments`; zeros for padding."""
+    q = given["q"].reshape(rows.tokens, -1, spec.head_dim)
+    cache = given["cache"].reshape(
+        len(given["cache"]), spec.num_hidden_layers, 2, rows.stride, -1, spec.head_dim
+    )
     out = np.zeros_like(q)
     sharing = spec.num_attention_heads // spec.num_key_value_heads
     for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True)):
-        slots = cache[blocks[row], LAYER].swapaxes(0, 1).reshape(2, -1, *cache.shape[4:])
+        slots = cache[given["blocks"][row], LAYER].swapaxes(0, 1).reshape(2, -1, *cache.shape[4:])
         for i in range(length):
             keys, values = (np.repeat(plane[: start + i + 1], sharing, axis=1) for plane in slots)
             token = rows.offsets[row] + i
             scores = np.einsum("hd,nhd->hn", q[token], keys) / np.sqrt(spec.head_dim)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[token] = np.einsum("hn,nhd->hd", weights / weights.sum(axis=1, keepdims=True), values)
-    return out
+    return out.reshape(given["q"].shape)
 
 
-def check(spec: ModelSpec, dtype: FloatType, chip: str, launch: Launch, rows: list[Rows]) -> None:
-    """Batches that all are of rows of one length, or none."""
-    stride = rows[0].stride
-    context = context_of(
-        spec, chip, BuildOptions(device=f"hip:{chip}", weights=dtype, kv=dtype, block_seq_stride=stride)
-    )
-    kv_features = spec.num_key_value_heads * spec.head_dim
-    elements = spec.num_hidden_layers * 2 * stride * kv_features
-    features = spec.num_attention_heads * spec.head_dim
-    inputs: Inputs = {
-        "q": (dtype, ("tokens", features)),
-        "cache": (dtype, ("pages", elements)),
-        "offsets": ("i64", ("rows",)),
-        "starts": ("i64", ("rows",)),
-        "seq_lens": ("i64", ("rows",)),
+def options(chip: str, dtype: FloatType, stride: int) -> BuildOptions:
+    return BuildOptions(device=f"hip:{chip}", weights=dtype, kv=dtype, block_seq_stride=stride)
+
+
+def inputs_of(spec: ModelSpec, dtype: FloatType, stride: int) -> Inputs:
+    return {
+        "q": (dtype, ("tokens", spec.num_attention_heads * spec.head_dim)),
+        "cache": (dtype, ("pages", page_elements(spec, options("gfx942", dtype, stride)))),
+        **dict.fromkeys(("offsets", "starts", "seq_lens"), ("i64", ("rows",))),
         "blocks": ("i64", ("rows", "width")),
     }
 
-    def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
-        names = ("starts", "seq_lens", "blocks", "cache")
-        (tokens, _), (num_rows, _) = tensors["q"].shape, tensors["blocks"].shape
-        batch = Batch(
-            rows=num_rows,
-            tokens=tokens,
-            chunk=rows[0].chunk,
-            whole_pages=False,
-            **{name: tensors[name] for name in names},
-        )
-        batch.offsets = tensors["offsets"]
-        batch.counters = e.fill("0", (num_rows, spec.num_key_value_heads), "i32")
-        attention = TritonAttention(context, Launcher(context.target, context.rendered))
-        first = attention.attend(e, tensors["q"], LAYER, batch)
-        # Once more, as the next layer finds what the first one left.
-        return [first, attention.attend(e, tensors["q"], LAYER, batch)]
 
-    program = launch(inputs, body, context)
-    for each in rows:
-        rng = np.random.default_rng(each.tokens)
-        num_rows = len(each.seq_lens)
-        num_pages = num_rows * each.width + 1
-        cache = rounded(rng.standard_normal((num_pages, elements)), dtype)
-        blocks = rng.permutation(np.arange(1, num_pages)).reshape(num_rows, each.width)
-        blocks[len(each.starts) :] = 0
-        q = rounded(rng.standard_normal((each.tokens, features)), dtype)
-        shaped = cache.reshape(num_pages, spec.num_hidden_layers, 2, stride, -1, spec.head_dim)
-        expected = reference(spec, q.reshape(len(q), -1, spec.head_dim), shaped, blocks, each)
-        compared = (
-            each.tokens if each.chunk else sum(each.lengths) + min(each.padding_rows, default=each.padding)
-        )
-        for out in program(q=q, cache=cache, blocks=blocks, **each.arguments):
-            error = np.abs(out - expected.reshape(q.shape))
-            assert error[:compared].max() <= TOLERANCES[dtype]
+def arguments(spec: ModelSpec, dtype: FloatType, rows: Rows) -> dict[str, Array]:
+    """Of random numbers, with pages in random order; padding rows have page 0."""
+    rng = np.random.default_rng(rows.tokens)
+    num_rows = len(rows.seq_lens)
+    num_pages = num_rows * rows.width + 1
+    elements = page_elements(spec, options("gfx942", dtype, rows.stride))
+    features = spec.num_attention_heads * spec.head_dim
+    blocks = rng.permutation(np.arange(1, num_pages)).reshape(num_rows, rows.width)
+    blocks[len(rows.starts) :] = 0
+    return {
+        **rows.arguments,
+        "q": rounded(rng.standard_normal((rows.tokens, features)), dtype),
+        "cache": rounded(rng.standard_normal((num_pages, elements)), dtype),
+        "blocks": blocks,
+    }
+
+
+def attend_twice(
+    e: Emitter, context: LoweringContext, tensors: dict[str, Tensor], chunk: int | None
+) -> list[Tensor]:
+    """As two layers do, of which the second finds what the first one left."""
+    (tokens, _), (num_rows, _) = tensors["q"].shape, tensors["blocks"].shape
+    batch = Batch(
+        rows=num_rows,
+        tokens=tokens,
+        chunk=chunk,
+        whole_pages=False,
+        **{name: tensors[name] for name in ("starts", "seq_lens", "blocks", "cache")},
+    )
+    batch.offsets = tensors["offsets"]
+    batch.counters = e.fill("0", (num_rows, context.spec.num_key_value_heads), "i32")
+    attention = TritonAttention(context, Launcher(context.target, context.rendered))
+    return [attention.attend(e, tensors["q"], LAYER, batch) for _ in range(2)]
+
+
+def check(spec: ModelSpec, dtype: FloatType, chip: str, launch: Launch, batches: list[Rows]) -> None:
+    """Batches that all are of rows of one length, or none."""
+    stride, chunk = batches[0].stride, batches[0].chunk
+    context = context_of(spec, chip, options(chip, dtype, stride))
+    program = launch(
+        inputs_of(spec, dtype, stride), lambda e, given: attend_twice(e, context, given, chunk), context
+    )
+    for rows in batches:
+        given = arguments(spec, dtype, rows)
+        expected = reference(spec, rows, given)
+        for out in program(**given):
+            assert np.abs(out - expected)[: rows.compared].max() <= TOLERANCES[dtype]
             assert np.isfinite(out).all()
 
 
@@ -194,3 +215,17 @@ def test_workgroups_take_more_slots_of_a_context_too_long_for_all(chip: str, lau
     most = SPLIT * MOST_SPLITS
     starts = [most - 1, 5, most, most + 700, 2 * most]
     check(TINY, "f32", chip, launch, [Rows(starts, [1] * len(starts), chunk=1)])
+
+
+def test_a_single_token_gets_the_same_bits_packed_and_in_a_decode(chip: str, launch: Launch) -> None:
+    starts = [0, 15, 256, 700]
+    rows = Rows(starts, [1] * len(starts))
+    context = context_of(TINY, chip, options(chip, "bf16", rows.stride))
+
+    def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
+        return [*attend_twice(e, context, given, None), *attend_twice(e, context, given, 1)]
+
+    packed, _, decoded, _ = launch(inputs_of(TINY, "bf16", rows.stride), body, context)(
+        **arguments(TINY, "bf16", rows)
+    )
+    np.testing.assert_array_equal(packed, decoded)
