@@ -28,6 +28,10 @@ and `positions`, so that it can be called again, before its result is read, with
 the scratch page; its state stays as it is. The result is the new token ids `[N]`: -1 for a row whose best
 logit is not finite, and anything for a padding row.
 
+An entry whose reflection data has CALLER_OWNED allocates nothing: behind the slabs it takes a buffer for each
+of the results that it declares, which it writes instead of returning them, and a workspace, i8 `[bytes]`, of
+at least as many bytes as its WORKSPACE_BYTES says.
+
 Other results are logits `[rows, 1 or S, V]` where config.json has no `top_k`, else values and indices (i64)
 `[rows, 1 or S, K]`, and then perhaps logits. Our own entries return all three, for each row's last token.
 """
@@ -46,6 +50,11 @@ ASYNC_SUFFIX = "$async"  # of a function in IREE's coarse-fences model: a wait a
 # Reflection attribute of an entry: "true" where nothing but dispatches writes the cache, which may then lie
 # where they read it faster (`Device.allocate`).
 ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
+# Reflection attributes of an entry: "true" where its results and workspace belong to its caller; and the size
+# of that workspace, which IREE's compiler adds for `hal.tensor.transients` where the size is static.
+CALLER_OWNED = "shortfin_llm.caller_owned"
+WORKSPACE_BYTES = "iree.abi.transients.size.constant"
+WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds beside such an entry
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
 

@@ -23,6 +23,7 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, cast_floats, weight_layout
+from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from tests.kernel_families import note_executed
 
@@ -74,9 +75,11 @@ class CompiledModel:
     weights: dict[str, npt.NDArray[np.float32]]
     device: Device
     program: Program
+    invoker: Invoker = field(init=False)
     cache: DeviceBuffer = field(init=False)
 
     def __post_init__(self) -> None:
+        self.invoker = Invoker(self.device, self.program)
         self.fill_cache(NAN_BYTE)
 
     @classmethod
@@ -115,7 +118,7 @@ class CompiledModel:
 
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]
-        results = self.program.submit(entry, [*buffers, self.cache]).wait()
+        results = self.invoker.submit(entry, [*buffers, self.cache]).wait()
         values, indices, logits = (self.device.download(r)[:, 0] for r in results)
         return Result(values, indices, logits)
 

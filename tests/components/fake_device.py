@@ -297,6 +297,7 @@ class FakeDevice:
         *,
         stage: int = 0,
         only_dispatches: bool = False,
+        on_host: bool = False,
     ) -> FakeBuffer:
         return FakeBuffer(np.zeros(shape, dtype))
 

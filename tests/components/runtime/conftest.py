@@ -92,6 +92,36 @@ module @plain {
   }
 }
 """
+# `f` computes in memory of its caller's: 2 KiB between its two matmuls.
+OWNED = """
+module @m {
+  util.func public @f$async(
+      %x_: !hal.buffer_view, %y_: !hal.buffer_view, %workspace_: !hal.buffer_view,
+      %wait: !hal.fence, %signal: !hal.fence
+  ) attributes {
+    inlining_policy = #util.inline.never, iree.abi.model = "coarse-fences", iree.abi.stub,
+    iree.reflection = {
+      shortfin_llm.caller_owned = "true",
+      iree.abi.declaration = "async func @f(%input0: tensor<8x64xf32>) -> (%output0: tensor<8x64xf32>)"
+    }
+  } {
+    %x = hal.tensor.import wait(%wait) => %x_ "x" : !hal.buffer_view -> tensor<8x64xf32>
+    %halves = arith.constant dense<0.5> : tensor<64x64xf32>
+    %zero = arith.constant 0.0 : f32
+    %empty = tensor.empty() : tensor<8x64xf32>
+    %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<8x64xf32>) -> tensor<8x64xf32>
+    %a = linalg.matmul ins(%x, %halves : tensor<8x64xf32>, tensor<64x64xf32>) outs(%zeros : tensor<8x64xf32>)
+      -> tensor<8x64xf32>
+    %b = linalg.matmul ins(%a, %halves : tensor<8x64xf32>, tensor<64x64xf32>) outs(%zeros : tensor<8x64xf32>)
+      -> tensor<8x64xf32>
+    %y = hal.tensor.alias wait(%wait) => %b : tensor<8x64xf32> to %y_ : !hal.buffer_view
+    %workspace = hal.buffer_view.buffer<%workspace_ : !hal.buffer_view> : !hal.buffer
+    %done = hal.tensor.transients %y : tensor<8x64xf32> from %workspace : !hal.buffer
+    %ready = hal.tensor.barrier join(%done : tensor<8x64xf32>) => %signal : !hal.fence
+    util.return
+  }
+}
+"""
 WEIGHT = np.arange(8, dtype=np.float32)
 _CPU = (
     "--iree-hal-target-device=local",
@@ -127,10 +157,12 @@ def write_irpa(path: Path, **tensors: np.ndarray[tuple[int, ...], np.dtype[np.fl
 
 @pytest.fixture(scope="session")
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with fenced.vmfb (module `m`), unfenced.vmfb (module `plain`) and model.irpa."""
+    """A directory with fenced.vmfb and owned.vmfb (module `m`), unfenced.vmfb (module `plain`) and
+    model.irpa."""
     directory = tmp_path_factory.mktemp("vmfb")
     compile_vmfb(FENCED.replace("SIDE", "1024"), directory / "fenced.vmfb", ASYNC)
     compile_vmfb(UNFENCED, directory / "unfenced.vmfb")
+    compile_vmfb(OWNED, directory / "owned.vmfb", ASYNC)
     write_irpa(directory / "model.irpa", weight=WEIGHT)
     return directory
 
@@ -148,6 +180,7 @@ def hip_artefacts(control: Control, tmp_path_factory: pytest.TempPathFactory) ->
     directory = tmp_path_factory.mktemp("hip_vmfb")
     compile_for_hip(FENCED.replace("SIDE", "64"), directory / "fenced.vmfb", ASYNC)
     compile_for_hip(UNFENCED, directory / "unfenced.vmfb")
+    compile_for_hip(OWNED, directory / "owned.vmfb", ASYNC)
     write_irpa(directory / "model.irpa", weight=WEIGHT)
     return directory
 

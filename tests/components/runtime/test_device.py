@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Array, Device, DeviceBuffer, Program, TensorType
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
@@ -266,3 +267,13 @@ def test_close_waits_for_invocations_in_flight(runtime: Runtime, artefacts: Path
     device.close()
     pending.wait()
     device.close()
+
+
+def test_an_entry_whose_memory_is_its_callers_says_how_much_it_needs(device: Device, folder: Path) -> None:
+    program = device.load_program(folder / "owned.vmfb", [], "m")
+    assert list(program.entries) == ["f"]  # and not the function that computes the size
+    assert program.entries["f"].workspace_bytes == 8 * 64 * 4
+    x = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
+    (y,) = Invoker(device, program).submit("f", [device.upload(x)]).wait()
+    expected = np.repeat(x.sum(axis=1, keepdims=True) * 16, 64, axis=1)
+    np.testing.assert_array_equal(device.download(y), expected)

@@ -136,6 +136,19 @@ def test_steps_of_one_shape_allocate_nothing(control: Control, gpu: Device, prog
     assert allocations() == before
 
 
+def test_a_buffer_on_the_host_is_read_without_asking_the_device(
+    control: Control, gpu: Device, program: Program
+) -> None:
+    total = gpu.allocate((8,), F32, on_host=True)
+    np.testing.assert_array_equal(gpu.download(total), np.zeros(8, np.float32))
+    pending = [program.submit("accumulate", [gpu.upload(np.full(8, i, np.float32)), total]) for i in range(5)]
+    for each in pending:
+        each.wait()
+    before = control.report().calls
+    np.testing.assert_array_equal(gpu.download(total), np.full(8, 26, np.float32))  # 2 * 11 + 4
+    assert control.report().calls == before
+
+
 @needs_shortfin
 def test_each_stage_has_its_gpu(control: Control, tmp_path: Path) -> None:
     vmfb = compile_for_hip(STAGES, tmp_path / "stages.vmfb", ASYNC, num_devices=2)

@@ -221,6 +221,11 @@ def _preparation(context: LoweringContext, made: Mapping[str, Any]) -> Prepare:
     return lambda e, batch: lay_out(e, batch, rotary)
 
 
+def has_static_workspace(choices: Sequence[Choice]) -> bool:
+    """Whether the memory that the kernels need in between depends on the numbers of rows and tokens alone."""
+    return any(choice.kind is Attend and choice.candidate is TRITON for choice in choices)
+
+
 def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate]) -> Choice:
     passed_over: list[str] = []
     for candidate in candidates:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES, Entry, EntryFamily, Layout, SamplingField
+from shortfin_apps.llm.abi import (
+    ASYNC_SUFFIX,
+    CALLER_OWNED,
+    ONLY_DISPATCHES,
+    Entry,
+    EntryFamily,
+    Layout,
+    SamplingField,
+)
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.linalg.sampling import sample
@@ -29,17 +37,27 @@ def entries_of(options: BuildOptions) -> list[Entry]:
     ]
 
 
-def write_entry(entry: Entry, options: BuildOptions, elements: int, body: Body) -> str:
-    """The function's MLIR; `body` computes values, indices and logits from the imported tensors."""
+def write_entry(
+    entry: Entry, options: BuildOptions, elements: int, body: Body, *, static_workspace: bool
+) -> str:
+    """The function's MLIR; `body` computes values, indices and logits from the imported tensors.
+
+    With `static_workspace` the size of what `body` needs in between does not depend on the block table's.
+    """
     e = Emitter()
     tokens, batch = _arguments(e, entry, options, elements)
-    values, indices, logits = body(e, tokens, batch)
-    results = [e.reshape(t, (batch.rows, 1, t.shape[1])) for t in (values, indices, logits)]
-    _return(e, results, {"cache": batch.cache})
-    return _function(e, entry, options, elements, results)
+    names = ("values", "indices", "logits")
+    results = {
+        name: e.reshape(t, (batch.rows, 1, t.shape[1]))
+        for name, t in zip(names, body(e, tokens, batch), strict=True)
+    }
+    owned = static_workspace and isinstance(batch.tokens, int) and isinstance(batch.rows, int)
+    return _function(e, entry, options, elements, results, {"cache": batch.cache}, owned=owned)
 
 
-def write_decode_loop(entry: Entry, options: BuildOptions, elements: int, body: Body) -> str:
+def write_decode_loop(
+    entry: Entry, options: BuildOptions, elements: int, body: Body, *, static_workspace: bool
+) -> str:
     """The same for a decode that samples a token for each row, and writes over its state in place."""
     e = Emitter()
     rows = entry.rows
@@ -58,8 +76,7 @@ def write_decode_loop(entry: Entry, options: BuildOptions, elements: int, body: 
         "positions": e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _NEXT_POSITION),
         "cache": batch.cache,
     }
-    _return(e, [token_ids], state)
-    return _function(e, entry, options, elements, [token_ids])
+    return _function(e, entry, options, elements, {"token_ids": token_ids}, state, owned=static_workspace)
 
 
 # Of a padding row, whose position is negative: the start position, and what becomes of its state.
@@ -87,18 +104,41 @@ _NEXT_TOKEN = """\
   linalg.yield %y : i64"""
 
 
-def _function(e: Emitter, entry: Entry, options: BuildOptions, elements: int, results: list[Tensor]) -> str:
-    """The lines emitted so far as the function of an entry."""
-    declaration = _declaration(entry, elements, options, results)
-    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in (*entry.argument_shapes(), "cache"))
-    returned = ", ".join(["!hal.buffer_view"] * len(results))
+def _function(
+    e: Emitter,
+    entry: Entry,
+    options: BuildOptions,
+    elements: int,
+    results: Mapping[str, Tensor],
+    in_place: Mapping[str, Tensor],
+    *,
+    owned: bool,
+) -> str:
+    """The lines emitted so far as the function of an entry, which writes tensors over arguments `in_place`.
+
+    With `owned`, results and workspace belong to the caller.
+    """
+    names = [*entry.argument_shapes(), "cache"]
+    if owned:
+        names += [*results, "workspace"]
+        _return(e, {}, {**in_place, **results}, "workspace")
+    else:
+        _return(e, results, in_place)
+    returned = ", ".join(["!hal.buffer_view"] * (0 if owned else len(results)))
+    arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in names)
+    attributes = {
+        "iree.abi.declaration": _declaration(entry, elements, options, list(results.values())),
+        "iree.abi.model": "coarse-fences",
+        ONLY_DISPATCHES: "true",
+        **({CALLER_OWNED: "true"} if owned else {}),
+    }
+    reflection = ", ".join(f'{name} = "{value}"' for name, value in attributes.items())
     body_text = "\n".join(e.lines)
     return (
         f"util.func public @{entry.name}{ASYNC_SUFFIX}({arguments}, %wait: !hal.fence, %signal: !hal.fence) "
         f"-> ({returned}) attributes {{\n"
         f'inlining_policy = #util.inline.never, iree.abi.model = "coarse-fences", iree.abi.stub,\n'
-        f'iree.reflection = {{iree.abi.declaration = "{declaration}", '
-        f'iree.abi.model = "coarse-fences", {ONLY_DISPATCHES} = "true"}}}} {{\n'
+        f"iree.reflection = {{{reflection}}}}} {{\n"
         f"{body_text}\n}}"
     )
 
@@ -161,19 +201,18 @@ def _import(e: Emitter, name: str, shape: tuple[Dim, ...], dtype: str, how: str 
     return result
 
 
-def _return(e: Emitter, results: list[Tensor], in_place: Mapping[str, Tensor]) -> None:
-    """Returns `results`, and writes each tensor of `in_place` over the argument of that name."""
-    aliases = [
-        Tensor(
-            e.value(
-                f"hal.tensor.alias wait(%wait) => {t.name} : {t.sized_type} to %{argument} : !hal.buffer_view"
-            ),
-            t.shape,
-            t.dtype,
-        )
-        for argument, t in in_place.items()
-    ]
-    joined = [*results, *aliases]
+def _return(
+    e: Emitter, results: Mapping[str, Tensor], in_place: Mapping[str, Tensor], workspace: str | None = None
+) -> None:
+    """Returns `results`, and writes each tensor of `in_place` over the argument of that name.
+
+    What is computed on the way lies in the argument `workspace`, else in memory that the function allocates.
+    """
+    written = [_alias(e, argument, t) for argument, t in in_place.items()]
+    if workspace is not None:
+        storage = e.value(f"hal.buffer_view.buffer<%{workspace} : !hal.buffer_view> : !hal.buffer")
+        written = [_with_transients(e, t, storage) for t in written]
+    joined = [*results.values(), *written]
     ready = e.fresh()
     e.line(
         f"{ready}:{len(joined)} = hal.tensor.barrier join({', '.join(t.name for t in joined)} : "
@@ -181,9 +220,23 @@ def _return(e: Emitter, results: list[Tensor], in_place: Mapping[str, Tensor]) -
     )
     views = [
         e.value(f"hal.tensor.export {ready}#{i} : {t.sized_type} -> !hal.buffer_view")
-        for i, t in enumerate(results)
+        for i, t in enumerate(results.values())
     ]
-    e.line(f"util.return {', '.join(views)} : {', '.join(['!hal.buffer_view'] * len(views))}")
+    types = f" : {', '.join(['!hal.buffer_view'] * len(views))}" if views else ""
+    e.line(f"util.return {', '.join(views)}{types}")
+
+
+def _alias(e: Emitter, argument: str, t: Tensor) -> Tensor:
+    """`t`, written over the argument."""
+    written = f"{t.name} : {t.sized_type} to %{argument} : !hal.buffer_view"
+    return e.tensor(f"hal.tensor.alias wait(%wait) => {written}", t.shape, t.dtype)
+
+
+def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
+    """`t`, computed with nothing but `storage`, a !hal.buffer, for what lies in between."""
+    return e.tensor(
+        f"hal.tensor.transients {t.name} : {t.sized_type} from {storage} : !hal.buffer", t.shape, t.dtype
+    )
 
 
 def _declaration(entry: Entry, elements: int, options: BuildOptions, results: list[Tensor]) -> str:

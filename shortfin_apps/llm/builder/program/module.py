@@ -9,7 +9,7 @@ from __future__ import annotations
 from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
+from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspace, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import operations
@@ -33,6 +33,7 @@ class ModelModule:
         self._context = context = LoweringContext(spec, options, target, self._weights)
         self.choices = choose(context)
         self._lowering = make_lowering(context, self.choices)
+        self._static_workspace = has_static_workspace(self.choices)
 
     def text(self) -> str:
         """The MLIR text of all entries, in a module named `module`."""
@@ -53,4 +54,4 @@ class ModelModule:
 
         elements = page_elements(self._spec, self._options)
         write = write_decode_loop if entry.family is EntryFamily.DECODE_LOOP else write_entry
-        return write(entry, self._options, elements, body)
+        return write(entry, self._options, elements, body, static_workspace=self._static_workspace)

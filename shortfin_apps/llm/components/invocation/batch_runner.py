@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padded_state
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
+from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import (
@@ -91,7 +92,7 @@ class BatchRunner:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device = device
-        self._program = program
+        self._invoker = Invoker(device, program)
         self._page_table = list(page_table)
         self._top_k = config.top_k
         self._stride = config.stride
@@ -157,7 +158,7 @@ class BatchRunner:
             "seq_block_ids": self._block_tables.on_device(requests, shape.rows, shape.blocks),
         }
         names = self._argument_names[Layout.LOOP]
-        pending = self._program.submit(shape.entry, [*(arguments[name] for name in names), *self._page_table])
+        pending = self._invoker.submit(shape.entry, [*(arguments[name] for name in names), *self._page_table])
         self.device_s += self._clock() - begin
         self._counts[shape.entry].add([1] * len(requests), shape.tokens)
         return lambda: self._token_ids(pending)
@@ -210,7 +211,7 @@ class BatchRunner:
         return [*arguments, *self._page_table]
 
     def _invoke(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Sequence[DeviceBuffer]:
-        return self._program.submit(entry, arguments).wait()
+        return self._invoker.submit(entry, arguments).wait()
 
     def _fetch(self, batch: Batch, results: Sequence[DeviceBuffer]) -> BatchResult:
         """Copies values and indices to the host; logits stay on the device until a row asks for them."""

@@ -45,13 +45,15 @@ class EntrySignature:
 
     `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None when the
     VMFB carries no reflection data for it. `only_dispatches` means that nothing but dispatches writes its
-    arguments: no queue operation fills them or copies into them.
+    arguments: no queue operation fills them or copies into them. With `workspace_bytes`, the caller owns the
+    results and a workspace of so many bytes: it passes both behind the arguments, and nothing is returned.
     """
 
     name: str
     arguments: tuple[TensorType, ...] | None
     results: tuple[TensorType, ...] | None
     only_dispatches: bool = False
+    workspace_bytes: int | None = None
 
     @property
     def tokens_rank(self) -> int | None:
@@ -103,11 +105,14 @@ class Device(Protocol):
         *,
         stage: int = 0,
         only_dispatches: bool = False,
+        on_host: bool = False,
     ) -> DeviceBuffer:
         """A zero-filled buffer, e.g. a page table slab `[pages, elements]`.
 
         `stage` is the pipeline stage it belongs to, if stages have devices of their own. A buffer that
         `only_dispatches` write may be placed where they read it faster; fills and copies on it may fail.
+        One that is `on_host` is for few bytes that the host reads often: an invocation that has it as an
+        argument brings its contents to the host, so `download`, after its `wait`, asks nothing of the device.
         """
         ...
 

@@ -151,7 +151,13 @@ class IreeDevice(ABC):
 
     @abstractmethod
     def allocate(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, stage: int = 0, only_dispatches: bool = False
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+        on_host: bool = False,
     ) -> DeviceBuffer: ...
 
     @abstractmethod

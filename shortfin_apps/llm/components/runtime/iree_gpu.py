@@ -24,7 +24,7 @@ from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
 from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
-from shortfin_apps.llm.components.runtime.iree_staging import IreeStagingPool
+from shortfin_apps.llm.components.runtime.iree_staging import IreeStaging, IreeStagingPool
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 from shortfin_apps.llm.components.runtime.names import GpuDriver
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
@@ -79,13 +79,15 @@ def _create_hal_device(driver: GpuDriver, name: str) -> Any:
 
 
 class GpuBuffer(IreeBuffer):
-    """An array on the GPU, or on the host in `staged` until an invocation first needs it."""
+    """An array on the GPU, or on the host: in `staged` until an invocation first needs it, or for ever in
+    `on_host`, memory that the GPU writes."""
 
-    __slots__ = ("staged",)
+    __slots__ = ("on_host", "staged")
 
     def __init__(self, view: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         super().__init__(view, shape, dtype)
         self.staged: Array | None = None
+        self.on_host: IreeStaging | None = None
 
     @property
     def hal(self) -> Any:
@@ -102,10 +104,20 @@ class GpuDevice(IreeDevice):
         self._lost: DeviceLostError | None = None
 
     def allocate(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, stage: int = 0, only_dispatches: bool = False
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+        on_host: bool = False,
     ) -> GpuBuffer:
+        dtype = np.dtype(dtype)
+
         def run() -> GpuBuffer:
-            buffer = GpuBuffer(self._new_view(shape, np.dtype(dtype)), shape, np.dtype(dtype))
+            if on_host:
+                return self._allocate_on_host(shape, dtype)
+            buffer = GpuBuffer(self._new_view(shape, dtype), shape, dtype)
             self._execute(lambda commands: commands.fill(buffer.hal, _ZERO)).wait()
             return buffer
 
@@ -120,6 +132,8 @@ class GpuDevice(IreeDevice):
         source = cast(GpuBuffer, buffer)
         if source.staged is not None:
             return source.staged.copy()
+        if source.on_host is not None:
+            return source.on_host.content.copy().view(source.dtype).reshape(source.shape)
         return self._guard(lambda: self._fetch(source))
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
@@ -148,6 +162,13 @@ class GpuDevice(IreeDevice):
         buffers = {id(argument): cast(GpuBuffer, argument) for argument in arguments}
         if staged := [buffer for buffer in buffers.values() if buffer.staged is not None]:
             self._put_on_device(staged)
+
+    def _allocate_on_host(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuBuffer:
+        memory = IreeStaging(self._allocator, prod(shape) * dtype.itemsize)
+        memory.content[:] = 0
+        buffer = GpuBuffer(iree.HalBufferView(memory.buffer, shape, ELEMENTS[dtype]), shape, dtype)
+        buffer.on_host = memory
+        return buffer
 
     def _put_on_device(self, buffers: Sequence[GpuBuffer]) -> None:
         ends = itertools.accumulate(-(-buffer.num_bytes // _ALIGNMENT) * _ALIGNMENT for buffer in buffers)

@@ -83,7 +83,13 @@ class LocalDevice(IreeDevice):
         super().__init__("local-task", hal_device)
 
     def allocate(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, stage: int = 0, only_dispatches: bool = False
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+        on_host: bool = False,
     ) -> LocalBuffer:
         dtype = np.dtype(dtype)
         if only_dispatches:

@@ -18,11 +18,11 @@ _BYTE = np.dtype(np.uint8)
 _MEMORY = (
     int(iree.MemoryType.HOST_LOCAL) | int(iree.MemoryType.HOST_CACHED) | int(iree.MemoryType.DEVICE_VISIBLE)
 )
-_USAGE = int(iree.BufferUsage.TRANSFER) | int(iree.BufferUsage.MAPPING)
+_USAGE = int(iree.BufferUsage.DEFAULT) | int(iree.BufferUsage.MAPPING)
 
 
 class IreeStaging:
-    """Page-locked memory that the device can copy from and to; `content` is all of it, as `uint8[bytes]`."""
+    """Page-locked memory that the device reads and writes; `content` is all of it, as `uint8[bytes]`."""
 
     def __init__(self, allocator: Any, capacity: int) -> None:
         self.buffer = allocator.allocate_buffer(_MEMORY, _USAGE, capacity)

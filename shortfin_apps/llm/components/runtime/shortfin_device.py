@@ -81,7 +81,8 @@ def open_hostcpu() -> ShortfinDevice:
 class ShortfinBuffer:
     """An array on the device of a pipeline stage, or still on the host until an invocation first needs it.
 
-    `is_page_table` says that only invocations write it, once it has been zeroed.
+    `is_page_table` says that only invocations write it, once it has been zeroed. `copy` is host memory that
+    gets its contents from every invocation: shortfin's host memory cannot be written by dispatches.
     """
 
     def __init__(
@@ -93,12 +94,14 @@ class ShortfinBuffer:
         *,
         stage: int = 0,
         is_page_table: bool = False,
+        copy: Any = None,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.staged: Array | None = content if isinstance(content, np.ndarray) else None
         self.array: Any = content if self.staged is None else None
         self.stage = stage
+        self.copy = copy
         self._is_page_table = is_page_table
         self._device = device
 
@@ -117,8 +120,9 @@ class ShortfinBuffer:
         return sfnp.disable_barrier(self.array) if self._is_page_table else self.array
 
     def __del__(self) -> None:
-        if self.array is not None:
-            self._device.dispose(self.array)
+        for array in (self.array, self.copy):
+            if array is not None:
+                self._device.dispose(array)
 
 
 class ShortfinPending:
@@ -246,8 +250,9 @@ class ShortfinDevice:
         *,
         stage: int = 0,
         only_dispatches: bool = False,
+        on_host: bool = False,
     ) -> ShortfinBuffer:
-        return self._call(lambda: self._allocate(shape, np.dtype(dtype), stage)).result()
+        return self._call(lambda: self._allocate(shape, np.dtype(dtype), stage, on_host)).result()
 
     def upload(self, array: Array) -> ShortfinBuffer:
         return self._buffer(array.shape, array.dtype, np.array(array, order="C"))
@@ -258,6 +263,8 @@ class ShortfinDevice:
             return source.staged.copy()
         if self._unified:
             return _read(source.array.storage, source.shape, source.dtype)
+        if source.copy is not None:
+            return _read(source.copy.storage, source.shape, source.dtype)
         return self._call(lambda: self._fetch(source)).result()
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
@@ -332,6 +339,9 @@ class ShortfinDevice:
             if not is_async:  # then it waits for nothing itself
                 await _Completion(fiber.device(0))
             results = await function(*(b.argument for b in buffers), fiber=fiber)
+            for buffer in buffers:
+                if buffer.copy is not None:
+                    buffer.copy.storage.copy_from(buffer.array.storage)
             completion = _Completion(fiber.device(0))
         except Exception as error:
             await self._drain()  # the next invocation could overtake those in flight, being on another fiber
@@ -384,15 +394,22 @@ class ShortfinDevice:
             buffer.array.storage.copy_from(staging.storage)
         return stagings
 
-    async def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int) -> ShortfinBuffer:
+    async def _allocate(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int, on_host: bool
+    ) -> ShortfinBuffer:
         self._check()
         if self._unified:
             await _Completion(self._fiber.device(0))
         stage %= len(self._fiber.raw_devices)
         array = self._new_array(shape, dtype, stage)
         array.fill(_ZERO)
+        if not on_host or self._unified:
+            await _Completion(array.device)
+            return self._buffer(shape, dtype, array, stage=stage, is_page_table=True)
+        copy = self._new_array(shape, dtype, stage, on_host=True)
+        copy.storage.copy_from(array.storage)
         await _Completion(array.device)
-        return self._buffer(shape, dtype, array, stage=stage, is_page_table=True)
+        return self._buffer(shape, dtype, array, stage=stage, copy=copy)
 
     async def _fetch(self, source: ShortfinBuffer) -> Array:
         self._check()
@@ -437,14 +454,17 @@ class ShortfinDevice:
         if self._lost is not None:
             return
         for buffer in list(self._buffers):
-            buffer.array = buffer.staged = None
+            buffer.array = buffer.staged = buffer.copy = None
         self._disposed.clear()
         self._arrays.clear()
         for program in self._programs:
             program.release()
 
-    def _new_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int) -> Any:
-        array = sfnp.device_array.for_device(self._fiber.device(stage), list(shape), _ELEMENTS[dtype])
+    def _new_array(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int, *, on_host: bool = False
+    ) -> Any:
+        make = sfnp.device_array.for_host if on_host else sfnp.device_array.for_device
+        array = make(self._fiber.device(stage), list(shape), _ELEMENTS[dtype])
         self._arrays[id(array)] = array
         return array
 

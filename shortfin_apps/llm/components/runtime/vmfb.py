@@ -13,7 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from shortfin_apps.llm.abi import ASYNC_SUFFIX, ONLY_DISPATCHES
+from shortfin_apps.llm.abi import (
+    ASYNC_SUFFIX,
+    CALLER_OWNED,
+    ONLY_DISPATCHES,
+    WORKSPACE_BYTES,
+    WORKSPACE_QUERY_SUFFIX,
+)
 from shortfin_apps.llm.components.runtime.declaration import parse_declaration
 from shortfin_apps.llm.components.runtime.device import EntrySignature
 from shortfin_apps.llm.components.runtime.gpu_target import wrong_chip_error
@@ -49,7 +55,7 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
         module = iree.VmModule.mmap(iree.VmInstance(), str(path))
         found_name = module.name
         functions = sorted(module.function_names)  # `f` comes before `f$async`, which replaces it
-        exports = [_export(module, function) for function in functions if not function.startswith("__")]
+        exports = [_export(module, function) for function in functions if _is_entry(function)]
     except Exception as error:  # the binding maps IREE's statuses to a dozen builtin exceptions
         raise load_error(path, error) from None
     if found_name != module_name:
@@ -113,10 +119,16 @@ def load_error(path: Path, error: Exception) -> ArtifactError:
     return ArtifactError(f"{path}: cannot be loaded ({reason}); {_REBUILD}")
 
 
+def _is_entry(function: str) -> bool:
+    return not (function.startswith("__") or function.endswith(WORKSPACE_QUERY_SUFFIX))
+
+
 def _export(module: Any, function: str) -> Export:
     name = function.removesuffix(ASYNC_SUFFIX)
     reflection = module.lookup_function(function).reflection
     arguments, results = parse_declaration(reflection.get("iree.abi.declaration", "")) or (None, None)
     is_async = function != name or reflection.get("iree.abi.model") == "coarse-fences"
     only_dispatches = reflection.get(ONLY_DISPATCHES) == "true"
-    return Export(function, is_async, EntrySignature(name, arguments, results, only_dispatches))
+    workspace_bytes = int(reflection[WORKSPACE_BYTES]) if reflection.get(CALLER_OWNED) == "true" else None
+    signature = EntrySignature(name, arguments, results, only_dispatches, workspace_bytes)
+    return Export(function, is_async, signature)

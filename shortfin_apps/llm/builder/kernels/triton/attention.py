@@ -105,7 +105,6 @@ def attend_singles(
     rows,
     width,
     layer,
-    splits,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -119,10 +118,10 @@ def attend_singles(
 ):
     """Attention of rows of a single token, and of no others. Without `offsets` all rows have one.
 
-    Up to `splits` workgroups share a row's slots: each takes SPLIT of them, or the least multiple for which
-    MOST_SPLITS suffice. They leave what they found in `parts` [rows, HEADS, splits, HEAD_DIM] f32 and
-    `states` [rows, HEADS, splits, 2] f32 (see `combine`), and count themselves in `counters`
-    [rows, KV_HEADS] i32, which is zero before and after.
+    Workgroups share a row's slots: each takes SPLIT of them, or the least multiple for which MOST_SPLITS
+    suffice. They leave what they found in `parts` [rows, HEADS, MOST_SPLITS, HEAD_DIM] f32 and `states`
+    [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count themselves in `counters` [rows, KV_HEADS] i32,
+    which is zero before and after.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)
@@ -161,7 +160,7 @@ def attend_singles(
         )
         is_last = True
         if shares > 1:
-            first = (row.to(tl.int64) * HEADS + head) * splits
+            first = (row.to(tl.int64) * HEADS + head) * MOST_SPLITS
             store_part(parts, states, first + share, is_query, peak, total, sums, HEAD_DIM)
             is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
             if is_last:

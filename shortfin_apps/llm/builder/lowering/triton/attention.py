@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     power_of_two,
     tiles_of,
 )
-from shortfin_apps.llm.builder.model.config import KV_ITEM_BYTES, page_elements
+from shortfin_apps.llm.builder.model.config import KV_ITEM_BYTES, context_length, page_elements
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
 
 
@@ -37,6 +37,8 @@ class TritonAttention:
         self._page_elements = page_elements(spec, context.options)
         self._sharing = spec.num_attention_heads // spec.num_key_value_heads
         self._q_features = spec.num_attention_heads * spec.head_dim
+        # There is room for all parts of the longest row, so that the size of a decode's workspace is known.
+        self._most_splits = min(MOST_SPLITS, -(-context_length(spec, context.options) // SPLIT))
         self._head_bytes = spec.head_dim * KV_ITEM_BYTES[context.options.kv]
         self._tiles = tiles_of(context.target)
         self._weights = context.weights
@@ -124,7 +126,7 @@ class TritonAttention:
     def _attend_singles(
         self, e: Emitter, operands: Mapping[str, Dim | Tensor | None], batch: Batch
     ) -> Tensor:
-        splits = e.at_most(e.ceil_divide(e.times(batch.width, self._stride), SPLIT), MOST_SPLITS)
+        splits = e.at_most(e.ceil_divide(e.times(batch.width, self._stride), SPLIT), self._most_splits)
         given = {**operands, "splits": splits, "counters": batch.counters}
         made = self._launcher.launch(e, self._singles_kernel(), given)
         batch.counters = made["counters"]
@@ -153,12 +155,12 @@ class TritonAttention:
         """Attention of rows of one token, split over the row's slots."""
         tile = fitted(self._tiles.decode_attention, self._sharing, self._head_bytes)
         spec = self._spec
-        heads = (spec.num_attention_heads, "splits")
+        heads = (spec.num_attention_heads, self._most_splits)
         return Kernel(
             name="attend_singles",
             function=attend_singles,
             interface=Interface(
-                constants=("tokens", "rows", "width", "layer", "splits"),
+                constants=("tokens", "rows", "width", "layer"),
                 reads=self._reads,
                 writes={
                     "counters": buffer("i32", "rows", spec.num_key_value_heads),
@@ -167,7 +169,7 @@ class TritonAttention:
                     "states": buffer("f32", "rows", *heads, 2),
                 },
             ),
-            constexprs={**self._constexprs(tile), "SPLIT": SPLIT, "MOST_SPLITS": MOST_SPLITS},
+            constexprs={**self._constexprs(tile), "SPLIT": SPLIT, "MOST_SPLITS": self._most_splits},
             grid=[Tiles("rows"), spec.num_key_value_heads, Tiles("splits")],
             tuning=tile.tuning,
         )

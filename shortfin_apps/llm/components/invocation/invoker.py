@@ -1,0 +1,91 @@
+"""Calls entries, and owns the buffers that they write where they allocate nothing themselves.
+
+A call that allocates is queued only when the device has come to it, so its caller waits for the device. One
+that gets all that it writes from its caller returns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from math import prod
+
+import numpy as np
+
+from shortfin_apps.llm.abi import Entry, EntryFamily
+from shortfin_apps.llm.components.runtime.device import (
+    Device,
+    DeviceBuffer,
+    EntrySignature,
+    Pending,
+    Program,
+    TensorType,
+)
+
+# Larger results, such as logits, stay on the device, as seldom anyone reads them.
+_MOST_HOST_BYTES = 1 << 20
+_BYTE = np.dtype(np.int8)
+
+Results = Sequence[DeviceBuffer]
+
+
+class Invoker:
+    """Calls the entries of one program. Results hold until the same entry is called again, those of a decode
+    loop once longer, as they are read while the next step is in flight.
+
+    All entries share one workspace, as invocations run one after the other. Buffers are made when an entry is
+    first called and kept; `num_bytes` counts them.
+    """
+
+    def __init__(self, device: Device, program: Program) -> None:
+        self._device = device
+        self._program = program
+        self._workspace: DeviceBuffer | None = None
+        self._results: dict[str, cycle[Results]] = {}
+        self.num_bytes = 0
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
+        """Starts `entry` (see `Program.submit`); `wait` of what it returns gives the results."""
+        signature = self._program.entries[entry]
+        if signature.workspace_bytes is None:
+            return self._program.submit(entry, arguments)
+        results = next(self._sets_of(signature))
+        pending = self._program.submit(entry, [*arguments, *results, self._shared_workspace()])
+        return _OwnedPending(pending, results)
+
+    def _sets_of(self, signature: EntrySignature) -> cycle[Results]:
+        if signature.name not in self._results:
+            self._results[signature.name] = cycle(self._new_sets(signature))
+        return self._results[signature.name]
+
+    def _new_sets(self, signature: EntrySignature) -> list[Results]:
+        assert signature.results is not None, "an entry whose results the caller owns declares them"
+        entry = Entry.parse(signature.name)
+        count = 2 if entry is not None and entry.family is EntryFamily.DECODE_LOOP else 1
+        return [[self._new_result(kind) for kind in signature.results] for _ in range(count)]
+
+    def _new_result(self, kind: TensorType) -> DeviceBuffer:
+        shape = tuple(size for size in kind.shape if size is not None)
+        assert len(shape) == len(kind.shape), "an entry whose results the caller owns is of static shape"
+        num_bytes = prod(shape) * kind.dtype.itemsize
+        self.num_bytes += num_bytes
+        return self._device.allocate(shape, kind.dtype, on_host=num_bytes <= _MOST_HOST_BYTES)
+
+    def _shared_workspace(self) -> DeviceBuffer:
+        if self._workspace is None:
+            size = max(signature.workspace_bytes or 0 for signature in self._program.entries.values())
+            self._workspace = self._device.allocate((size,), _BYTE)
+            self.num_bytes += size
+        return self._workspace
+
+
+class _OwnedPending:
+    """An invocation in flight that writes buffers of its caller's."""
+
+    def __init__(self, pending: Pending, results: Results) -> None:
+        self._pending = pending
+        self._results = results
+
+    def wait(self) -> Results:
+        self._pending.wait()
+        return self._results

@@ -1,0 +1,83 @@
+"""The buffers of entries that allocate nothing: who gets which, and how long they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shortfin_apps.llm.components.invocation.invoker import Invoker
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, TensorType
+from tests.components.fake_device import F32, I64, FakeBuffer, FakePending
+
+IDS = TensorType((4,), I64)
+VALUES = TensorType((4, 1, 8), F32)
+LOGITS = TensorType((4, 1, 1 << 20), F32)
+LOOP = EntrySignature("decode_loop_bs4", None, (IDS,), workspace_bytes=100)
+DECODE = EntrySignature("decode_bs4", None, (VALUES, LOGITS), workspace_bytes=300)
+EXTEND = EntrySignature("extend", None, (VALUES,))
+
+
+@dataclass
+class Recorder:
+    """A program and device that note what they are asked for."""
+
+    calls: list[Sequence[DeviceBuffer]] = field(default_factory=list)
+    allocated: list[tuple[tuple[int, ...], bool]] = field(default_factory=list)
+
+    @property
+    def entries(self) -> Mapping[str, EntrySignature]:
+        return {signature.name: signature for signature in (LOOP, DECODE, EXTEND)}
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
+        self.calls.append(arguments)
+        returned = [FakeBuffer(np.zeros(1))] if entry == "extend" else []
+        return FakePending(lambda: returned)
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, on_host: bool = False) -> FakeBuffer:
+        self.allocated.append((shape, on_host))
+        return FakeBuffer(np.zeros(1, dtype))
+
+
+def make() -> tuple[Recorder, Invoker]:
+    recorder = Recorder()
+    device: Any = recorder
+    program: Any = recorder
+    return recorder, Invoker(device, program)
+
+
+def test_an_entry_that_allocates_is_called_as_it_is() -> None:
+    recorder, invoker = make()
+    argument = FakeBuffer(np.ones(1))
+    assert len(invoker.submit("extend", [argument]).wait()) == 1
+    assert list(recorder.calls[0]) == [argument]
+    assert not recorder.allocated
+    assert invoker.num_bytes == 0
+
+
+def test_results_and_workspace_stand_behind_the_arguments() -> None:
+    recorder, invoker = make()
+    argument = FakeBuffer(np.ones(1))
+    results = invoker.submit("decode_bs4", [argument]).wait()
+    assert list(recorder.calls[0][:-1]) == [argument, *results]
+    # Logits are too large for the host; the workspace is the largest of all entries'.
+    assert recorder.allocated == [((4, 1, 8), True), ((4, 1, 1 << 20), False), ((300,), False)]
+    assert invoker.num_bytes == 4 * 8 * 4 + 4 * (1 << 20) * 4 + 300
+
+
+def test_steps_of_a_loop_take_two_buffers_in_turn() -> None:
+    _, invoker = make()
+    first, second, third = (invoker.submit("decode_loop_bs4", []).wait()[0] for _ in range(3))
+    assert first is not second
+    assert third is first
+
+
+def test_one_workspace_serves_all_entries_and_nothing_is_allocated_twice() -> None:
+    recorder, invoker = make()
+    for _ in range(3):
+        invoker.submit("decode_loop_bs4", [])
+        invoker.submit("decode_bs4", [])
+    assert len({id(call[-1]) for call in recorder.calls}) == 1
+    assert len(recorder.allocated) == 2 + 2 + 1
