@@ -29,9 +29,17 @@ class OneProgram:
         return self.program
 
     def allocate(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, stage: int = 0, only_dispatches: bool = False
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+        on_host: bool = False,
     ) -> DeviceBuffer:
-        return self._device.allocate(shape, dtype, stage=stage, only_dispatches=only_dispatches)
+        return self._device.allocate(
+            shape, dtype, stage=stage, only_dispatches=only_dispatches, on_host=on_host
+        )
 
     def upload(self, array: Array) -> DeviceBuffer:
         return self._device.upload(array)

@@ -55,6 +55,7 @@ ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds beside such an entry
+NOT_FINITE = -1  # the token id of a decode loop's row whose best logit is not finite
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
 

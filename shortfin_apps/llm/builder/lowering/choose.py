@@ -31,6 +31,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Linear,
     Norm,
     Operation,
+    Sample,
     TopK,
 )
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
@@ -38,7 +39,7 @@ from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
 MOST_CANDIDATES = 256  # of a top-k that keeps its candidates in registers
-KINDS: tuple[Kind, ...] = (Embed, Norm, Linear, AddBias, GatedLinear, Attend, LastTokens, TopK)
+KINDS: tuple[Kind, ...] = (Embed, Norm, Linear, AddBias, GatedLinear, Attend, LastTokens, TopK, Sample)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -109,7 +110,7 @@ def _triton(c: LoweringContext) -> dict[str, bool]:
     }
 
 
-def _triton_top_k(c: LoweringContext) -> dict[str, bool]:
+def _triton_candidates(c: LoweringContext) -> dict[str, bool]:
     return {
         **_gpu(c),
         f"at most {MOST_CANDIDATES} candidates": c.options.top_k <= MOST_CANDIDATES,
@@ -128,6 +129,13 @@ def _make_triton_top_k(c: LoweringContext) -> Any:
     from shortfin_apps.llm.builder.lowering.triton.top_k import TritonTopK
 
     return TritonTopK(c)
+
+
+def _make_triton_sampling(c: LoweringContext) -> Any:
+    _require_triton(c)
+    from shortfin_apps.llm.builder.lowering.triton.sampling import TritonSampling
+
+    return TritonSampling(c)
 
 
 def _require_triton(c: LoweringContext) -> None:
@@ -182,9 +190,10 @@ CANDIDATES = (
     ),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
     TRITON,
-    Candidate("triton/top_k", (TopK,), _triton_top_k, _make_triton_top_k),
+    Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
+    Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
-    Candidate("linalg", (Embed, Norm, AddBias, Attend, LastTokens, TopK), _always, _linalg),
+    Candidate("linalg", (Embed, Norm, AddBias, Attend, LastTokens, TopK, Sample), _always, _linalg),
 )
 
 

@@ -10,6 +10,7 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     Attend       attend(e, qkv, layer, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
     TopK         top_k(e, logits) -> two Tensors
+    Sample       sample(e, values, indices, state) -> Tensor, LoopState
 
 Shapes and types are in model/operations.py. Each may be called in several functions of the module. A
 `FusedKernels` class takes runs of operations instead, each run in one dispatch.
@@ -35,6 +36,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Linear,
     Norm,
     Operation,
+    Sample,
     TopK,
 )
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
@@ -115,6 +117,16 @@ class Values:
         return {name: self[name] for name in self._values if name in names}
 
 
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """What a decode loop keeps on the device: `tokens` and `positions` [rows] i64, which every step advances,
+    and `sampling` [fields, rows] i64."""
+
+    tokens: Tensor
+    positions: Tensor
+    sampling: Tensor
+
+
 class FusedKernels(Protocol):
     """Kernels that each take a run of operations."""
 
@@ -183,6 +195,12 @@ class Lowering:
                 values[operation.out] = kernels.last_tokens(e, x, values.batch)
             case TopK():
                 values[operation.out], values[operation.indices] = kernels.top_k(e, x)
+            case Sample():
+                state = LoopState(
+                    *(values[n] for n in (operation.tokens, operation.positions, operation.sampling))
+                )
+                values[operation.out], state = kernels.sample(e, x, values[operation.indices], state)
+                values[operation.tokens], values[operation.positions] = state.tokens, state.positions
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:

@@ -99,3 +99,24 @@ class TopK(Operation):
     @property
     def writes(self) -> tuple[str, ...]:
         return (self.out, self.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Operation):
+    """Candidates as of TopK -> `out` [rows] i64, the token that a decode loop draws for each row.
+
+    Reads the loop's `sampling` [fields, rows] i64, and advances its `tokens` and `positions` [rows] i64.
+    """
+
+    indices: str
+    sampling: str = "sampling"
+    tokens: str = "tokens"
+    positions: str = "positions"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.indices, self.sampling, self.tokens, self.positions)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.out, self.tokens, self.positions)

@@ -19,10 +19,10 @@ from shortfin_apps.llm.abi import (
 )
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.lowering.linalg.sampling import sample
+from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
-Body = Callable[[Emitter, Tensor, Batch], tuple[Tensor, Tensor, Tensor]]
+Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 
 
 def entries_of(options: BuildOptions) -> list[Entry]:
@@ -46,10 +46,10 @@ def write_entry(
     """
     e = Emitter()
     tokens, batch = _arguments(e, entry, options, elements)
-    names = ("values", "indices", "logits")
+    values = body(e, {"tokens": tokens}, batch)
     results = {
-        name: e.reshape(t, (batch.rows, 1, t.shape[1]))
-        for name, t in zip(names, body(e, tokens, batch), strict=True)
+        name: e.reshape(values[name], (batch.rows, 1, values[name].shape[1]))
+        for name in ("values", "indices", "logits")
     }
     owned = static_workspace and isinstance(batch.tokens, int) and isinstance(batch.rows, int)
     return _function(e, entry, options, elements, results, {"cache": batch.cache}, owned=owned)
@@ -58,28 +58,22 @@ def write_entry(
 def write_decode_loop(
     entry: Entry, options: BuildOptions, elements: int, body: Body, *, static_workspace: bool
 ) -> str:
-    """The same for a decode that samples a token for each row, and writes over its state in place."""
+    """The same for a decode whose `body` samples a token for each row, and advances the loop's state."""
     e = Emitter()
     rows = entry.rows
     assert rows is not None, "a decode loop has a fixed number of rows"
-    tokens = _import(e, "tokens", (rows,), "i64", "consume ")
-    positions = _import(e, "positions", (rows,), "i64", "consume ")
+    state = {name: _import(e, name, (rows,), "i64", "consume ") for name in ("tokens", "positions")}
     sampling = _import(e, "sampling", (len(SamplingField), rows), "i64")
-    starts = e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _START)
+    starts = e.elementwise("n", ("n", (rows,), "i64"), [(state["positions"], "n")], _START)
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
     batch = _batch(e, entry, options, elements, starts, seq_lens)
-    values, indices, _ = body(e, tokens, batch)
-    token_ids = sample(e, values, indices, sampling, positions)
-    ins = [(positions, "n"), (token_ids, "n"), (tokens, "n")]
-    state = {
-        "tokens": e.elementwise("n", ("n", (rows,), "i64"), ins, _NEXT_TOKEN),
-        "positions": e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _NEXT_POSITION),
-        "cache": batch.cache,
-    }
-    return _function(e, entry, options, elements, {"token_ids": token_ids}, state, owned=static_workspace)
+    values = body(e, {**state, "sampling": sampling}, batch)
+    in_place = {**{name: values[name] for name in state}, "cache": batch.cache}
+    results = {"token_ids": values["token_ids"]}
+    return _function(e, entry, options, elements, results, in_place, owned=static_workspace)
 
 
-# Of a padding row, whose position is negative: the start position, and what becomes of its state.
+# Of a row of a decode loop, which is padding if its position is negative.
 _START = """\
   %zero = arith.constant 0 : i64
   %y = arith.maxsi %a, %zero : i64
@@ -87,20 +81,6 @@ _START = """\
 _SEQ_LEN = """\
   %one = arith.constant 1 : i64
   %y = arith.addi %a, %one : i64
-  linalg.yield %y : i64"""
-_NEXT_POSITION = """\
-  %zero = arith.constant 0 : i64
-  %is_padding = arith.cmpi slt, %a, %zero : i64
-  %one = arith.constant 1 : i64
-  %next = arith.addi %a, %one : i64
-  %y = arith.select %is_padding, %a, %next : i64
-  linalg.yield %y : i64"""
-_NEXT_TOKEN = """\
-  %zero = arith.constant 0 : i64
-  %is_padding = arith.cmpi slt, %a, %zero : i64
-  %is_spoiled = arith.cmpi slt, %b, %zero : i64
-  %stays = arith.ori %is_padding, %is_spoiled : i1
-  %y = arith.select %stays, %c, %b : i64
   linalg.yield %y : i64"""
 
 

@@ -6,6 +6,8 @@ looks like from outside in entry.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
@@ -13,13 +15,14 @@ from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspa
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import operations
-from shortfin_apps.llm.builder.model.operations import TopK
+from shortfin_apps.llm.builder.model.operations import Sample, TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.entry import entries_of, write_decode_loop, write_entry
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 RESULTS = ("values", "indices", "logits")
+LOOP_RESULTS = ("token_ids", "tokens", "positions")
 
 
 class ModelModule:
@@ -46,12 +49,16 @@ class ModelModule:
         return "\n".join(["module @module {", *declarations, *functions, "}\n"])
 
     def _function(self, entry: Entry) -> str:
-        def body(e: Emitter, tokens: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        is_loop = entry.family is EntryFamily.DECODE_LOOP
+        sampling = [Sample("values", "token_ids", "indices")] if is_loop else []
+
+        def body(e: Emitter, inputs: Mapping[str, Tensor], batch: Batch) -> Values:
             self._lowering.prepare(e, batch)
-            values = Values({"tokens": tokens}, batch)
-            self._lowering.lower(e, self._operations, values, RESULTS)
-            return values["values"], values["indices"], values["logits"]
+            values = Values(inputs, batch)
+            results = LOOP_RESULTS if is_loop else RESULTS
+            self._lowering.lower(e, [*self._operations, *sampling], values, results)
+            return values
 
         elements = page_elements(self._spec, self._options)
-        write = write_decode_loop if entry.family is EntryFamily.DECODE_LOOP else write_entry
+        write = write_decode_loop if is_loop else write_entry
         return write(entry, self._options, elements, body, static_workspace=self._static_workspace)

@@ -16,7 +16,9 @@ from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
     packed_attention,
     token_slots,
 )
+from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
+from shortfin_apps.llm.builder.lowering.lowering import LoopState
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -34,6 +36,13 @@ class LinalgOperations:
 
     def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
         return embedding(e, self._spec, self._weights, tokens, weight)
+
+    def sample(
+        self, e: Emitter, values: Tensor, indices: Tensor, state: LoopState
+    ) -> tuple[Tensor, LoopState]:
+        token_ids = sample(e, values, indices, state.sampling, state.positions)
+        tokens, positions = advance(e, token_ids, state.tokens, state.positions)
+        return token_ids, LoopState(tokens, positions, state.sampling)
 
     def last_tokens(self, e: Emitter, x: Tensor, batch: Batch) -> Tensor:
         last = last_tokens(e, batch.offsets, batch.starts, batch.seq_lens, batch.tokens)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.abi import SamplingField
+from shortfin_apps.llm.abi import NOT_FINITE, SamplingField
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.sampling_rule import (
     FRACTION_BITS,
@@ -19,7 +19,6 @@ from shortfin_apps.llm.sampling_rule import (
     WEIGHT_BITS,
 )
 
-NOT_FINITE = -1  # the token id of a row whose logits are not finite
 _WORD = 1 << 64
 
 
@@ -34,6 +33,32 @@ def sample(e: Emitter, values: Tensor, indices: Tensor, sampling: Tensor, positi
     kept = _filtered(e, weights, before, _total(e, weights, before), sampling)
     targets = _targets(e, _sums(e, kept), sampling, positions)
     return _spoiled(e, _drawn(e, kept, before, targets, indices), values)
+
+
+def advance(e: Emitter, token_ids: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The next `tokens` and `positions` [rows] i64 of a decode loop that has drawn `token_ids` [rows] i64.
+
+    A padding row, whose position is negative, stays as it is, and a row without a token keeps its last.
+    """
+    n = ("n", tokens.shape, "i64")
+    ins = [(positions, "n"), (token_ids, "n"), (tokens, "n")]
+    return e.elementwise("n", n, ins, _NEXT_TOKEN), e.elementwise("n", n, [(positions, "n")], _NEXT_POSITION)
+
+
+_NEXT_POSITION = """\
+  %zero = arith.constant 0 : i64
+  %is_padding = arith.cmpi slt, %a, %zero : i64
+  %one = arith.constant 1 : i64
+  %next = arith.addi %a, %one : i64
+  %y = arith.select %is_padding, %a, %next : i64
+  linalg.yield %y : i64"""
+_NEXT_TOKEN = """\
+  %zero = arith.constant 0 : i64
+  %is_padding = arith.cmpi slt, %a, %zero : i64
+  %is_spoiled = arith.cmpi slt, %b, %zero : i64
+  %stays = arith.ori %is_padding, %is_spoiled : i1
+  %y = arith.select %stays, %c, %b : i64
+  linalg.yield %y : i64"""
 
 
 def _field(e: Emitter, sampling: Tensor, field: SamplingField) -> Tensor:
