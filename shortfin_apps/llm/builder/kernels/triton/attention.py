@@ -120,8 +120,8 @@ def attend_singles(
 
     Workgroups share a row's slots: each takes SPLIT of them, or the least multiple for which MOST_SPLITS
     suffice. They leave what they found in `parts` [rows, HEADS, MOST_SPLITS, HEAD_DIM] f32 and `states`
-    [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count themselves in `counters` [rows, KV_HEADS] i32,
-    which is zero before and after.
+    [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count themselves in `counters` [rows, KV_HEADS]
+    i32, which is zero before and after.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)

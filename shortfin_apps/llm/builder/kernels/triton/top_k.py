@@ -1,13 +1,13 @@
-"""Exact top-k in two launches: the best of each segment of a row, then the best of those.
+"""Exact top-k in two launches: the best of every chunk of a row, then the best elements of the best chunks.
 
-Elements are compared as integers: a float's bits, mapped so that their order is that of the values, and below
-them the complement of the index, so that of equal values the lower index comes first. NaN comes before all.
+Keys of the elements are distinct integers: a float's bits, mapped so that their order is that of the values,
+and below them the complement of the index, so that of equal values the lower index comes first. NaN comes
+before all. So a chunk whose best is not among the k best chunks' holds none of the k best elements.
 """
 
 import triton
 import triton.language as tl
 
-SIGN = tl.constexpr(-(1 << 31))
 NAN_KEY = tl.constexpr((1 << 31) - 1)
 LEAST = tl.constexpr(-(1 << 63))
 
@@ -24,17 +24,29 @@ def keys_of(values, indices):
 
 
 @triton.jit
-def best_of_segments(logits, best, SIZE: tl.constexpr, SEGMENT: tl.constexpr, KEPT: tl.constexpr):
-    """best [rows, segments, KEPT] i64: the largest keys of each SEGMENT of logits [rows, SIZE] f32."""
-    row = tl.program_id(0)
-    segment = tl.program_id(1)
-    SEGMENTS: tl.constexpr = (SIZE + SEGMENT - 1) // SEGMENT
-    index = segment * SEGMENT + tl.arange(0, SEGMENT)
+def index_of(keys):
+    """The i32 index within an i64 key."""
+    return NAN_KEY - keys.to(tl.int32)
+
+
+@triton.jit
+def load_keys(logits, index, SIZE: tl.constexpr):
+    """The keys of a row's elements at `index` i32, LEAST past its SIZE."""
     inside = index < SIZE
-    values = tl.load(logits + row.to(tl.int64) * SIZE + index, mask=inside, other=0.0)
-    keys = tl.where(inside, keys_of(values, index), LEAST)
-    kept = tl.topk(keys, KEPT)
-    tl.store(best + (row.to(tl.int64) * SEGMENTS + segment) * KEPT + tl.arange(0, KEPT), kept)
+    values = tl.load(logits + index, mask=inside, other=0.0)
+    return tl.where(inside, keys_of(values, index), LEAST)
+
+
+@triton.jit
+def best_of_chunks(
+    logits, best, SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr
+):
+    """best [rows, CHUNKS] i64: the largest key of each CHUNK of logits [rows, SIZE] f32, by TILE chunks."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    index = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    largest = tl.max(load_keys(logits + row * SIZE, index, SIZE), axis=1)
+    tl.store(best + row * CHUNKS + chunk, largest, mask=chunk < CHUNKS)
 
 
 @triton.jit
@@ -44,24 +56,28 @@ def best_of_row(
     values,
     indices,
     SIZE: tl.constexpr,
-    CANDIDATES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     KEPT: tl.constexpr,
     K: tl.constexpr,
 ):
-    """values [rows, K] f32, descending, and indices [rows, K] i64, of best [rows, CANDIDATES] i64.
-
-    A row of `logits` [rows, SIZE] f32 that holds NaN has NaN values.
+    """values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32, whose chunks'
+    best keys are best [rows, CHUNKS] i64. A row that holds NaN has NaN values. BLOCK is CHUNKS and KEPT is K,
+    rounded up to powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
-    candidate = tl.arange(0, BLOCK)
-    found = tl.load(best + row * CANDIDATES + candidate, mask=candidate < CANDIDATES, other=LEAST)
-    kept = tl.topk(found, KEPT)
-    index = NAN_KEY - kept.to(tl.int32)
+    chunk = tl.arange(0, BLOCK)
+    found = tl.load(best + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=LEAST)
+    chosen = index_of(tl.topk(found, KEPT)) // CHUNK
+    index = chosen[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    # Where there are fewer chunks than KEPT, the rest is past the row's end, as the index of LEAST is.
+    keys = load_keys(logits + row * SIZE, index, SIZE)
+    kept = tl.topk(tl.reshape(keys, (KEPT * CHUNK,)), KEPT)
     place = tl.arange(0, KEPT)
     wanted = place < K
-    value = tl.load(logits + row * SIZE + index, mask=wanted, other=0.0)
+    value = tl.load(logits + row * SIZE + index_of(kept), mask=wanted, other=0.0)
     holds_nan = tl.max((value != value).to(tl.int32), axis=0) > 0
     value = tl.where(holds_nan, float("nan"), value)
     tl.store(values + row * K + place, value, mask=wanted)
-    tl.store(indices + row * K + place, index.to(tl.int64), mask=wanted)
+    tl.store(indices + row * K + place, index_of(kept).to(tl.int64), mask=wanted)

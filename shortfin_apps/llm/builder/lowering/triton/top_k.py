@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.kernels.triton.top_k import best_of_row, best_of_segments
+from shortfin_apps.llm.builder.kernels.triton.top_k import best_of_chunks, best_of_row
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 
-_SEGMENT = 2048  # elements that a workgroup sorts
+_TILE = 2048  # elements that a workgroup searches for the best of chunks
 
 
 class TritonTopK:
@@ -23,49 +25,51 @@ class TritonTopK:
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, size = logits.shape
         assert isinstance(size, int)
-        kept = power_of_two(self._k)
-        segment = min(_SEGMENT, power_of_two(size))
-        segments = -(-size // segment)
-        first = self._launcher.launch(
-            e, _segments_kernel(size, segment, kept), {"rows": rows, "logits": logits}
-        )
-        second = self._launcher.launch(
-            e,
-            _row_kernel(size, segments, kept, self._k),
-            {"rows": rows, "logits": logits, "best": first["best"]},
-        )
-        return second["values"], second["indices"]
+        chunk = chunk_of(size, self._k)
+        operands = {"rows": rows, "logits": logits}
+        best = self._launcher.launch(e, _chunks_kernel(size, chunk), operands)["best"]
+        made = self._launcher.launch(e, _row_kernel(size, chunk, self._k), {**operands, "best": best})
+        return made["values"], made["indices"]
 
 
-def _segments_kernel(size: int, segment: int, kept: int) -> Kernel:
-    segments = -(-size // segment)
+def chunk_of(size: int, k: int) -> int:
+    """Elements of a chunk: as many chunks are sorted as there are elements in the k best of them."""
+    return power_of_two(max(2, isqrt(size // power_of_two(k))))
+
+
+def _chunks_kernel(size: int, chunk: int) -> Kernel:
+    chunks = -(-size // chunk)
+    tile = min(_TILE // chunk, power_of_two(chunks))
     return Kernel(
-        name="best_of_segments",
-        function=best_of_segments,
+        name="best_of_chunks",
+        function=best_of_chunks,
         interface=Interface(
             constants=(),
             reads={"logits": buffer("f32", "rows", size)},
-            writes={"best": buffer("i64", "rows", segments, kept)},
+            writes={"best": buffer("i64", "rows", chunks)},
         ),
-        constexprs={"SIZE": size, "SEGMENT": segment, "KEPT": kept},
-        grid=[Tiles("rows"), segments],
+        constexprs={"SIZE": size, "CHUNK": chunk, "CHUNKS": chunks, "TILE": tile},
+        grid=[Tiles("rows"), -(-chunks // tile)],
         tuning=Tuning(num_waves=4),
     )
 
 
-def _row_kernel(size: int, segments: int, kept: int, k: int) -> Kernel:
+def _row_kernel(size: int, chunk: int, k: int) -> Kernel:
+    chunks = -(-size // chunk)
+    kept = power_of_two(k)
     return Kernel(
         name="best_of_row",
         function=best_of_row,
         interface=Interface(
             constants=(),
-            reads={"logits": buffer("f32", "rows", size), "best": buffer("i64", "rows", segments, kept)},
+            reads={"logits": buffer("f32", "rows", size), "best": buffer("i64", "rows", chunks)},
             writes={"values": buffer("f32", "rows", k), "indices": buffer("i64", "rows", k)},
         ),
         constexprs={
             "SIZE": size,
-            "CANDIDATES": segments * kept,
-            "BLOCK": power_of_two(segments * kept),
+            "CHUNK": chunk,
+            "CHUNKS": chunks,
+            "BLOCK": max(kept, power_of_two(chunks)),
             "KEPT": kept,
             "K": k,
         },
