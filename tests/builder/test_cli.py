@@ -23,6 +23,16 @@ def test_defaults_are_the_options_own() -> None:
     assert not args.no_cache
 
 
+def test_decode_loops_are_for_gpus_unless_asked_for() -> None:
+    def sizes(flags: str) -> tuple[int, ...]:
+        return cli.options_of(parse("x.gguf", *flags.split())).loop_sizes
+
+    assert sizes("--device cpu:znver4") == ()
+    assert sizes("--device hip:gfx942 --decode-batch-sizes 1,8") == (1, 8)
+    assert sizes("--device hip:gfx942 --decode-loop-sizes none") == ()
+    assert sizes("--decode-loop-sizes 4") == (4,)
+
+
 def test_every_flag() -> None:
     flags = (
         "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "

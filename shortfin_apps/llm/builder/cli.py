@@ -136,11 +136,6 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
             "chunk lengths, in tokens, that get a prefill of their own; 'none' for only the dynamic one",
         ),
         ("extend_sizes", "token counts that get an extend entry of their own beside the dynamic one"),
-        (
-            "decode_loop_sizes",
-            "requests in one decode step that samples on the device and keeps its state there, which "
-            "--decode-ahead of `serve` uses",
-        ),
     ):
         default = getattr(DEFAULTS, name)
         group.add_argument(
@@ -150,6 +145,13 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
             metavar="N,N,...",
             help=f"{what} (default: {','.join(map(str, default)) or 'none'})",
         )
+    group.add_argument(
+        "--decode-loop-sizes",
+        type=_sizes,
+        metavar="N,N,...",
+        help="requests in one decode step that samples on the device and keeps its state there, which "
+        "--decode-ahead of `serve` uses (default: those of --decode-batch-sizes on GPUs, none on CPUs)",
+    )
     for flag, default, what in (
         ("--context-length", None, "most tokens of one request (default: the model's own, at most 8192)"),
         ("--block-seq-stride", DEFAULTS.block_seq_stride, "tokens in a page (default: %(default)s)"),

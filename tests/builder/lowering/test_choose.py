@@ -27,7 +27,7 @@ AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 VNNI = resolve_target("cpu:znver4")
 HASWELL = resolve_target("cpu:haswell")
 GPU = resolve_target("hip:gfx942")
-ON_CPU = {"Embed": "linalg", "AddBias": "linalg", "LastTokens": "linalg", "TopK": "cpu/top_k"}
+ON_CPU = dict.fromkeys(("Embed", "AddBias", "LastTokens", "Sample"), "linalg") | {"TopK": "cpu/top_k"}
 
 
 def between_attentions(name: str) -> dict[str, str]:
@@ -87,7 +87,9 @@ def test_a_gpu_takes_triton_and_linalg_what_is_left() -> None:
 def test_a_gpu_takes_linalg_where_triton_lacks_the_size_and_the_reason_is_given() -> None:
     odd = replace(TILES, hidden_size=72)
     choices = {choice.kind: choice for choice in choose(context(odd, BuildOptions(), GPU))}
-    assert {choice.candidate.name for choice in choices.values()} == {"linalg", "triton/top_k"}
+    assert {choice.candidate.name for choice in choices.values()} == {
+        *("linalg", "triton/sampling", "triton/top_k")
+    }
     assert "; not triton/layers, which needs hidden_size in multiples of 16" in str(choices[Linear])
 
 

@@ -52,7 +52,7 @@ def _check_sizes(options: BuildOptions) -> None:
         raise BuildError("at least one prefill and one decode batch size are needed")
     _require_positive("--chunk-sizes", options.chunk_sizes)
     _require_positive("--extend-sizes", options.extend_sizes)
-    _require_positive("--decode-loop-sizes", options.decode_loop_sizes)
+    _require_positive("--decode-loop-sizes", options.loop_sizes)
     if odd := [size for size in options.chunk_sizes if size % stride]:
         raise BuildError(f"--chunk-sizes: {odd[0]} is not a multiple of the page of {stride} tokens")
     if options.device_block_count is not None and options.device_block_count < 2:

@@ -71,11 +71,18 @@ class BuildOptions:
     decode_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     chunk_sizes: tuple[int, ...] = ()
     extend_sizes: tuple[int, ...] = ()
-    decode_loop_sizes: tuple[int, ...] = ()
+    decode_loop_sizes: tuple[int, ...] | None = None  # None: those of decodes on GPUs, none on CPUs
     block_seq_stride: int = 16
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
+
+    @property
+    def loop_sizes(self) -> tuple[int, ...]:
+        """The batch sizes that get a decode loop: they keep host and device busy, on a CPU the same cores."""
+        if self.decode_loop_sizes is not None:
+            return self.decode_loop_sizes
+        return () if self.device.startswith("cpu") else self.decode_batch_sizes
 
     @property
     def activations(self) -> FloatType:

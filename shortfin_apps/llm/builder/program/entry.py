@@ -33,7 +33,7 @@ def entries_of(options: BuildOptions) -> list[Entry]:
         *(Entry(EntryFamily.PREFILL, n, s) for n in sizes for s in options.chunk_sizes),
         *(Entry(EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes),
         *(Entry(EntryFamily.EXTEND, None, t) for t in (None, *options.extend_sizes)),
-        *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.decode_loop_sizes),
+        *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.loop_sizes),
     ]
 
 
