@@ -25,6 +25,7 @@ from shortfin_apps.llm.errors import ArtifactError
 
 logger = logging.getLogger(__name__)
 
+OnProgress = Callable[[int, int], None]  # what is done, and what is to be done in all
 UseDecodeLoops = Literal["auto", "on", "off"]
 
 
@@ -63,6 +64,7 @@ def load_engine(
     eos_token_ids: frozenset[int],
     options: EngineOptions,
     confirm: Callable[[], None] = lambda: None,
+    on_warm_up: OnProgress = lambda done, total: None,
 ) -> AsyncEngine:
     """Loads, checks and warms up; the engine is ready for `start`. Takes seconds. Raises ArtifactError.
 
@@ -72,7 +74,7 @@ def load_engine(
         options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
     )
     try:
-        engine = make_engine(device, config, vmfb, parameters, eos_token_ids, options)
+        engine = make_engine(device, config, vmfb, parameters, eos_token_ids, options, on_warm_up)
         confirm()
     except BaseException:
         device.close()
@@ -93,8 +95,12 @@ def make_engine(
     parameters: Sequence[Path],
     eos_token_ids: frozenset[int],
     options: EngineOptions,
+    on_warm_up: OnProgress = lambda done, total: None,
 ) -> Engine:
-    """The engine alone, on a device that the caller owns; it runs when the caller calls `step`."""
+    """The engine alone, on a device that the caller owns; it runs when the caller calls `step`.
+
+    `on_warm_up` is told the number of entries that have run once, and of all.
+    """
     num_pages = options.pages or config.paged_kv_cache.device_block_count
     if num_pages < 2:
         raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
@@ -110,8 +116,14 @@ def make_engine(
             "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
         )
     cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
-    for entry in runner.warm_up():
+    warmed_up = runner.warm_up(on_warm_up)
+    for entry in warmed_up:
         check_results(entry, config, options.tokenizer_vocab_size)
+    logger.info(
+        "warmed up %d entries; the KV cache, results and workspace take %.1f MiB",
+        len(warmed_up),
+        runner.num_bytes / 2**20,
+    )
     return Engine(
         scheduler=Scheduler(cache, mode, max_running(config, options), options.scheduling),
         cache=cache,

@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_object
 from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.server.warm_up import warm_up_progress
 
 
 class RunningEngine(EngineClient, Protocol):
@@ -125,9 +126,16 @@ def load_engine(
         tokenizer_vocab_size=tokenizer.vocab_size,
         stall_timeout_s=config.stall_timeout,
     )
-    return loading.load_engine(
-        artifact.config, artifact.vmfb, artifact.parameters, tokenizer.eos_token_ids, options, confirm
-    )
+    with warm_up_progress() as on_warm_up:
+        return loading.load_engine(
+            artifact.config,
+            artifact.vmfb,
+            artifact.parameters,
+            tokenizer.eos_token_ids,
+            options,
+            confirm,
+            on_warm_up,
+        )
 
 
 def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:

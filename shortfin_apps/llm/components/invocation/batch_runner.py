@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -178,13 +179,28 @@ class BatchRunner:
         for slab in self._page_table:
             self._device.clear(slab, [SCRATCH_PAGE, *page_ids])
 
-    def warm_up(self) -> list[EntrySignature]:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the page table, and of the results and workspace of entries that allocate none."""
+        table = sum(prod(slab.shape) * slab.dtype.itemsize for slab in self._page_table)
+        return table + self._invoker.num_bytes
+
+    def warm_up(
+        self, on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> list[EntrySignature]:
         """Runs every entry once on padding rows alone, so that no request pays for first touches.
 
         Returns signatures with the types of the actual results, as upstream's VMFBs do not declare them.
-        Raises ArtifactError when an entry does not take what config.json means.
+        Calls `on_progress` with the number of entries done and of all. Raises ArtifactError when an entry
+        does not take what config.json means.
         """
-        return [self._first_run(shape) for shape in self.buckets.smallest_shapes()]
+        shapes = self.buckets.smallest_shapes()
+        found: list[EntrySignature] = []
+        for shape in shapes:
+            on_progress(len(found), len(shapes))
+            found.append(self._first_run(shape))
+        on_progress(len(shapes), len(shapes))
+        return found
 
     def _first_run(self, shape: Shape) -> EntrySignature:
         scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
