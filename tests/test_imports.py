@@ -39,7 +39,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("abi", "builder.graph", "builder.model", "builder.quantise", "builder.sources"),
         *("builder.target", "irpa"),
     ),
-    "builder.kernels": ("builder.quantise", "builder.weights", "errors", "iree_release"),
+    "builder.kernels": (
+        *("abi", "builder.quantise", "builder.weights", "errors", "iree_release", "sampling_rule"),
+    ),
     "builder.lowering": (
         *("abi", "sampling_rule"),
         *("builder.graph", "builder.kernels", "builder.model", "builder.quantise", "builder.target"),

@@ -32,7 +32,6 @@ import ctypes
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -47,6 +46,7 @@ from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, Ent
 from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
+from shortfin_apps.llm.components.runtime.shortfin_buffer import ShortfinBuffer, read, write
 from shortfin_apps.llm.components.runtime.shortfin_errors import (
     TimelineError,
     cause_of,
@@ -76,53 +76,6 @@ def open_hostcpu() -> ShortfinDevice:
     """
     builder = sf.host.CPUSystemBuilder(env_prefix=None, hostcpu_allocators="caching")
     return ShortfinDevice("hostcpu", builder.create_system(), unified=True)
-
-
-class ShortfinBuffer:
-    """An array on the device of a pipeline stage, or still on the host until an invocation first needs it.
-
-    `is_page_table` says that only invocations write it, once it has been zeroed. `copy` is host memory that
-    gets its contents from every invocation: shortfin's host memory cannot be written by dispatches.
-    """
-
-    def __init__(
-        self,
-        device: ShortfinDevice,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        content: Any,
-        *,
-        stage: int = 0,
-        is_page_table: bool = False,
-        copy: Any = None,
-    ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.staged: Array | None = content if isinstance(content, np.ndarray) else None
-        self.array: Any = content if self.staged is None else None
-        self.stage = stage
-        self.copy = copy
-        self._is_page_table = is_page_table
-        self._device = device
-
-    @property
-    def num_bytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def argument(self) -> Any:
-        """The array as an argument of an invocation.
-
-        An invocation runs on the device of all arguments with a barrier, which must be one, and waits for the
-        timelines that they were written on, one of which may have failed. A page table needs no barrier:
-        it was zeroed before anyone got it, and invocations run in order.
-        """
-        return sfnp.disable_barrier(self.array) if self._is_page_table else self.array
-
-    def __del__(self) -> None:
-        for array in (self.array, self.copy):
-            if array is not None:
-                self._device.dispose(array)
 
 
 class ShortfinPending:
@@ -262,9 +215,9 @@ class ShortfinDevice:
         if source.staged is not None:
             return source.staged.copy()
         if self._unified:
-            return _read(source.array.storage, source.shape, source.dtype)
+            return read(source.array.storage, source.shape, source.dtype)
         if source.copy is not None:
-            return _read(source.copy.storage, source.shape, source.dtype)
+            return read(source.copy.storage, source.shape, source.dtype)
         return self._call(lambda: self._fetch(source)).result()
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
@@ -304,7 +257,7 @@ class ShortfinDevice:
     def _buffer(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], content: Any, **place: Any
     ) -> ShortfinBuffer:
-        buffer = ShortfinBuffer(self, shape, dtype, content, **place)
+        buffer = ShortfinBuffer(self.dispose, shape, dtype, content, **place)
         self._buffers.add(buffer)
         return buffer
 
@@ -386,11 +339,11 @@ class ShortfinDevice:
             buffer.array, buffer.staged = self._new_array(buffer.shape, buffer.dtype, buffer.stage), None
         if self._unified:
             for buffer, content in zip(staged, contents, strict=True):
-                _write(buffer.array.storage, content)
+                write(buffer.array.storage, content)
             return ()
         stagings = [self._staging.take(buffer.num_bytes, buffer.stage) for buffer in staged]
         for buffer, content, staging in zip(staged, contents, stagings, strict=True):
-            _write(staging.storage, content)
+            write(staging.storage, content)
             buffer.array.storage.copy_from(staging.storage)
         return stagings
 
@@ -416,7 +369,7 @@ class ShortfinDevice:
         staging = self._staging.take(source.num_bytes, source.stage)
         staging.storage.copy_from(source.array.storage)
         await _Completion(self._fiber.device(source.stage))
-        content = _read(staging.storage, source.shape, source.dtype)
+        content = read(staging.storage, source.shape, source.dtype)
         self._staging.give_back(staging)
         return content
 
@@ -496,13 +449,3 @@ class ShortfinDevice:
         if not self._leaked:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         self._leaked.append(thing)
-
-
-def _write(storage: Any, content: Array) -> None:
-    with storage.map(discard=True) as mapping:
-        memoryview(mapping).cast("B")[:] = content.reshape(-1).view(np.uint8).data
-
-
-def _read(storage: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    with storage.map(read=True) as mapping:
-        return np.frombuffer(mapping, np.uint8).copy().view(dtype).reshape(shape)

@@ -1,0 +1,72 @@
+"""An array of shortfin's, on a device or on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import shortfin.array as sfnp
+
+from shortfin_apps.llm.components.runtime.device import Array
+
+
+class ShortfinBuffer:
+    """An array on the device of a pipeline stage, or still on the host until an invocation first needs it.
+
+    `is_page_table` says that only invocations write it, once it has been zeroed. `copy` is host memory that
+    gets its contents from every invocation: shortfin's host memory cannot be written by dispatches. `dispose`
+    is called with what is to be freed, from any thread.
+    """
+
+    def __init__(
+        self,
+        dispose: Callable[[Any], None],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        content: Any,
+        *,
+        stage: int = 0,
+        is_page_table: bool = False,
+        copy: Any = None,
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.staged: Array | None = content if isinstance(content, np.ndarray) else None
+        self.array: Any = content if self.staged is None else None
+        self.stage = stage
+        self.copy = copy
+        self._is_page_table = is_page_table
+        self._dispose = dispose
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def argument(self) -> Any:
+        """The array as an argument of an invocation.
+
+        An invocation runs on the device of all arguments with a barrier, which must be one, and waits for the
+        timelines that they were written on, one of which may have failed. A page table needs no barrier:
+        it was zeroed before anyone got it, and invocations run in order.
+        """
+        return sfnp.disable_barrier(self.array) if self._is_page_table else self.array
+
+    def __del__(self) -> None:
+        for array in (self.array, self.copy):
+            if array is not None:
+                self._dispose(array)
+
+
+def write(storage: Any, content: Array) -> None:
+    """Copies `content` into a storage that the host can map."""
+    with storage.map(discard=True) as mapping:
+        memoryview(mapping).cast("B")[:] = content.reshape(-1).view(np.uint8).data
+
+
+def read(storage: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A copy of what is in a storage that the host can map."""
+    with storage.map(read=True) as mapping:
+        return np.frombuffer(mapping, np.uint8).copy().view(dtype).reshape(shape)
