@@ -9,7 +9,7 @@ from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.target import Target
 
-SPLIT = 256  # slots that a workgroup takes of a single token's attention
+SPLIT = 128  # slots that a workgroup takes of a single token's attention
 MOST_SPLITS = 64  # workgroups that share such slots; above, each takes a multiple of SPLIT
 
 
@@ -76,7 +76,7 @@ _NVIDIA = TileTable(
         64: MatmulTile(64, 32, 256, Tuning(4, 4)),
     },
     many_tokens=MatmulTile(128, 128, 128, Tuning(8, 3)),
-    decode_attention=AttentionTile(16, 64, Tuning(4, 3)),
+    decode_attention=AttentionTile(16, 128, Tuning(4, 2)),
     attention=AttentionTile(128, 64, Tuning(8, 2)),
 )
 
