@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shortfin_apps.llm.builder.kernels.interface import Interface
@@ -51,3 +52,16 @@ class Kernel:
         """The numbers that the grid is computed from."""
         named = [name for each in self.grid if isinstance(each, Tiles) for name in (each.operand, each.more)]
         return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    def without(self, absent: AbstractSet[str]) -> Kernel:
+        """Without these buffers of its interface: they are None in the function."""
+        if not absent:
+            return self
+        old = self.interface
+        kept = [{n: b for n, b in buffers.items() if n not in absent} for buffers in (old.reads, old.writes)]
+        return replace(
+            self,
+            name="_without_".join([self.name, *sorted(absent)]),
+            interface=Interface(old.constants, *kept),
+            constexprs={**self.constexprs, **dict.fromkeys(sorted(absent))},
+        )

@@ -8,11 +8,10 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
-from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.attention import attend, attend_singles
-from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import (
     MOST_SPLITS,
     SPLIT,
@@ -22,7 +21,6 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     tiles_of,
 )
 from shortfin_apps.llm.builder.model.config import KV_ITEM_BYTES, context_length, page_elements
-from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
 
 
 class TritonAttention:
@@ -41,6 +39,7 @@ class TritonAttention:
         self._most_splits = min(MOST_SPLITS, -(-context_length(spec, context.options) // SPLIT))
         self._head_bytes = spec.head_dim * KV_ITEM_BYTES[context.options.kv]
         self._tiles = tiles_of(context.target)
+        self._matmuls = MatmulKernels(spec, context.options, self._tiles.matmul)
         self._weights = context.weights
         self._launcher = launcher
 
@@ -55,36 +54,7 @@ class TritonAttention:
         batch: Batch,
     ) -> Tensor:
         """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
-        tile = self._tiles.matmul(batch.tokens)
-        out_features, in_features = self._weights.shape(weight)
-        kernel = Kernel(
-            name=f"project_qkv_{tile.suffix}",
-            function=project_qkv,
-            interface=Interface(
-                constants=("tokens", "layer"),
-                reads={
-                    "x": buffer(self._act, "tokens", in_features),
-                    "in_squares": buffer("f32", "tokens", in_features // GROUP),
-                    "w": buffer(self._act, out_features, in_features),
-                    "bias": buffer("f32", out_features),
-                    "rotary": buffer("f32", "tokens", 2, self._spec.head_dim // 2),
-                    "slots": buffer("i64", "tokens"),
-                },
-                writes={
-                    "cache": buffer(self._kv, "pages", self._page_elements),
-                    "q": buffer(self._kv, "tokens", self._q_features),
-                },
-            ),
-            constexprs={
-                "IN": in_features,
-                "EPS": self._spec.rms_norm_eps,
-                "GROUP": GROUP,
-                **self._heads,
-                **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
-            },
-            grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
-            tuning=tile.tuning,
-        )
+        kernel = self._matmuls.project_qkv(self._weights.shape(weight), batch.tokens)
         operands = {
             "tokens": batch.tokens,
             "layer": layer,

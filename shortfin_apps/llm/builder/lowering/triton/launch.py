@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.executable import executable
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
-from shortfin_apps.llm.builder.kernels.interface import Interface
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch, size_of
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
 from shortfin_apps.llm.builder.target import Target
@@ -30,7 +28,7 @@ class Launcher:
         Of the interface's buffers, those that `operands` has as None are not there: None in the kernel too.
         """
         absent = {name for name, operand in operands.items() if operand is None}
-        kernel = _without(kernel, absent)
+        kernel = kernel.without(absent)
         name = self._rendered.add(kernel.name, kernel, lambda: self._compile(kernel))
         given = {name: operand for name, operand in operands.items() if operand is not None}
         workload = [size_of(given[name]) for name in kernel.workload]
@@ -39,14 +37,3 @@ class Launcher:
     def _compile(self, kernel: Kernel) -> str:
         architecture = self._target.architecture
         return executable(kernel, compile_kernel(kernel, architecture, self._target.cpu), architecture)
-
-
-def _without(kernel: Kernel, absent: set[str]) -> Kernel:
-    if not absent:
-        return kernel
-    old = kernel.interface
-    kept = [{n: b for n, b in buffers.items() if n not in absent} for buffers in (old.reads, old.writes)]
-    interface = Interface(old.constants, *kept)
-    constexprs = {**kernel.constexprs, **dict.fromkeys(sorted(absent))}
-    name = "_without_".join([kernel.name, *sorted(absent)])
-    return replace(kernel, name=name, interface=interface, constexprs=constexprs)

@@ -14,14 +14,14 @@ from itertools import pairwise
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
-from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
-from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.norm import embed, rms_norm
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two, tiles_of
+from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, deferred
+from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
@@ -32,7 +32,6 @@ from shortfin_apps.llm.builder.model.operations import (
     Norm,
     Operation,
 )
-from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class TritonLayers:
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
         self._act = context.options.activations
-        self._tiles = tiles_of(context.target)
+        self._matmuls = MatmulKernels(context.spec, context.options, tiles_of(context.target).matmul)
         self._weights = context.weights
         self._launcher = Launcher(context.target, context.rendered)
         self._tokens = TritonTokens(context, self._launcher)
@@ -130,24 +129,7 @@ class TritonLayers:
 
     def gated_linear(self, e: Emitter, x: Tensor | Activations, weight: str) -> Tensor:
         given = _activations(x)
-        tile = self._tiles.matmul(given.x.shape[0])
-        both, in_features = self._weights.shape(weight)
-        out_features = both // 2
-        kernel = Kernel(
-            name=f"gated_linear_{out_features}x{in_features}_{tile.suffix}",
-            function=gated_linear,
-            interface=Interface(
-                constants=("tokens",),
-                reads={
-                    **self._inputs(in_features),
-                    "w": buffer(self._act, both, in_features),
-                },
-                writes={"y": buffer(self._act, "tokens", out_features)},
-            ),
-            constexprs=self._constexprs(in_features, out_features, tile),
-            grid=[Tiles("tokens", tile.rows), -(-out_features // (tile.columns // 2))],
-            tuning=tile.tuning,
-        )
+        kernel = self._matmuls.gated_linear(self._weights.shape(weight), given.x.shape[0])
         operands = {
             "tokens": given.x.shape[0],
             "x": given.x,
@@ -161,25 +143,7 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         """The layer's output, and what the matmuls behind `norm` read of it."""
         given = _activations(x)
-        tile = self._tiles.matmul(given.x.shape[0])
-        out_features, in_features = self._weights.shape(weight)
-        kernel = Kernel(
-            name=f"linear_{out_features}x{in_features}_{tile.suffix}",
-            function=linear,
-            interface=Interface(
-                constants=("tokens",),
-                reads={
-                    **self._inputs(in_features),
-                    "w": buffer(self._act, out_features, in_features),
-                    "residual": buffer("f32", "tokens", out_features),
-                    "norm": buffer("f32", out_features),
-                },
-                writes={"y": buffer("f32", "tokens", out_features), **self._deferred(out_features)},
-            ),
-            constexprs=self._constexprs(in_features, out_features, tile),
-            grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
-            tuning=tile.tuning,
-        )
+        kernel = self._matmuls.linear(self._weights.shape(weight), given.x.shape[0])
         operands = {
             "tokens": given.x.shape[0],
             "x": given.x,
@@ -206,7 +170,7 @@ class TritonLayers:
                     "table": buffer(self._act, self._spec.vocab_size, features),
                     "norm": buffer("f32", features),
                 },
-                writes={"x": buffer("f32", "tokens", features), **self._deferred(features)},
+                writes={"x": buffer("f32", "tokens", features), **deferred(self._act, features)},
             ),
             constexprs={
                 "VOCAB": self._spec.vocab_size,
@@ -229,8 +193,8 @@ class TritonLayers:
     def _last_tokens(
         self, e: Emitter, x: Tensor, batch: Batch, norm: str | None
     ) -> tuple[Tensor, Activations | None]:
-        deferred = self._deferred(self._spec.hidden_size, "rows")
-        made = self._tokens.last_tokens(e, x, batch, self._norm(e, norm), deferred)
+        prepared = deferred(self._act, self._spec.hidden_size, "rows")
+        made = self._tokens.last_tokens(e, x, batch, self._norm(e, norm), prepared)
         return made["y"], _prepared(made)
 
     def _norm(self, e: Emitter, weight: str | None) -> dict[str, Tensor | None]:
@@ -238,28 +202,6 @@ class TritonLayers:
         if weight is None:
             return {"norm": None, "scaled": None, "squares": None}
         return {"norm": self._weights.load_one(e, weight)}
-
-    def _inputs(self, features: int) -> dict[str, Buffer]:
-        return {
-            "x": buffer(self._act, "tokens", features),
-            "in_squares": buffer("f32", "tokens", features // GROUP),
-        }
-
-    def _deferred(self, features: int, count: str = "tokens") -> dict[str, Buffer]:
-        """What a kernel writes of `count` tokens for a norm behind it."""
-        return {
-            "scaled": buffer(self._act, count, features),
-            "squares": buffer("f32", count, features // GROUP),
-        }
-
-    def _constexprs(self, in_features: int, out_features: int, tile: MatmulTile) -> dict[str, int | float]:
-        return {
-            "IN": in_features,
-            "OUT": out_features,
-            "EPS": self._spec.rms_norm_eps,
-            "GROUP": GROUP,
-            **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
-        }
 
 
 def _is_chain(run: Sequence[Operation]) -> bool:

@@ -49,8 +49,8 @@ class TileTable:
     decode_attention: AttentionTile
     attention: AttentionTile
 
-    def matmul(self, tokens: Dim) -> MatmulTile:
-        """The tile for a number of tokens, where a str stands for any."""
+    def matmul(self, tokens: Dim, shape: tuple[int, ...]) -> MatmulTile:
+        """The tile for a number of tokens, where a str stands for any, and the shape of a weight."""
         if isinstance(tokens, int):
             for most, tile in self.few_tokens.items():
                 if tokens <= most:

@@ -1,0 +1,123 @@
+"""The Kernels of a model's matmuls: what all share, and what each kind reads and writes besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shortfin_apps.llm.builder.graph.emitter import Dim
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.kernels.triton import GROUP
+from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
+from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile
+from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
+
+Shape = tuple[int, ...]  # of a weight: output features, input features
+
+
+class MatmulKernels:
+    """Makes the Kernel of each matmul; `tile_of` has the tile for a number of tokens and a weight's shape."""
+
+    def __init__(
+        self, spec: ModelSpec, options: BuildOptions, tile_of: Callable[[Dim, Shape], MatmulTile]
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._act = options.activations
+        self._tile_of = tile_of
+
+    def linear(self, shape: Shape, tokens: Dim) -> Kernel:
+        """x times the transpose of w, plus `residual`; with `norm`, what the matmuls behind it read."""
+        out_features, _ = shape
+        tile = self._tile_of(tokens, shape)
+        interface = Interface(
+            constants=("tokens",),
+            reads={
+                **self._reads(shape),
+                "residual": buffer("f32", "tokens", out_features),
+                "norm": buffer("f32", out_features),
+            },
+            writes={"y": buffer("f32", "tokens", out_features), **deferred(self._act, out_features)},
+        )
+        return self._kernel("linear", linear, interface, shape, tile, {"OUT": out_features})
+
+    def gated_linear(self, shape: Shape, tokens: Dim) -> Kernel:
+        """SiLU of the first half of w's features, times the second half."""
+        out_features = shape[0] // 2
+        tile = self._tile_of(tokens, shape)
+        interface = Interface(
+            constants=("tokens",),
+            reads=self._reads(shape),
+            writes={"y": buffer(self._act, "tokens", out_features)},
+        )
+        return self._kernel("gated_linear", gated_linear, interface, shape, tile, {"OUT": out_features})
+
+    def project_qkv(self, shape: Shape, tokens: Dim) -> Kernel:
+        """q, rotated, in the cache's type; k, rotated, and v go to the cache."""
+        spec, kv = self._spec, self._options.kv
+        tile = self._tile_of(tokens, shape)
+        interface = Interface(
+            constants=("tokens", "layer"),
+            reads={
+                **self._reads(shape),
+                "bias": buffer("f32", shape[0]),
+                "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
+                "slots": buffer("i64", "tokens"),
+            },
+            writes={
+                "cache": buffer(kv, "pages", page_elements(spec, self._options)),
+                "q": buffer(kv, "tokens", spec.num_attention_heads * spec.head_dim),
+            },
+        )
+        heads = {
+            "HEADS": spec.num_attention_heads,
+            "KV_HEADS": spec.num_key_value_heads,
+            "HEAD_DIM": spec.head_dim,
+            "STRIDE": self._options.block_seq_stride,
+        }
+        return self._kernel("project_qkv", project_qkv, interface, shape, tile, heads)
+
+    def _reads(self, shape: Shape) -> dict[str, Buffer]:
+        _, in_features = shape
+        return {
+            "x": buffer(self._act, "tokens", in_features),
+            "in_squares": buffer("f32", "tokens", in_features // GROUP),
+            "w": buffer(self._act, *shape),
+        }
+
+    def _kernel(
+        self,
+        name: str,
+        function: object,
+        interface: Interface,
+        shape: Shape,
+        tile: MatmulTile,
+        constexprs: dict[str, int],
+    ) -> Kernel:
+        """Its grid is tiles of tokens by tiles of the weight's rows."""
+        out_features, in_features = shape
+        return Kernel(
+            name=f"{name}_{out_features}x{in_features}_{tile.suffix}",
+            function=function,
+            interface=interface,
+            constexprs={
+                "IN": in_features,
+                "EPS": self._spec.rms_norm_eps,
+                "GROUP": GROUP,
+                **constexprs,
+                **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
+            },
+            grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
+            tuning=tile.tuning,
+        )
+
+
+def deferred(act: str, features: int, count: str = "tokens") -> dict[str, Buffer]:
+    """The results that prepare x [count, features] for the matmuls behind a norm."""
+    return {
+        "scaled": buffer(act, count, features),
+        "squares": buffer("f32", count, features // GROUP),
+    }
