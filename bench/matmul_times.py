@@ -1,0 +1,326 @@
+"""Checks and times the matmul kernels that bench/tune_matmul.py compiled into this folder.
+
+    python3 matmul_times.py                        # every kernel
+    python3 matmul_times.py --only 8b.gate_up --json times.json
+
+Results are compared with numpy's in f32 for a few tokens. Times are of launches back to back in a CUDA graph,
+the median of some graphs; the weights rotate among copies that are larger than the L2 cache together, as a
+model's layers are. `bits` is a checksum of token 0's result: tiles with the same one add in the same order.
+GB/s counts the weights only. `now` marks the tile that a build takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import count, groupby
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cuda_driver import Cuda, CudaError, Function
+
+FOLDER = Path(__file__).parent
+ROTATED_BYTES = 240 << 20  # several times the L2 of an H200
+GRAPH_S = 2e-3  # about what one graph takes
+REPEATS = 5
+MAX_ERROR = 1e-2  # of bf16 results, relative to their norm
+GROUP = 16  # features whose squares are summed
+
+F32 = npt.NDArray[np.float32]
+Entry = Mapping[str, Any]  # of kernels.json
+_BYTES = {"bf16": 2, "f32": 4, "i64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Of one kernel with a number of tokens; the error is relative, or None where it failed."""
+
+    case: str
+    tokens: int
+    tile: str
+    is_built: bool
+    seconds: float
+    error: float
+    bits: int
+    registers: int
+    spilled_bytes: int
+    weight_bytes: int
+    flops: int
+
+    @property
+    def line(self) -> str:
+        giga, tera = self.weight_bytes / self.seconds / 1e9, self.flops / self.seconds / 1e12
+        speed = f"{giga:6.0f} GB/s {tera:6.1f} TFLOP/s"
+        remarks = [
+            *(["now"] if self.is_built else []),
+            *(["WRONG"] if not self.error < MAX_ERROR else []),
+            *([f"spills {self.spilled_bytes}"] if self.spilled_bytes else []),
+        ]
+        return (
+            f"{self.case:>14} {self.tokens:5} {self.tile:>18} {self.seconds * 1e6:8.1f} us {speed} "
+            f"{self.registers:4} registers bits {self.bits:08x} error {self.error:.0e} {' '.join(remarks)}"
+        )
+
+
+def main() -> None:
+    args = _parse()
+    table = [each for each in json.loads((FOLDER / "kernels.json").read_text()) if args.only in _case(each)]
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        images = list(pool.map(_assemble, [each["file"] for each in table], chunksize=4))
+    cuda = Cuda()
+    print(cuda.name, f"{len(table)} kernels", flush=True)
+    times: list[Time] = []
+    for _, group in groupby(zip(table, images, strict=True), lambda pair: _case(pair[0])):
+        times += _times_of_case(cuda, list(group))
+    for line in _best(times, args.show):
+        print(line)
+    if args.json:
+        fields = Time.__dataclass_fields__
+        args.json.write_text(json.dumps([{name: getattr(each, name) for name in fields} for each in times]))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="matmuls with this in MODEL.MATMUL")
+    parser.add_argument("--show", type=int, default=3, help="lines for each matmul and number of tokens")
+    parser.add_argument("--json", type=Path, help="write every time to this file")
+    parser.add_argument("--jobs", type=int, default=8, help="kernels assembled at once")
+    return parser.parse_args()
+
+
+def _case(entry: Entry) -> str:
+    return f"{entry['model']}.{entry['case']}"
+
+
+def _best(times: Sequence[Time], show: int) -> Iterator[str]:
+    """The quickest of each matmul and number of tokens, and the tile that a build takes."""
+    for tokens in sorted({each.tokens for each in times}):
+        for case in dict.fromkeys(each.case for each in times):
+            rivals = [each for each in times if (each.case, each.tokens) == (case, tokens)]
+            rivals.sort(key=lambda each: each.seconds)
+            yield from (each.line for n, each in enumerate(rivals) if n < show or each.is_built)
+
+
+_assembler: Cuda | None = None
+
+
+def _assemble(file: str) -> bytes:
+    """The machine code of a PTX file. The driver assembles one at a time in a process."""
+    global _assembler
+    _assembler = _assembler or Cuda()
+    try:
+        return _assembler.assemble(gzip.decompress((FOLDER / file).read_bytes()))
+    except CudaError as error:
+        print(f"{file}: {error}", flush=True)
+        return b""
+
+
+def _times_of_case(cuda: Cuda, group: Sequence[tuple[Entry, bytes]]) -> list[Time]:
+    entries = [entry for entry, _ in group]
+    most = max(max(entry["tokens"]) for entry in entries)
+    operands = _Operands(cuda, entries[0], most)
+    times = []
+    for tokens in sorted({each for entry in entries for each in entry["tokens"]}):
+        rows = sorted({0, tokens // 2, tokens - 1})
+        expected = _expected(entries[0], operands.inputs, rows)
+        for entry, image in group:
+            if image and tokens in entry["tokens"]:
+                try:
+                    times.append(_time(cuda, entry, image, tokens, operands, rows, expected))
+                except CudaError as error:
+                    print(f"{entry['file']} with {tokens} tokens: {error}", flush=True)
+    operands.free()
+    return times
+
+
+def _time(
+    cuda: Cuda,
+    entry: Entry,
+    image: bytes,
+    tokens: int,
+    operands: _Operands,
+    rows: Sequence[int],
+    expected: Mapping[str, F32],
+) -> Time:
+    function = cuda.load(image, entry["name"], entry["threads"], entry["shared_bytes"])
+    grid = [each if isinstance(each, int) else -(-tokens // each["size"]) for each in entry["grid"]]
+    numbers = [tokens, 0][: len(entry["constants"])]  # the layer is 0
+    turn = count()
+
+    def launch() -> None:
+        cuda.launch(function, grid, operands.addresses(next(turn)), numbers)
+
+    operands.poison()
+    launch()
+    got = {name: operands.rows(name, rows) for name in expected}
+    errors = [np.linalg.norm(got[name] - expected[name]) / np.linalg.norm(expected[name]) for name in got]
+    return _time_of(entry, function, tokens, _seconds(cuda, launch), float(max(errors)), got)
+
+
+def _seconds(cuda: Cuda, launch: Any) -> float:
+    """The median time of a launch."""
+    single = min(cuda.times_s(lambda: [launch() for _ in range(4)], 2)) / 4
+    launches = int(min(400, max(5, GRAPH_S / single)))
+    return statistics.median(cuda.times_s(lambda: [launch() for _ in range(launches)], REPEATS)) / launches
+
+
+def _time_of(
+    entry: Entry, function: Function, tokens: int, seconds: float, error: float, got: Mapping[str, F32]
+) -> Time:
+    out_features, in_features = entry["shape"]
+    return Time(
+        case=_case(entry),
+        tokens=tokens,
+        tile=entry["tile"],
+        is_built=entry["is_built"],
+        seconds=seconds,
+        error=error,
+        bits=zlib.crc32(b"".join(np.ascontiguousarray(values[0]).tobytes() for values in got.values())),
+        registers=function.registers,
+        spilled_bytes=function.spilled_bytes,
+        weight_bytes=_BYTES["bf16"] * out_features * in_features,
+        flops=2 * tokens * out_features * in_features,
+    )
+
+
+class _Operands:
+    """The operands of a case for up to `tokens` tokens, here as numpy arrays and on the device.
+
+    The weight is there in as many copies as do not fit the L2 cache.
+    """
+
+    def __init__(self, cuda: Cuda, entry: Entry, tokens: int) -> None:
+        self._cuda = cuda
+        self._entry = entry
+        self._sizes = {"tokens": tokens, "pages": -(-tokens // entry["stride"])}
+        self.inputs = _inputs(entry, tokens)
+        self._memory = {name: self._upload(name) for name in entry["buffers"]}
+        self._weights = [self._memory["w"], *self._copies_of_weight()]
+
+    def _upload(self, name: str) -> int:
+        """The address of a new buffer, with its values if it is an input."""
+        dtype, _ = self._entry["buffers"][name]
+        address = self._cuda.allocate(self._num_bytes(name))
+        if name in self.inputs:
+            self._cuda.upload(address, _encoded(self.inputs[name], dtype))
+        return address
+
+    def _copies_of_weight(self) -> Iterator[int]:
+        num_bytes = self._num_bytes("w")
+        for _ in range(max(1, ROTATED_BYTES // num_bytes)):
+            address = self._cuda.allocate(num_bytes)
+            self._cuda.copy(address, self._memory["w"], num_bytes)
+            yield address
+
+    def poison(self) -> None:
+        """Makes all results NaN."""
+        for name in self._memory.keys() - self.inputs.keys():
+            self._cuda.fill(self._memory[name], self._num_bytes(name), 0xFF)
+        self._cuda.wait()
+
+    def addresses(self, turn: int) -> list[int]:
+        """Those of a kernel's operands, with another copy of the weight in each turn."""
+        weight = self._weights[turn % len(self._weights)]
+        return [weight if name == "w" else address for name, address in self._memory.items()]
+
+    def rows(self, name: str, rows: Sequence[int]) -> F32:
+        """Rows of a result [tokens, features]; of the cache, the keys and values of tokens."""
+        dtype, shape = self._entry["buffers"][name]
+        at, features, stride = np.array(rows), shape[-1], self._entry["stride"]
+        if name == "cache":
+            features //= 2 * stride
+            keys = at // stride * 2 * stride + at % stride
+            at = np.stack([keys, keys + stride], axis=1)
+        data = self._cuda.download(self._memory[name], (int(at.max()) + 1) * features * _BYTES[dtype])
+        raw = np.frombuffer(data, np.uint16 if dtype == "bf16" else np.float32).reshape(-1, features)[at]
+        return (_from_bf16(raw) if dtype == "bf16" else raw).reshape(len(rows), -1)
+
+    def free(self) -> None:
+        for address in {*self._memory.values(), *self._weights}:
+            self._cuda.free(address)
+
+    def _num_bytes(self, name: str) -> int:
+        dtype, shape = self._entry["buffers"][name]
+        return int(np.prod([self._sizes.get(size, size) for size in shape])) * _BYTES[dtype]
+
+
+def _inputs(entry: Entry, tokens: int) -> dict[str, F32]:
+    """Random operands of a case; all kernels get the same, and fewer tokens get the first of them."""
+    rng = np.random.default_rng(7)
+    out_features, in_features = entry["shape"]
+    # Fewer numbers than the weights have, repeated: no power of two, so that no two rows are alike.
+    some = rng.standard_normal(min(out_features * in_features, (1 << 22) + 1), np.float32) / in_features**0.5
+    inputs = {
+        "x": _from_bf16(_to_bf16(rng.standard_normal((tokens, in_features), np.float32))),
+        "w": np.resize(_from_bf16(_to_bf16(some.astype(np.float32))), (out_features, in_features)),
+        "in_squares": rng.uniform(8, 24, (tokens, in_features // GROUP)).astype(np.float32),
+        "residual": rng.standard_normal((tokens, out_features), np.float32),
+        "norm": rng.uniform(0.5, 1.5, out_features).astype(np.float32),
+    }
+    angles = rng.uniform(-3, 3, (tokens, entry["heads"][2] // 2))
+    inputs["rotary"] = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    token, stride = np.arange(tokens), entry["stride"]
+    inputs["slots"] = (token // stride * 2 * stride + token % stride).astype(np.float32)
+    return inputs
+
+
+def _expected(entry: Entry, inputs: Mapping[str, F32], rows: Sequence[int]) -> dict[str, F32]:
+    """Rows of each result, by numpy."""
+    buffers, w = entry["buffers"], inputs["w"]
+    product: F32 = inputs["x"][rows] @ w.T
+    if "in_squares" in buffers:
+        squares = inputs["in_squares"][rows].sum(axis=1, keepdims=True)
+        product *= 1 / np.sqrt(squares / w.shape[1] + entry["eps"])
+    match entry["kind"]:
+        case "gated_linear":
+            gate, up = np.split(product, 2, axis=1)
+            return {"y": gate / (1 + np.exp(-gate)) * up}
+        case "project_qkv":
+            return _rotated(entry, product, inputs["rotary"][rows])
+    if "residual" not in buffers:
+        return {"y": product}
+    y = product + inputs["residual"][rows]
+    squares = (y * y).reshape(len(rows), -1, GROUP).sum(axis=2)
+    return {"y": y, "scaled": y * inputs["norm"], "squares": squares}
+
+
+def _rotated(entry: Entry, qkv: F32, rotary: F32) -> dict[str, F32]:
+    num_q, num_kv, head_dim = entry["heads"]
+    heads = qkv.reshape(len(qkv), -1, head_dim)
+    low, high = np.split(heads, 2, axis=2)
+    cosine, sine = rotary[:, None, 0], rotary[:, None, 1]
+    turned = np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
+    q, k = turned[:, :num_q], turned[:, num_q : num_q + num_kv]
+    cached = np.concatenate([k, heads[:, num_q + num_kv :]], axis=1)
+    return {"q": q.reshape(len(qkv), -1), "cache": cached.reshape(len(qkv), -1)}
+
+
+def _encoded(values: F32, dtype: str) -> bytes:
+    if dtype == "bf16":
+        return _to_bf16(values).tobytes()
+    return values.astype({"f32": np.float32, "i64": np.int64}[dtype]).tobytes()
+
+
+def _to_bf16(values: F32) -> npt.NDArray[np.uint16]:
+    """Rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
+def _from_bf16(bits: npt.NDArray[np.uint16]) -> F32:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+if __name__ == "__main__":
+    main()

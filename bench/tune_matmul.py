@@ -1,0 +1,212 @@
+"""Times of the matmul kernels with many tiles, for the shapes of two models, on a GPU that needs no compiler.
+
+    python -m bench.tune_matmul FOLDER                       # here: compiles, from the repository's root
+    python3 FOLDER/matmul_times.py --json times.json         # there: checks and times what FOLDER holds
+
+The second needs Python with numpy and the GPU's driver only. A tile is written as `lowering/triton/tiles.py`
+has it: rows, columns, bytes of K, waves, stages: `--tile 16x32x512:4:4`. Without any, CANDIDATES are tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.matmul_candidates import CANDIDATES
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.target import resolve_target
+
+_SMOLLM2 = ModelSpec(
+    name="SmolLM2-135M",
+    architecture="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=1,  # so that the cache is no larger than it has to be
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    rope_theta=100000.0,
+)
+_LLAMA_8B = replace(
+    _SMOLLM2,
+    name="Llama-3.1-8B",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+)
+MODELS = {"8b": _LLAMA_8B, "135m": _SMOLLM2}
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
+MAX_ROWS = 128  # of logits that one invocation computes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A matmul of a model: the method of MatmulKernels that makes it, its weight's shape, absent operands."""
+
+    model: str
+    name: str
+    kind: str
+    shape: tuple[int, int]
+    absent: frozenset[str] = frozenset()
+
+    @property
+    def writes_norm(self) -> bool:
+        return self.kind == "linear" and "norm" not in self.absent
+
+    def kernel(self, device: str, tile: MatmulTile) -> Kernel:
+        kernels = MatmulKernels(MODELS[self.model], BuildOptions(device=device), lambda *_: tile)
+        made: Kernel = getattr(kernels, self.kind)(self.shape, "tokens")
+        return made.without(self.absent)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A kernel to compile, and the numbers of tokens to time it with; `is_built`: a build has it for them."""
+
+    device: str
+    case: Case
+    tile: MatmulTile
+    tokens: list[int]
+    is_built: bool
+
+
+def main() -> None:
+    args = _parse()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    cases = [case for case in _cases(args.model) if re.search(args.only, case.name)]
+    jobs = [job for case in cases for job in _jobs(args.device, case, args.tile, args.tokens)]
+    with ProcessPoolExecutor(args.jobs) as pool:
+        made = list(pool.map(_compile, jobs, [args.folder] * len(jobs)))
+    table = [entry for entry in made if entry]
+    (args.folder / "kernels.json").write_text(json.dumps(table))
+    for name in ("matmul_times.py", "cuda_driver.py"):
+        shutil.copy(Path(__file__).parent / name, args.folder / name)
+    print(f"{len(table)} kernels in {args.folder}; {len(made) - len(table)} do not compile")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda:sm_90", help="the GPU to compile for")
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="matmuls by name: qkv, o, gate_up, ...")
+    parser.add_argument("--tokens", type=_numbers, default=TOKENS, metavar="N,N,...")
+    parser.add_argument("--tile", type=tile_of, action="append", help="ROWSxCOLUMNSxBYTES:WAVES:STAGES")
+    parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
+    return parser.parse_args()
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def tile_of(text: str) -> MatmulTile:
+    sizes, waves, stages = text.split(":")
+    rows, columns, depth_bytes = map(int, sizes.split("x"))
+    return MatmulTile(rows, columns, depth_bytes, Tuning(int(waves), int(stages)))
+
+
+def _cases(models: Sequence[str] | None) -> Iterator[Case]:
+    for model in models or MODELS:
+        spec = MODELS[model]
+        hidden, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
+        yield Case(model, "qkv", "project_qkv", (spec.qkv_features, hidden), frozenset({"bias"}))
+        yield Case(model, "o", "linear", (hidden, heads), frozenset({"in_squares"}))
+        yield Case(model, "gate_up", "gated_linear", (2 * spec.intermediate_size, hidden))
+        yield Case(model, "down", "linear", (hidden, spec.intermediate_size), frozenset({"in_squares"}))
+        without = frozenset({"in_squares", "residual", "norm", "scaled", "squares"})
+        yield Case(model, "head", "linear", (spec.vocab_size, hidden), without)
+
+
+def _jobs(
+    device: str, case: Case, tiles: Sequence[MatmulTile] | None, tokens: Sequence[int]
+) -> Iterator[Job]:
+    """The tiles of a build, then others, each with the numbers of tokens that it suits."""
+    tokens = [each for each in tokens if case.name != "head" or each <= MAX_ROWS]
+    built = tiles_of(resolve_target(device))
+    built_for: dict[MatmulTile, list[int]] = {}
+    for each in tokens:
+        built_for.setdefault(built.matmul(each, case.shape), []).append(each)
+    for tile, most in built_for.items():
+        yield Job(device, case, tile, most, is_built=True)
+    for tile in tiles or map(tile_of, CANDIDATES):
+        suits = [each for each in tokens if _suits(tile, each) and each not in built_for.get(tile, [])]
+        if suits and not (case.writes_norm and tile.columns < 16):
+            yield Job(device, case, tile, suits, is_built=False)
+
+
+def _suits(tile: MatmulTile, tokens: int) -> bool:
+    """Whether that many tokens fill more than half of a tile, but not too many tiles for its size."""
+    least = 0 if tile.rows == 16 else tile.rows // 2
+    return least < tokens <= (8 * tile.rows if tile.rows < 128 else tokens)
+
+
+def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
+    """Writes the kernel's PTX and returns its entry of the table; None if Triton cannot compile it."""
+    case, target = job.case, resolve_target(job.device)
+    kernel = case.kernel(job.device, job.tile)
+    try:
+        code = compile_kernel(kernel, target.architecture, target.cpu)
+    except Exception as error:  # Triton raises what it likes
+        print(f"{case.model} {case.name} {tile_label(job.tile)}: {error!s}")
+        return None
+    label = tile_label(job.tile).replace(":", "_")
+    file = f"{case.model}.{case.name}.{label}{'.built' if job.is_built else ''}.ptx.gz"
+    (folder / file).write_bytes(gzip.compress(code.image))
+    return {
+        "file": file,
+        "tokens": job.tokens,
+        "is_built": job.is_built,
+        **_entry(case, job.tile, kernel, code),
+    }
+
+
+def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> dict[str, Any]:
+    """What matmul_times.py has to know of a kernel."""
+    spec = MODELS[case.model]
+    return {
+        "model": case.model,
+        "case": case.name,
+        "kind": case.kind,
+        "shape": case.shape,
+        "eps": spec.rms_norm_eps,
+        "heads": [spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim],
+        "stride": BuildOptions().block_seq_stride,
+        "tile": tile_label(tile),
+        "name": kernel.name,
+        "threads": code.threads,
+        "shared_bytes": code.shared_bytes,
+        "grid": [asdict(each) if isinstance(each, Tiles) else each for each in kernel.grid],
+        "buffers": {name: [each.dtype, each.shape] for name, each in kernel.interface.buffers.items()},
+        "constants": kernel.interface.constants,
+    }
+
+
+def tile_label(tile: MatmulTile) -> str:
+    """As `--tile` takes it."""
+    sizes = f"{tile.rows}x{tile.columns}x{tile.depth_bytes}"
+    return f"{sizes}:{tile.tuning.num_waves}:{tile.tuning.num_stages}"
+
+
+if __name__ == "__main__":
+    main()
