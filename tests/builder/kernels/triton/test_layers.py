@@ -118,6 +118,46 @@ def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: 
         np.testing.assert_allclose(got_y, y, rtol=0, atol=TOLERANCES[dtype])
 
 
+def test_a_row_is_the_same_in_every_tile(chip: str, launch: Launch) -> None:
+    """All sums are in one order: a row's bits do not depend on how many rows are beside it."""
+    hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
+    weights: Inputs = {
+        "table": ("bf16", (vocab, hidden)),
+        "norm": ("f32", (hidden,)),
+        "gate_up": ("bf16", (2 * ffn, hidden)),
+        "down": ("bf16", (hidden, ffn)),
+    }
+    sizes = [1, 30, 50, "tokens"]
+    ids: Inputs = {f"ids_{tokens}": ("i64", (tokens,)) for tokens in sizes}
+    context = context_of(SPEC, chip, options(chip, "bf16"))
+    run = [
+        Embed("ids", "x", "table"),
+        Norm("x", "normed", "norm"),
+        GatedLinear("normed", "gated", "gate_up"),
+        Linear("gated", "x", "down", residual="x"),
+        Norm("x", "normed", "norm"),
+        Linear("normed", "out", "gate_up"),
+    ]
+
+    def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
+        results = []
+        for name in ids:
+            values = Values({"ids": given[name]})
+            lower(e, layers(context, given), run, values)
+            results.append(values["out"])
+        return results
+
+    program = launch({**ids, **weights}, body, context)
+    rng = np.random.default_rng(3)
+    counts = [known(tokens)[-1] for tokens in sizes]
+    tokens = {name: rng.integers(0, vocab, count) for name, count in zip(ids, counts, strict=True)}
+    for each in tokens.values():
+        each[-1] = 7
+    outs = program(**tokens, **{name: random(*map(int, shape)) for name, (_, shape) in weights.items()})
+    for out in outs[1:]:
+        np.testing.assert_array_equal(out[-1], outs[0][-1])
+
+
 def lower(e: Emitter, kernels: TritonLayers, run: Sequence[Operation], values: Values) -> None:
     by_kind = dict.fromkeys((Embed, Norm, Linear, GatedLinear), kernels)
     Lowering(by_kind, RenderedKernels(), kernels).lower(e, run, values, [])

@@ -3,7 +3,12 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.product import normalised, product, store_scaled
+from shortfin_apps.llm.builder.kernels.triton.product import (
+    normalised,
+    product,
+    store_scaled,
+    sums_of_squares,
+)
 
 
 @triton.jit
@@ -32,16 +37,32 @@ def linear(
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    own = tl.minimum(row, tokens - 1)
-    sums = product(x, w, own, tl.minimum(column, OUT - 1), IN, DEPTH)
-    sums = normalised(sums, in_squares, own, IN, IN // GROUP, EPS)
     inside = (row < tokens)[:, None] & (column < OUT)[None, :]
     at = row[:, None].to(tl.int64) * OUT + column[None, :]
-    if residual is not None:
-        sums += tl.load(residual + at, mask=inside, other=0.0)
+    # What a small tile needs after the product is loaded before; for large ones, registers are too few.
+    IS_SMALL: tl.constexpr = ROWS <= 16
+    if IS_SMALL:
+        added = _loaded(residual, at, inside)
+        weight = _loaded(norm, column, column < OUT)
+    parts = sums_of_squares(in_squares, tl.minimum(row, tokens - 1), IN // GROUP)
+    sums = normalised(product(x, w, row, tokens, tl.minimum(column, OUT - 1), IN, DEPTH), parts, IN, EPS)
+    if not IS_SMALL:
+        added = _loaded(residual, at, inside)
+        weight = _loaded(norm, column, column < OUT)
+    if added is not None:
+        sums += added
     tl.store(y + at, sums, mask=inside)
-    if norm is not None:
-        store_scaled(sums, norm, scaled, squares, row, column, inside, OUT, GROUP)
+    if weight is not None:
+        store_scaled(sums, weight, scaled, squares, row, column, inside, OUT, GROUP)
+
+
+@triton.jit
+def _loaded(operand, at, inside):
+    """The elements of an operand; None if it is absent."""
+    if operand is None:
+        return None
+    else:
+        return tl.load(operand + at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -66,10 +87,10 @@ def gated_linear(
     HALF: tl.constexpr = COLUMNS // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * HALF
-    own = tl.minimum(row, tokens - 1)
     each = tl.arange(0, COLUMNS)
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
-    sums = normalised(product(x, w, own, weight_row, IN, DEPTH), in_squares, own, IN, IN // GROUP, EPS)
+    parts = sums_of_squares(in_squares, tl.minimum(row, tokens - 1), IN // GROUP)
+    sums = normalised(product(x, w, row, tokens, weight_row, IN, DEPTH), parts, IN, EPS)
     gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
     column = first + tl.arange(0, HALF)
     at = row[:, None].to(tl.int64) * OUT + column[None, :]

@@ -45,4 +45,5 @@ def embed(
     tl.store(x + token.to(tl.int64) * FEATURES + feature, values, mask=inside)
     if norm is not None:
         row = token + tl.arange(0, 1)
-        store_scaled(values[None, :], norm, scaled, squares, row, feature, inside[None, :], FEATURES, GROUP)
+        weight = tl.load(norm + feature, mask=inside, other=0.0)
+        store_scaled(values[None, :], weight, scaled, squares, row, feature, inside[None, :], FEATURES, GROUP)

@@ -5,21 +5,26 @@ import triton.language as tl
 
 
 @triton.jit
-def product(x, w, row, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
-    """x [.., IN] at `row` [ROWS] times the transpose of w [.., IN] at `weight_row` [COLUMNS], in f32.
+def product(x, w, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
+    """x [tokens, IN] at `row` [ROWS] times the transpose of w [.., IN] at `weight_row` [COLUMNS], in f32.
 
-    Rows of either may repeat, and may not lie outside. DEPTH elements of K are loaded at once.
+    Rows of w may repeat, and may not lie outside; those of x may. DEPTH elements of K are loaded at once.
     """
+    # The smallest tile is rarely full. Rows outside are not loaded: copies of one row would take as long.
+    IS_SMALL: tl.constexpr = row.shape[0] <= 16
+    own = tl.minimum(row, tokens - 1)
+    exists = (row < tokens)[:, None]
     k = tl.arange(0, DEPTH)
-    x_tile = x + row[:, None].to(tl.int64) * IN + k[None, :]
+    x_tile = x + own[:, None].to(tl.int64) * IN + k[None, :]
     w_tile = w + weight_row[None, :].to(tl.int64) * IN + k[:, None]
     sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
     for first in range(0, IN, DEPTH):
         if IN % DEPTH == 0:
-            a = tl.load(x_tile)
+            a = tl.load(x_tile, mask=exists, other=0.0) if IS_SMALL else tl.load(x_tile)
             b = tl.load(w_tile)
         else:
-            a = tl.load(x_tile, mask=(first + k < IN)[None, :], other=0.0)
+            inside = (first + k < IN)[None, :]
+            a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
             b = tl.load(w_tile, mask=(first + k < IN)[:, None], other=0.0)
         sums = tl.dot(a, b, sums, input_precision="ieee")
         x_tile += DEPTH
@@ -28,37 +33,52 @@ def product(x, w, row, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def normalised(sums, squares, row, IN: tl.constexpr, GROUPS: tl.constexpr, EPS: tl.constexpr):
-    """`sums` [ROWS, COLUMNS] of scaled activations, times 1 / rms of each row of x [.., IN].
+def sums_of_squares(squares, row, GROUPS: tl.constexpr):
+    """Those of the rows of x [.., IN] at `row`, as [ROWS, parts to be added]; None if `squares` is None.
 
-    `squares` [.., GROUPS] f32 are those of x; None if the activations were normalised before.
+    `squares` [.., GROUPS] f32 are those of x. They are best loaded before the product, whose loads take long.
     """
     if squares is None:
-        return sums
+        return None
     else:
-        STEP: tl.constexpr = 16
-        group = tl.arange(0, STEP)
-        total = tl.zeros((row.shape[0],), tl.float32)
-        for first in range(0, GROUPS, STEP):
-            at = squares + row[:, None].to(tl.int64) * GROUPS + first + group[None, :]
-            total += tl.sum(tl.load(at, mask=(first + group < GROUPS)[None, :], other=0.0), axis=1)
-        return sums * tl.rsqrt(total / IN + EPS)[:, None]
+        PARTS: tl.constexpr = 32
+        group = tl.arange(0, PARTS)
+        at = squares + row[:, None].to(tl.int64) * GROUPS + group[None, :]
+        parts = tl.zeros((row.shape[0], PARTS), tl.float32)
+        for first in tl.static_range(0, GROUPS, PARTS):
+            parts += tl.load(at + first, mask=(first + group < GROUPS)[None, :], other=0.0)
+        # A small tile need not wait for them yet; a large one has no registers for them.
+        return parts if row.shape[0] <= 64 else sums_of_neighbours(parts, PARTS)
 
 
 @triton.jit
-def store_scaled(x, norm, scaled, squares, row, column, inside, FEATURES: tl.constexpr, GROUP: tl.constexpr):
+def normalised(sums, parts, IN: tl.constexpr, EPS: tl.constexpr):
+    """`sums` [ROWS, COLUMNS] of scaled activations, times 1 / rms of each row of x [.., IN].
+
+    `parts` are of `sums_of_squares`; None if the activations were normalised before.
+    """
+    if parts is None:
+        return sums
+    else:
+        return sums * tl.rsqrt(sums_of_neighbours(parts, parts.shape[1]) / IN + EPS)
+
+
+@triton.jit
+def store_scaled(
+    x, weight, scaled, squares, row, column, inside, FEATURES: tl.constexpr, GROUP: tl.constexpr
+):
     """Writes what the next norm's reader needs of a tile of x [ROWS, COLUMNS] (see __init__.py).
 
-    `row` and `column` say where the tile lies, and `inside` [ROWS, COLUMNS] what of it exists.
+    `weight` [COLUMNS] is the norm's; `row` and `column` say where the tile lies, and `inside` [ROWS, COLUMNS]
+    what of it exists.
     """
-    ROWS: tl.constexpr = x.shape[0]
     COLUMNS: tl.constexpr = x.shape[1]
     GROUPS: tl.constexpr = FEATURES // GROUP
-    weight = tl.load(norm + column, mask=column < FEATURES, other=0.0)
     at = row[:, None].to(tl.int64) * FEATURES + column[None, :]
     tl.store(scaled + at, (x * weight[None, :]).to(scaled.dtype.element_ty), mask=inside)
-    kept = tl.where(inside, x, 0.0)
-    sums = tl.sum(tl.reshape(kept * kept, (ROWS, COLUMNS // GROUP, GROUP)), axis=2)
+    # The compiler would fuse squares with sums in some tiles, and round once there.
+    even, odd = tl.split(tl.reshape(tl.where(inside, x, 0.0), (x.shape[0], COLUMNS // 2, 2)))
+    sums = sums_of_neighbours(tl.fma(even, even, odd * odd), GROUP // 2)
     first = tl.min(column, axis=0) // GROUP
     group = first + tl.arange(0, COLUMNS // GROUP)
     any_row = tl.max(inside.to(tl.int32), axis=1) > 0
@@ -67,3 +87,13 @@ def store_scaled(x, norm, scaled, squares, row, column, inside, FEATURES: tl.con
         sums,
         mask=any_row[:, None] & (group < GROUPS)[None, :],
     )
+
+
+@triton.jit
+def sums_of_neighbours(x, COUNT: tl.constexpr):
+    """x [ROWS, COLUMNS] -> [ROWS, COLUMNS / COUNT]. By pairs: tl.sum's own order depends on the tile."""
+    if COUNT == 1:
+        return x
+    else:
+        pairs = tl.sum(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)), axis=2)
+        return sums_of_neighbours(pairs, COUNT // 2)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.product import normalised, product
+from shortfin_apps.llm.builder.kernels.triton.product import normalised, product, sums_of_squares
 
 
 @triton.jit
@@ -47,7 +47,8 @@ def project_qkv(
     each = tl.arange(0, COLUMNS)
     of_column = tl.minimum(first + each // 2, ALL_PAIRS - 1)
     feature = of_column // HALF * HEAD_DIM + of_column % HALF + each % 2 * HALF
-    sums = normalised(product(x, w, own, feature, IN, DEPTH), in_squares, own, IN, IN // GROUP, EPS)
+    parts = sums_of_squares(in_squares, own, IN // GROUP)
+    sums = normalised(product(x, w, row, tokens, feature, IN, DEPTH), parts, IN, EPS)
     if bias is not None:
         sums += tl.load(bias + feature)[None, :]
     low, high = tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
