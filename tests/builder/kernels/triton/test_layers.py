@@ -39,7 +39,13 @@ TOLERANCES: dict[str, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 8e-2}
 SPEC = replace(TINY, hidden_size=80, intermediate_size=120, vocab_size=70)
 FFN, DOWN, NORM, TABLE = "blk.0.ffn_gate_up.weight", "blk.0.ffn_down.weight", "blk.0.ffn_norm.weight", "table"
 TOKENS = [1, 3, 16, 17, 40, 70]
-TILED = [1, 16, 30, 50, "tokens"]  # numbers of tokens that are known, or not, when the kernel is compiled
+TILED: list[int | str] = [
+    1,
+    16,
+    30,
+    50,
+    "tokens",
+]  # numbers of tokens that are known, or not, when the kernel is compiled
 
 
 def normed(x: F32, weight: F32) -> F32:
@@ -127,7 +133,7 @@ def test_a_row_is_the_same_in_every_tile(chip: str, launch: Launch) -> None:
         "gate_up": ("bf16", (2 * ffn, hidden)),
         "down": ("bf16", (hidden, ffn)),
     }
-    sizes = [1, 30, 50, "tokens"]
+    sizes: list[int | str] = [1, 30, 50, "tokens"]
     ids: Inputs = {f"ids_{tokens}": ("i64", (tokens,)) for tokens in sizes}
     context = context_of(SPEC, chip, options(chip, "bf16"))
     run = [

@@ -1,8 +1,9 @@
-"""Tile sizes of the Triton kernels: a table for each kind of GPU, by the number of tokens."""
+"""Tile sizes of the Triton kernels: a table for each kind of GPU, by tokens and by a weight's shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Dim
@@ -11,6 +12,8 @@ from shortfin_apps.llm.builder.target import Target
 
 SPLIT = 128  # slots that a workgroup takes of a single token's attention
 MOST_SPLITS = 64  # workgroups that share such slots; above, each takes a multiple of SPLIT
+_ANY = sys.maxsize
+_UNKNOWN_TOKENS = 512  # what a number counts as that is not known when a kernel is compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class MatmulTile:
     @property
     def suffix(self) -> str:
         """The end of its kernels' names."""
-        return f"{self.rows}x{self.columns}"
+        return f"{self.rows}x{self.columns}x{self.depth_bytes}"
 
     def constexprs(self, item_bytes: int) -> dict[str, int]:
         return {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth_bytes // item_bytes}
@@ -40,42 +43,78 @@ class AttentionTile:
     tuning: Tuning
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tile for matmuls of up to so many tokens, with weights of up to so many output features."""
+
+    tokens: int
+    features: int
+    tile: MatmulTile
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTable:
-    """The tiles of one kind of GPU. `few_tokens` are by the most tokens that they are for."""
+    """The tiles of one kind of GPU. Of `matmuls` the first that fits is used."""
 
-    few_tokens: Mapping[int, MatmulTile]
-    many_tokens: MatmulTile
+    matmuls: Sequence[Use]
     decode_attention: AttentionTile
     attention: AttentionTile
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...]) -> MatmulTile:
         """The tile for a number of tokens, where a str stands for any, and the shape of a weight."""
-        if isinstance(tokens, int):
-            for most, tile in self.few_tokens.items():
-                if tokens <= most:
-                    return tile
-        return self.many_tokens
+        known = tokens if isinstance(tokens, int) else _UNKNOWN_TOKENS
+        return next(use.tile for use in self.matmuls if known <= use.tokens and shape[0] <= use.features)
 
 
 _AMD = TileTable(
-    few_tokens={
-        16: MatmulTile(16, 32, 128, Tuning(2, 2)),
-        32: MatmulTile(32, 32, 128, Tuning(2, 2)),
-        64: MatmulTile(64, 32, 128, Tuning(4, 2)),
-    },
-    many_tokens=MatmulTile(64, 64, 128, Tuning(4, 2)),
+    matmuls=(
+        Use(16, _ANY, MatmulTile(16, 32, 128, Tuning(2, 2))),
+        Use(32, _ANY, MatmulTile(32, 32, 128, Tuning(2, 2))),
+        Use(64, _ANY, MatmulTile(64, 32, 128, Tuning(4, 2))),
+        Use(_ANY, _ANY, MatmulTile(64, 64, 128, Tuning(4, 2))),
+    ),
     decode_attention=AttentionTile(16, 32, Tuning(4, 2)),
     attention=AttentionTile(64, 64, Tuning(4, 2)),
 )
-# The quickest of five sets on an H200, for the shapes of an 8B model in bf16.
+# The quickest of five sets on an H200 that need less shared memory than those of _HOPPER.
 _NVIDIA = TileTable(
-    few_tokens={
-        16: MatmulTile(16, 32, 512, Tuning(4, 4)),
-        32: MatmulTile(32, 32, 512, Tuning(4, 3)),
-        64: MatmulTile(64, 32, 256, Tuning(4, 4)),
-    },
-    many_tokens=MatmulTile(128, 128, 128, Tuning(8, 3)),
+    matmuls=(
+        Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 4))),
+        Use(32, _ANY, MatmulTile(32, 32, 512, Tuning(4, 3))),
+        Use(64, _ANY, MatmulTile(64, 32, 256, Tuning(4, 4))),
+        Use(_ANY, _ANY, MatmulTile(128, 128, 128, Tuning(8, 3))),
+    ),
+    decode_attention=AttentionTile(16, 128, Tuning(4, 2)),
+    attention=AttentionTile(128, 64, Tuning(8, 2)),
+)
+# The quickest on an H200, or close to it, of those in bench/matmul_candidates.py, for the shapes of
+# Llama 3.1 8B and SmolLM2-135M in bf16 (bench/tune_matmul.py).
+_HOPPER = TileTable(
+    matmuls=(
+        Use(16, 2048, MatmulTile(16, 16, 512, Tuning(2, 6))),
+        Use(16, 3584, MatmulTile(16, 32, 256, Tuning(2, 6))),
+        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 6))),
+        Use(16, 8192, MatmulTile(16, 32, 256, Tuning(2, 6))),
+        Use(16, _ANY, MatmulTile(16, 128, 256, Tuning(4, 4))),
+        Use(32, 2048, MatmulTile(16, 16, 512, Tuning(2, 6))),
+        Use(32, 3584, MatmulTile(32, 32, 256, Tuning(4, 6))),
+        Use(32, 5120, MatmulTile(32, 32, 512, Tuning(4, 5))),
+        Use(32, 8192, MatmulTile(32, 64, 512, Tuning(4, 4))),
+        Use(32, _ANY, MatmulTile(32, 128, 256, Tuning(4, 4))),
+        Use(64, 2048, MatmulTile(16, 32, 256, Tuning(2, 6))),
+        Use(64, 5120, MatmulTile(64, 32, 256, Tuning(4, 6))),
+        Use(64, 8192, MatmulTile(64, 64, 256, Tuning(4, 5))),
+        Use(64, _ANY, MatmulTile(64, 128, 128, Tuning(4, 4))),
+        Use(128, 2048, MatmulTile(32, 32, 256, Tuning(4, 6))),
+        Use(128, 5120, MatmulTile(64, 64, 256, Tuning(4, 6))),
+        Use(128, 8192, MatmulTile(64, 64, 128, Tuning(4, 6))),
+        Use(128, _ANY, MatmulTile(128, 256, 128, Tuning(8, 4))),
+        Use(512, 2048, MatmulTile(64, 64, 256, Tuning(4, 6))),
+        Use(512, 3584, MatmulTile(64, 64, 128, Tuning(4, 4))),
+        Use(512, 5120, MatmulTile(128, 128, 128, Tuning(8, 4))),
+        Use(_ANY, 3584, MatmulTile(128, 128, 128, Tuning(8, 4))),
+        Use(_ANY, _ANY, MatmulTile(128, 256, 128, Tuning(8, 4))),
+    ),
     decode_attention=AttentionTile(16, 128, Tuning(4, 2)),
     attention=AttentionTile(128, 64, Tuning(8, 2)),
 )
@@ -83,7 +122,9 @@ _NVIDIA = TileTable(
 
 def tiles_of(target: Target) -> TileTable:
     """The table for a GPU."""
-    return _NVIDIA if target.architecture == "nvptx" else _AMD
+    if target.architecture != "nvptx":
+        return _AMD
+    return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:

@@ -1,0 +1,65 @@
+"""The choice of a matmul's tile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shortfin_apps.llm.builder.lowering.triton.tiles import TileTable, tiles_of
+from shortfin_apps.llm.builder.target import Target
+
+AMD = Target("hip:gfx942", (), "amdgpu", "gfx942", frozenset())
+HOPPER = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
+AMPERE = replace(HOPPER, device="cuda:sm_80", cpu="sm_80")
+TARGETS = pytest.mark.parametrize(
+    "table", [pytest.param(tiles_of(target), id=target.cpu) for target in (AMD, HOPPER, AMPERE)]
+)
+TOKENS: list[int | str] = [1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 512, 513, 4096, "tokens"]
+FEATURES = [64, 576, 960, 2048, 3072, 4096, 5120, 6144, 8192, 28672, 128256]
+
+
+@TARGETS
+def test_every_matmul_has_a_tile_of_sizes_that_triton_takes(table: TileTable) -> None:
+    for tokens in TOKENS:
+        for features in FEATURES:
+            tile = table.matmul(tokens, (features, 576))
+            for size in (tile.rows, tile.columns, tile.depth_bytes):
+                assert size.bit_count() == 1
+            # What a matrix instruction takes; sums of squares are of 16 columns each.
+            assert tile.rows >= 16
+            assert tile.columns >= 16
+            assert tile.depth_bytes >= 16 * 4
+
+
+@TARGETS
+def test_kernels_of_one_name_have_one_tile(table: TileTable) -> None:
+    """A module has kernels of several numbers of tokens for one weight, named by it and by their tiles."""
+    for features in FEATURES:
+        tiles = {table.matmul(tokens, (features, 576)) for tokens in TOKENS}
+        assert len({tile.suffix for tile in tiles}) == len(tiles)
+
+
+@TARGETS
+def test_more_tokens_take_no_fewer_rows(table: TileTable) -> None:
+    known = [tokens for tokens in TOKENS if isinstance(tokens, int)]
+    for features in FEATURES:
+        rows = [table.matmul(tokens, (features, 576)).rows for tokens in known]
+        assert rows == sorted(rows)
+
+
+def test_small_weights_take_small_tiles_on_hopper() -> None:
+    """A weight of 576 features has too few large tiles for 132 multiprocessors."""
+    table = tiles_of(HOPPER)
+    assert [table.matmul(128, (features, 576)).columns for features in (576, 4096, 28672)] == [32, 64, 256]
+
+
+def test_tokens_that_are_not_known_count_as_a_prefill_of_some_hundred() -> None:
+    table = tiles_of(HOPPER)
+    assert table.matmul("tokens", (4096, 4096)) == table.matmul(512, (4096, 4096))
+    assert table.matmul("tokens", (4096, 4096)) != table.matmul(2048, (4096, 4096))
+
+
+def test_other_nvidia_gpus_have_tiles_of_their_own() -> None:
+    assert tiles_of(AMPERE) != tiles_of(HOPPER)
+    assert tiles_of(replace(HOPPER, cpu="sm_90a")) == tiles_of(HOPPER)
