@@ -67,10 +67,6 @@ class Case:
     shape: tuple[int, int]
     absent: frozenset[str] = frozenset()
 
-    @property
-    def writes_norm(self) -> bool:
-        return self.kind == "linear" and "norm" not in self.absent
-
     def kernel(self, device: str, tile: MatmulTile) -> Kernel:
         kernels = MatmulKernels(MODELS[self.model], BuildOptions(device=device), lambda *_: tile)
         made: Kernel = getattr(kernels, self.kind)(self.shape, "tokens")
@@ -151,7 +147,7 @@ def _jobs(
         yield Job(device, case, tile, most, is_built=True)
     for tile in tiles or map(tile_of, CANDIDATES):
         suits = [each for each in tokens if _suits(tile, each) and each not in built_for.get(tile, [])]
-        if suits and not (case.writes_norm and tile.columns < 16):
+        if suits:
             yield Job(device, case, tile, suits, is_built=False)
 
 

@@ -1,0 +1,54 @@
+"""Which tiles bench/tune_matmul.py compiles, for which numbers of tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from bench.matmul_candidates import CANDIDATES
+from bench.tune_matmul import Case, _cases, _jobs, tile_label, tile_of
+
+DEVICE = "hip:gfx942"
+CASES = {(case.model, case.name): case for case in _cases(None)}
+
+
+def case(name: str) -> Case:
+    return CASES["8b", name]
+
+
+def test_a_tile_is_read_as_it_is_written() -> None:
+    assert [tile_label(tile_of(text)) for text in CANDIDATES] == list(CANDIDATES)
+
+
+def test_weights_have_the_shapes_of_the_models() -> None:
+    shapes = {name: CASES["8b", name].shape for name in ("qkv", "o", "gate_up", "down", "head")}
+    assert shapes == {
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate_up": (28672, 4096),
+        "down": (4096, 14336),
+        "head": (128256, 4096),
+    }
+
+
+def test_a_build_has_one_tile_for_each_number_of_tokens() -> None:
+    built = [job for job in _jobs(DEVICE, case("o"), [], (1, 16, 64, 2048)) if job.is_built]
+    assert sorted(tokens for job in built for tokens in job.tokens) == [1, 16, 64, 2048]
+
+
+def test_a_tile_is_timed_with_tokens_that_fill_it() -> None:
+    tile = tile_of("64x64x256:4:4")
+    jobs = list(_jobs(DEVICE, case("o"), [tile], (1, 32, 33, 64, 512, 2048)))
+    assert [job.tokens for job in jobs if not job.is_built] == [[33, 64, 512]]
+
+
+def test_logits_are_of_few_tokens() -> None:
+    jobs = list(_jobs(DEVICE, case("head"), None, (64, 2048)))
+    assert {tokens for job in jobs for tokens in job.tokens} == {64}
+
+
+@pytest.mark.parametrize("name", ["qkv", "o", "gate_up", "down", "head"])
+def test_every_case_is_a_kernel_of_the_model(name: str) -> None:
+    kernel = case(name).kernel(DEVICE, tile_of("16x32x256:2:2"))
+    assert {"x", "w", "tokens"} <= {*kernel.interface.reads, *kernel.interface.constants}
+    assert not case(name).absent & kernel.interface.buffers.keys()
