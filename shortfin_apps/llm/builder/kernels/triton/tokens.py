@@ -124,4 +124,5 @@ def last_tokens(
     tl.store(y + row.to(tl.int64) * FEATURES + feature, values, mask=inside)
     if norm is not None:
         rows = row + tl.arange(0, 1)
-        store_scaled(values[None, :], norm, scaled, squares, rows, feature, inside[None, :], FEATURES, GROUP)
+        weight = tl.load(norm + feature, mask=inside, other=0.0)
+        store_scaled(values[None, :], weight, scaled, squares, rows, feature, inside[None, :], FEATURES, GROUP)
