@@ -3,12 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.product import (
-    normalised,
-    product,
-    store_scaled,
-    sums_of_squares,
-)
+from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, store_scaled
 
 
 @triton.jit
@@ -29,6 +24,7 @@ def linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """y [tokens, OUT] f32 = x [tokens, IN] times the transpose of w [OUT, IN], plus `residual` or None.
 
@@ -44,8 +40,8 @@ def linear(
     if IS_SMALL:
         added = _loaded(residual, at, inside)
         weight = _loaded(norm, column, column < OUT)
-    parts = sums_of_squares(in_squares, tl.minimum(row, tokens - 1), IN // GROUP)
-    sums = normalised(product(x, w, row, tokens, tl.minimum(column, OUT - 1), IN, DEPTH), parts, IN, EPS)
+    weight_row = tl.minimum(column, OUT - 1)
+    sums = normalised_product(x, in_squares, w, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY)
     if not IS_SMALL:
         added = _loaded(residual, at, inside)
         weight = _loaded(norm, column, column < OUT)
@@ -79,6 +75,7 @@ def gated_linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """y [tokens, OUT] = silu(gate) * up, both products of x [tokens, IN] with w [2 * OUT, IN]: gate, then up.
 
@@ -89,8 +86,7 @@ def gated_linear(
     first = tl.program_id(1) * HALF
     each = tl.arange(0, COLUMNS)
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
-    parts = sums_of_squares(in_squares, tl.minimum(row, tokens - 1), IN // GROUP)
-    sums = normalised(product(x, w, row, tokens, weight_row, IN, DEPTH), parts, IN, EPS)
+    sums = normalised_product(x, in_squares, w, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY)
     gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
     column = first + tl.arange(0, HALF)
     at = row[:, None].to(tl.int64) * OUT + column[None, :]

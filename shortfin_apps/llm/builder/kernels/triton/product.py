@@ -5,6 +5,37 @@ import triton.language as tl
 
 
 @triton.jit
+def normalised_product(
+    x,
+    squares,
+    w,
+    row,
+    tokens,
+    weight_row,
+    IN: tl.constexpr,
+    GROUP: tl.constexpr,
+    EPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """`product`, and if `squares` [tokens, IN / GROUP] f32 are not None times 1 / rms of each row.
+
+    x is then scaled for a norm, but not normalised, and `squares` are those from before. EARLY loads them
+    before the product, whose loads take long.
+    """
+    own = tl.minimum(row, tokens - 1)
+    if EARLY:
+        parts = _sums_of_squares(squares, own, IN // GROUP)
+    sums = product(x, w, row, tokens, weight_row, IN, DEPTH)
+    if not EARLY:
+        parts = _sums_of_squares(squares, own, IN // GROUP)
+    if parts is None:
+        return sums
+    else:
+        return sums * tl.rsqrt(sums_of_neighbours(parts, parts.shape[1]) / IN + EPS)
+
+
+@triton.jit
 def product(x, w, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
     """x [tokens, IN] at `row` [ROWS] times the transpose of w [.., IN] at `weight_row` [COLUMNS], in f32.
 
@@ -33,11 +64,8 @@ def product(x, w, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr
 
 
 @triton.jit
-def sums_of_squares(squares, row, GROUPS: tl.constexpr):
-    """Those of the rows of x [.., IN] at `row`, as [ROWS, parts to be added]; None if `squares` is None.
-
-    `squares` [.., GROUPS] f32 are those of x. They are best loaded before the product, whose loads take long.
-    """
+def _sums_of_squares(squares, row, GROUPS: tl.constexpr):
+    """Those of the rows of x at `row`, as [ROWS, parts to be added]; None if `squares` is None."""
     if squares is None:
         return None
     else:
@@ -49,18 +77,6 @@ def sums_of_squares(squares, row, GROUPS: tl.constexpr):
             parts += tl.load(at + first, mask=(first + group < GROUPS)[None, :], other=0.0)
         # A small tile need not wait for them yet; a large one has no registers for them.
         return parts if row.shape[0] <= 64 else sums_of_neighbours(parts, PARTS)
-
-
-@triton.jit
-def normalised(sums, parts, IN: tl.constexpr, EPS: tl.constexpr):
-    """`sums` [ROWS, COLUMNS] of scaled activations, times 1 / rms of each row of x [.., IN].
-
-    `parts` are of `sums_of_squares`; None if the activations were normalised before.
-    """
-    if parts is None:
-        return sums
-    else:
-        return sums * tl.rsqrt(sums_of_neighbours(parts, parts.shape[1]) / IN + EPS)
 
 
 @triton.jit

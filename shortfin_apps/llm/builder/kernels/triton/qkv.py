@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.product import normalised, product, sums_of_squares
+from shortfin_apps.llm.builder.kernels.triton.product import normalised_product
 
 
 @triton.jit
@@ -28,6 +28,7 @@ def project_qkv(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """q [tokens, HEADS * HEAD_DIM], rotated, and rows of `cache`, from x [tokens, IN].
 
@@ -47,8 +48,7 @@ def project_qkv(
     each = tl.arange(0, COLUMNS)
     of_column = tl.minimum(first + each // 2, ALL_PAIRS - 1)
     feature = of_column // HALF * HEAD_DIM + of_column % HALF + each % 2 * HALF
-    parts = sums_of_squares(in_squares, own, IN // GROUP)
-    sums = normalised(product(x, w, row, tokens, feature, IN, DEPTH), parts, IN, EPS)
+    sums = normalised_product(x, in_squares, w, row, tokens, feature, IN, GROUP, EPS, DEPTH, EARLY)
     if bias is not None:
         sums += tl.load(bias + feature)[None, :]
     low, high = tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))

@@ -18,12 +18,16 @@ _UNKNOWN_TOKENS = 512  # what a number counts as that is not known when a kernel
 
 @dataclass(frozen=True, slots=True)
 class MatmulTile:
-    """A workgroup's tile of a matmul: `rows` tokens by `columns` features, `depth_bytes` of K at a time."""
+    """A workgroup's tile of a matmul: `rows` tokens by `columns` features, `depth_bytes` of K at a time.
+
+    `early`: what is known of a norm before the product is loaded before it, for which there are registers.
+    """
 
     rows: int
     columns: int
     depth_bytes: int
     tuning: Tuning
+    early: bool = True
 
     @property
     def suffix(self) -> str:
@@ -31,7 +35,8 @@ class MatmulTile:
         return f"{self.rows}x{self.columns}x{self.depth_bytes}"
 
     def constexprs(self, item_bytes: int) -> dict[str, int]:
-        return {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth_bytes // item_bytes}
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth_bytes // item_bytes}
+        return {**sizes, "EARLY": self.early}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ _AMD = TileTable(
         Use(16, _ANY, MatmulTile(16, 32, 128, Tuning(2, 2))),
         Use(32, _ANY, MatmulTile(32, 32, 128, Tuning(2, 2))),
         Use(64, _ANY, MatmulTile(64, 32, 128, Tuning(4, 2))),
-        Use(_ANY, _ANY, MatmulTile(64, 64, 128, Tuning(4, 2))),
+        Use(_ANY, _ANY, MatmulTile(64, 64, 128, Tuning(4, 2), early=False)),
     ),
     decode_attention=AttentionTile(16, 32, Tuning(4, 2)),
     attention=AttentionTile(64, 64, Tuning(4, 2)),
