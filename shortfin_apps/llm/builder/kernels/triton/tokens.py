@@ -125,4 +125,6 @@ def last_tokens(
     if norm is not None:
         rows = row + tl.arange(0, 1)
         weight = tl.load(norm + feature, mask=inside, other=0.0)
-        store_scaled(values[None, :], weight, scaled, squares, rows, feature, inside[None, :], FEATURES, GROUP)
+        store_scaled(
+            values[None, :], weight, scaled, squares, rows, feature, inside[None, :], FEATURES, GROUP
+        )
