@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 import iree.runtime as iree
 import numpy as np
 
+from shortfin_apps.llm.components.runtime.cuda_context import CudaContext
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
 from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
@@ -41,7 +42,7 @@ _ALIGNMENT = 64  # bytes, of the arrays in one piece of staging memory
 _OF_THE_DRIVER = ("HIP driver error", "CUDA driver error", "ABORTED", "was aborted", "RESOURCE_EXHAUSTED")
 
 _devices_lock = threading.Lock()
-_hal_devices: dict[tuple[GpuDriver, str], Any] = {}
+_hal_devices: dict[tuple[GpuDriver, str], tuple[Any, CudaContext | None]] = {}
 
 
 def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
@@ -54,8 +55,9 @@ def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
     (name,) = select(driver, device_ids or ("0",), _available(driver))
     with _devices_lock:
         if (driver, name) not in _hal_devices:
-            _hal_devices[driver, name] = _create_hal_device(driver, name)
-        return GpuDevice(driver, _hal_devices[driver, name])
+            made = _create_hal_device(driver, name)
+            _hal_devices[driver, name] = made, CudaContext() if driver == "cuda" else None
+        return GpuDevice(driver, *_hal_devices[driver, name])
 
 
 def _available(driver: GpuDriver) -> list[str]:
@@ -98,8 +100,9 @@ class GpuDevice(IreeDevice):
     buffer_type = GpuBuffer
     submissions_per_trim = 4096  # freeing memory waits for the device
 
-    def __init__(self, driver: GpuDriver, hal_device: Any) -> None:
+    def __init__(self, driver: GpuDriver, hal_device: Any, context: CudaContext | None) -> None:
         super().__init__(driver, hal_device)
+        self._context = context
         self._staging = IreeStagingPool(self._allocator)
         self._lost: DeviceLostError | None = None
 
@@ -148,6 +151,7 @@ class GpuDevice(IreeDevice):
 
     def close(self) -> None:
         if self._lost is None:
+            self._enter()
             super().close()
 
     def failed_in_flight(self, fence: Fence, error: Exception) -> InvocationError:
@@ -159,6 +163,7 @@ class GpuDevice(IreeDevice):
     def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:
         if self._lost is not None:
             raise self._lost
+        self._enter()
         buffers = {id(argument): cast(GpuBuffer, argument) for argument in arguments}
         if staged := [buffer for buffer in buffers.values() if buffer.staged is not None]:
             self._put_on_device(staged)
@@ -215,9 +220,14 @@ class GpuDevice(IreeDevice):
             if self._lost is not None:
                 raise copy_of(self._lost)
             try:
+                self._enter()
                 return work()
             except Exception as error:
                 raise self._refused(error) from None
+
+    def _enter(self) -> None:
+        if self._context is not None:
+            self._context.enter()
 
     def _refused(self, error: Exception) -> InvocationError:
         if self._lost is not None:

@@ -1,0 +1,32 @@
+"""The CUDA context of a device of iree.runtime, on every thread that uses the device.
+
+CUDA keeps the current context by thread. IREE 3.13 makes its own current where it opens a device, and needs
+it on whichever thread allocates (`cuda_allocator.c` does not set it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+
+class CudaContext:
+    """The context that is current on this thread; `library` is the CUDA driver's."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library or ctypes.CDLL("libcuda.so.1")
+        self._context = ctypes.c_void_p()
+        self._check(self._library.cuCtxGetCurrent(ctypes.byref(self._context)))
+        self._of_thread = threading.local()
+        self._of_thread.entered = True
+
+    def enter(self) -> None:
+        """Makes the context current on this thread, unless it was here before. Raises RuntimeError."""
+        if not getattr(self._of_thread, "entered", False):
+            self._check(self._library.cuCtxSetCurrent(self._context))
+            self._of_thread.entered = True
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RuntimeError(f"CUDA driver error {status} from its context")
