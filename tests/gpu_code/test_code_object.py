@@ -12,13 +12,13 @@ from elftools.elf.elffile import ELFFile
 
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.gpu_code.code_object import CodeObject, code_objects_in, read_code_object
-from tests.code_objects import CHIPS, tiny_code_object
+from tests.code_objects import CHIPS, largest_code_object
 from tests.conftest import BuildTiny
 
 
 @pytest.fixture(scope="module", params=CHIPS)
 def image(request: pytest.FixtureRequest, build_tiny: BuildTiny) -> bytes:
-    return tiny_code_object(build_tiny, request.param)
+    return largest_code_object(build_tiny, request.param)
 
 
 @pytest.fixture(scope="module")

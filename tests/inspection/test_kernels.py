@@ -12,7 +12,7 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.gpu_code.code_object import Descriptor, Kernel, read_code_object
 from shortfin_apps.llm.inspection.kernels import KernelFacts, facts_of, load_bytes, read_kernels
-from tests.code_objects import disassembled, tiny_code_object, tiny_code_objects
+from tests.code_objects import disassembled, tiny_code_objects
 from tests.conftest import BuildTiny
 
 CHIPS = ("gfx942", "gfx1100")
@@ -95,15 +95,21 @@ def test_width_of_loads(mnemonic: str, width: int | None) -> None:
 @pytest.mark.parametrize("chip", CHIPS)
 def test_agrees_with_the_disassembly(build_tiny: BuildTiny, chip: str, tmp_path: Path) -> None:
     facts = {kernel.name: kernel for kernel in kernels_of(build_tiny, chip)}
-    image = tiny_code_object(build_tiny, chip)
-    lines = disassembled(image, tmp_path)
-    for kernel in read_code_object(image).kernels:
-        end = kernel.entry + len(kernel.code)
-        names = [lines[address].mnemonic for address in lines if kernel.entry <= address < end]
-        found = facts[kernel.name]
-        assert found.num_instructions == len(names)
-        assert found.num_matrix_instructions == sum("mfma" in name or "wmma" in name for name in names)
-        assert dict(found.loads) == Counter(filter(None, map(width_in_disassembly, names)))
+    num_compared = 0
+    for image in tiny_code_objects(build_tiny, chip):
+        lines = disassembled(image, tmp_path)
+        for kernel in read_code_object(image).kernels:
+            end = kernel.entry + len(kernel.code)
+            own = [line for address, line in lines.items() if kernel.entry <= address < end]
+            if 4 * sum(line.words for line in own) < len(kernel.code):
+                continue  # LLVM does not know all of it
+            names = [line.mnemonic for line in own]
+            found = facts[kernel.name]
+            assert found.num_instructions == len(names)
+            assert found.num_matrix_instructions == sum("mfma" in name or "wmma" in name for name in names)
+            assert dict(found.loads) == Counter(filter(None, map(width_in_disassembly, names)))
+            num_compared += 1
+    assert num_compared > 2
 
 
 def width_in_disassembly(name: str) -> int | None:

@@ -33,7 +33,9 @@ from shortfin_apps.llm.errors import DeviceLostError, LlmError, UnavailableError
 from tests.hip import CHIPS, describe
 from tests.integration.generation import Continuation, assert_same
 
-TOLERANCE = 0.1  # of logits: the expected tokens are the CPU's, which rounds to bf16 at other places
+# Of logits: the expected tokens are the CPU's, which rounds to bf16 at other places (test_hip_entries.py says
+# how far that may go).
+TOLERANCE = 0.2
 MAX_TOKENS = 3
 MAX_REQUESTS = 6
 PATIENCE_S = 60.0

@@ -10,14 +10,14 @@ import pytest
 
 from emulated_gpu.translate import pack, translate
 from shortfin_apps.llm.gpu_code.code_object import read_code_object
-from tests.code_objects import tiny_code_object
+from tests.code_objects import largest_code_object
 from tests.conftest import BuildTiny
 
 
 @pytest.fixture(scope="module")
 def code_object(build_tiny: BuildTiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("code") / "code.co"
-    path.write_bytes(tiny_code_object(build_tiny, "gfx942"))
+    path.write_bytes(largest_code_object(build_tiny, "gfx942"))
     return path
 
 
