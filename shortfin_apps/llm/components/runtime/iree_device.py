@@ -187,6 +187,7 @@ class IreeDevice(ABC):
             try:
                 self._prepare(arguments)
                 fence = self._start(context, function, is_async, arguments, results)
+                fence = self._bring(arguments) or fence
             except Exception as error:
                 return FailedPending(self._refused(error))
             pending = IreePending(self, fence, arguments, results)
@@ -208,6 +209,10 @@ class IreeDevice(ABC):
 
     def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:  # noqa: B027
         """Called under the lock before an invocation is started with these arguments."""
+
+    def _bring(self, arguments: Sequence[DeviceBuffer]) -> Fence | None:
+        """Called behind an invocation that was started; brings to the host what it must, and says by when."""
+        return None
 
     def _refused(self, error: Exception) -> InvocationError:
         """What to report of an invocation that could not be started."""

@@ -3,6 +3,10 @@
 An uploaded array stays on the host until an invocation first needs it. All such arguments of an invocation
 then travel in one submission, through one piece of staging memory.
 
+A buffer that is `on_host` is host memory that CUDA's dispatches write. What AMD's write there is only sure to
+be seen behind a release to the whole system, which HIP does not promise for memory that is not fine-grained;
+so there the results of an invocation are copied behind it.
+
 A failure of the driver is final: it fails all later work, or ends the process when it is asked to free what
 the failed work used (see shortfin_device.py). So nothing more is asked of it, and its device is not released.
 """
@@ -81,8 +85,10 @@ def _create_hal_device(driver: GpuDriver, name: str) -> Any:
 
 
 class GpuBuffer(IreeBuffer):
-    """An array on the GPU, or on the host: in `staged` until an invocation first needs it, or for ever in
-    `on_host`, memory that the GPU writes."""
+    """An array on the GPU, or on the host in `staged` until an invocation first needs it.
+
+    `on_host` is host memory that has its contents whenever an invocation with it is done.
+    """
 
     __slots__ = ("on_host", "staged")
 
@@ -96,6 +102,10 @@ class GpuBuffer(IreeBuffer):
         return self.view.get_buffer()
 
 
+def _gpu_buffer(buffer: DeviceBuffer) -> GpuBuffer:
+    return cast(GpuBuffer, buffer)
+
+
 class GpuDevice(IreeDevice):
     buffer_type = GpuBuffer
     submissions_per_trim = 4096  # freeing memory waits for the device
@@ -103,6 +113,7 @@ class GpuDevice(IreeDevice):
     def __init__(self, driver: GpuDriver, hal_device: Any, context: CudaContext | None) -> None:
         super().__init__(driver, hal_device)
         self._context = context
+        self._writes_host = driver == "cuda"
         self._staging = IreeStagingPool(self._allocator)
         self._lost: DeviceLostError | None = None
 
@@ -171,9 +182,25 @@ class GpuDevice(IreeDevice):
     def _allocate_on_host(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuBuffer:
         memory = IreeStaging(self._allocator, prod(shape) * dtype.itemsize)
         memory.content[:] = 0
-        buffer = GpuBuffer(iree.HalBufferView(memory.buffer, shape, ELEMENTS[dtype]), shape, dtype)
+        if self._writes_host:
+            view = iree.HalBufferView(memory.buffer, shape, ELEMENTS[dtype])
+        else:
+            view = self._new_view(shape, dtype)
+            self._execute(lambda commands: commands.fill(view.get_buffer(), _ZERO)).wait()
+        buffer = GpuBuffer(view, shape, dtype)
         buffer.on_host = memory
         return buffer
+
+    def _bring(self, arguments: Sequence[DeviceBuffer]) -> Fence | None:
+        brought = [b for b in map(_gpu_buffer, arguments) if b.on_host is not None]
+        if self._writes_host or not brought:
+            return None
+
+        def copy(commands: Any) -> None:
+            for buffer in brought:
+                commands.copy(buffer.hal, cast(IreeStaging, buffer.on_host).buffer, 0, 0, buffer.num_bytes)
+
+        return self._execute(copy)
 
     def _put_on_device(self, buffers: Sequence[GpuBuffer]) -> None:
         ends = itertools.accumulate(-(-buffer.num_bytes // _ALIGNMENT) * _ALIGNMENT for buffer in buffers)
