@@ -20,16 +20,25 @@ class TritonTopK:
 
     def __init__(self, context: LoweringContext) -> None:
         self._k = context.options.top_k
+        self._architecture = context.target.architecture
         self._launcher = Launcher(context.target, context.rendered)
 
     def top_k(self, e: Emitter, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, size = logits.shape
         assert isinstance(size, int)
-        chunk = chunk_of(size, self._k)
+        of_chunks, of_row = top_k_kernels(size, self._k, self._architecture)
         operands = {"rows": rows, "logits": logits}
-        best = self._launcher.launch(e, _chunks_kernel(size, chunk), operands)["best"]
-        made = self._launcher.launch(e, _row_kernel(size, chunk, self._k), {**operands, "best": best})
+        best = self._launcher.launch(e, of_chunks, operands)["best"]
+        made = self._launcher.launch(e, of_row, {**operands, "best": best})
         return made["values"], made["indices"]
+
+
+def top_k_kernels(size: int, k: int, architecture: str) -> tuple[Kernel, Kernel]:
+    """The Kernels that take the best of chunks, and of a row's `size` elements the best `k`."""
+    chunk = chunk_of(size, k)
+    # A sort keeps masks of its lanes: CDNA has scalar registers for those of 256.
+    waves = 4 if architecture == "amdgpu" else 8
+    return _chunks_kernel(size, chunk), _row_kernel(size, chunk, k, waves)
 
 
 def chunk_of(size: int, k: int) -> int:
@@ -54,7 +63,7 @@ def _chunks_kernel(size: int, chunk: int) -> Kernel:
     )
 
 
-def _row_kernel(size: int, chunk: int, k: int) -> Kernel:
+def _row_kernel(size: int, chunk: int, k: int, waves: int) -> Kernel:
     chunks = -(-size // chunk)
     kept = power_of_two(k)
     return Kernel(
@@ -74,5 +83,5 @@ def _row_kernel(size: int, chunk: int, k: int) -> Kernel:
             "K": k,
         },
         grid=[Tiles("rows")],
-        tuning=Tuning(num_waves=8),
+        tuning=Tuning(num_waves=waves),
     )
