@@ -20,39 +20,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.models import MODELS as GPU_MODELS
 from bench.matmul_candidates import CANDIDATES
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import resolve_target
 
-_SMOLLM2 = ModelSpec(
-    name="SmolLM2-135M",
-    architecture="llama",
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=1,  # so that the cache is no larger than it has to be
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    head_dim=64,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_theta=100000.0,
-)
-_LLAMA_8B = replace(
-    _SMOLLM2,
-    name="Llama-3.1-8B",
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-)
-MODELS = {"8b": _LLAMA_8B, "135m": _SMOLLM2}
+# Of one layer, so that the cache is no larger than it has to be.
+MODELS = {
+    short: replace(GPU_MODELS[name].spec, num_hidden_layers=1)
+    for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))
+}
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 MAX_ROWS = 128  # of logits that one invocation computes
 
