@@ -102,10 +102,6 @@ class GpuBuffer(IreeBuffer):
         return self.view.get_buffer()
 
 
-def _gpu_buffer(buffer: DeviceBuffer) -> GpuBuffer:
-    return cast(GpuBuffer, buffer)
-
-
 class GpuDevice(IreeDevice):
     buffer_type = GpuBuffer
     submissions_per_trim = 4096  # freeing memory waits for the device
@@ -127,15 +123,7 @@ class GpuDevice(IreeDevice):
         on_host: bool = False,
     ) -> GpuBuffer:
         dtype = np.dtype(dtype)
-
-        def run() -> GpuBuffer:
-            if on_host:
-                return self._allocate_on_host(shape, dtype)
-            buffer = GpuBuffer(self._new_view(shape, dtype), shape, dtype)
-            self._execute(lambda commands: commands.fill(buffer.hal, _ZERO)).wait()
-            return buffer
-
-        return self._guard(run)
+        return self._guard(lambda: self._allocate(shape, dtype, on_host))
 
     def upload(self, array: Array) -> GpuBuffer:
         buffer = GpuBuffer(None, array.shape, array.dtype)
@@ -179,10 +167,12 @@ class GpuDevice(IreeDevice):
         if staged := [buffer for buffer in buffers.values() if buffer.staged is not None]:
             self._put_on_device(staged)
 
-    def _allocate_on_host(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuBuffer:
-        memory = IreeStaging(self._allocator, prod(shape) * dtype.itemsize)
-        memory.content[:] = 0
-        if self._writes_host:
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any], on_host: bool) -> GpuBuffer:
+        memory = None
+        if on_host:
+            memory = IreeStaging(self._allocator, prod(shape) * dtype.itemsize)
+            memory.content[:] = 0
+        if memory is not None and self._writes_host:
             view = iree.HalBufferView(memory.buffer, shape, ELEMENTS[dtype])
         else:
             view = self._new_view(shape, dtype)
@@ -192,13 +182,16 @@ class GpuDevice(IreeDevice):
         return buffer
 
     def _bring(self, arguments: Sequence[DeviceBuffer]) -> Fence | None:
-        brought = [b for b in map(_gpu_buffer, arguments) if b.on_host is not None]
-        if self._writes_host or not brought:
+        if self._writes_host:
+            return None
+        buffers = cast(Sequence[GpuBuffer], arguments)
+        brought = [(buffer, memory) for buffer in buffers if (memory := buffer.on_host) is not None]
+        if not brought:
             return None
 
         def copy(commands: Any) -> None:
-            for buffer in brought:
-                commands.copy(buffer.hal, cast(IreeStaging, buffer.on_host).buffer, 0, 0, buffer.num_bytes)
+            for buffer, memory in brought:
+                commands.copy(buffer.hal, memory.buffer, 0, 0, buffer.num_bytes)
 
         return self._execute(copy)
 
