@@ -93,9 +93,9 @@ def pages(all_cases: Sequence[Case]) -> int:
 
 def measure(case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float) -> dict[str, Any]:
     """Times of one invocation in ms: of the runner's `run`, of one call at a time, and of queued calls."""
-    run_ms = _median_ms(lambda: runner.run(case.batch), MIN_CALLS, sample_s)
-    sync_ms = _median_ms(lambda: program.repeat().wait(), MIN_CALLS, sample_s)
-    queued_ms = _median_ms(lambda: _queue(program), MIN_QUEUES, sample_s) / DEPTH
+    run_ms = median_ms(lambda: seconds_of(lambda: runner.run(case.batch)), MIN_CALLS, sample_s)
+    sync_ms = median_ms(lambda: seconds_of(lambda: program.repeat().wait()), MIN_CALLS, sample_s)
+    queued_ms = median_ms(lambda: seconds_of(lambda: _queue(program)), MIN_QUEUES, sample_s) / DEPTH
     return {
         "entry": program.last_entry,
         "rows": case.rows,
@@ -114,12 +114,16 @@ def _queue(program: RecordedProgram) -> None:
         pending.wait()
 
 
-def _median_ms(call: Callable[[], object], min_calls: int, sample_s: float) -> float:
-    """The median of at least so many calls and seconds, after one unmeasured."""
+def seconds_of(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
     call()
+    return time.perf_counter() - begin
+
+
+def median_ms(sample: Callable[[], float], min_samples: int, sample_s: float) -> float:
+    """The median of at least so many samples and seconds, after one that does not count."""
+    sample()
     times: list[float] = []
-    while len(times) < min_calls or sum(times) < sample_s:
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
+    while len(times) < min_samples or sum(times) < sample_s:
+        times.append(sample())
     return statistics.median(times) * 1e3

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from bench.gpu.entries import DEPTH, RecordedProgram
+from bench.gpu.entries import DEPTH, RecordedProgram, median_ms, seconds_of
 from bench.gpu.models import Model
 from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
@@ -81,12 +79,10 @@ def _all_at_once(loop: DecodeLoop) -> None:
 
 
 def _median_ms(start: Callable[[], DecodeLoop], run: Callable[[DecodeLoop], None], sample_s: float) -> float:
-    """The median time of a step over loops that begin anew, after one unmeasured."""
-    run(start())
-    times: list[float] = []
-    while len(times) < MIN_SAMPLES or sum(times) < sample_s:
+    """The median time of a step over loops that begin anew."""
+
+    def sample() -> float:
         loop = start()
-        begin = time.perf_counter()
-        run(loop)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) / DEPTH * 1e3
+        return seconds_of(lambda: run(loop))
+
+    return median_ms(sample, MIN_SAMPLES, sample_s) / DEPTH
