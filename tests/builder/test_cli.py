@@ -33,6 +33,20 @@ def test_decode_loops_are_for_gpus_unless_asked_for() -> None:
     assert sizes("--decode-loop-sizes 4") == (4,)
 
 
+def test_sizes_are_by_device_unless_given() -> None:
+    def options(flags: str) -> BuildOptions:
+        return cli.options_of(parse("x.gguf", *flags.split()))
+
+    on_gpu = options("--device hip:gfx942")
+    assert (on_gpu.decode_batch_sizes, on_gpu.extend_sizes) == (
+        (1, 8, 16, 32, 64, 128, 256),
+        (64, 128, 256, 384, 512),
+    )
+    assert options("--device cpu:znver4") == BuildOptions(device="cpu:znver4")
+    given = options("--device hip:gfx942 --extend-sizes none --decode-batch-sizes 4")
+    assert (given.decode_batch_sizes, given.extend_sizes) == ((4,), ())
+
+
 def test_every_flag() -> None:
     flags = (
         "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "

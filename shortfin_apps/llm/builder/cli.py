@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 def options_of(args: argparse.Namespace) -> BuildOptions:
     """The options that the flags ask for."""
-    return BuildOptions(
-        device=args.device,
+    return BuildOptions.for_device(
+        args.device,
         weights=args.weights,
         kv=args.kv,
         prefill_batch_sizes=args.prefill_batch_sizes,
@@ -137,13 +137,11 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
         ),
         ("extend_sizes", "token counts that get an extend entry of their own beside the dynamic one"),
     ):
-        default = getattr(DEFAULTS, name)
         group.add_argument(
             f"--{name.replace('_', '-')}",
             type=_sizes,
-            default=default,
             metavar="N,N,...",
-            help=f"{what} (default: {','.join(map(str, default)) or 'none'})",
+            help=f"{what} (default: {_default_sizes(name)})",
         )
     group.add_argument(
         "--decode-loop-sizes",
@@ -163,6 +161,15 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         group.add_argument(flag, type=_positive, default=default, metavar="N", help=what)
+
+
+def _default_sizes(name: str) -> str:
+    """The option's default on CPUs, and on GPUs if that differs."""
+    on_cpu, on_gpu = (
+        ",".join(map(str, getattr(options, name))) or "none"
+        for options in (DEFAULTS, BuildOptions.for_device("hip"))
+    )
+    return on_cpu if on_cpu == on_gpu else f"{on_cpu}; on GPUs {on_gpu}"
 
 
 def _positive(text: str) -> int:

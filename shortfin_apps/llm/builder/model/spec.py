@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FloatType = Literal["bf16", "f16", "f32"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8"]
@@ -53,11 +53,20 @@ class ModelSpec:
         return "token_embd.weight" if self.tie_word_embeddings else "output.weight"
 
 
+# Any number of rows up to that of the smallest matmul tile, 16, takes about as long. Entries of fixed size
+# know their number of tokens, by which tiles are chosen.
+_GPU_DEFAULTS: dict[str, Any] = {
+    "decode_batch_sizes": (1, 8, 16, 32, 64, 128, 256),
+    "extend_sizes": (64, 128, 256, 384, 512),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """The options of `shortfin-llm build`; each of them is part of the artefact's identity.
 
-    Defaults are by bench/buckets.py, and entries of static shape were no quicker on CPUs (bench/README.md).
+    Defaults are for CPUs, by bench/buckets.py; entries of static shape were no quicker there
+    (bench/README.md). `for_device` has those of other devices.
     `chunk_sizes` are the chunk lengths (tokens) that get a prefill entry of static shape,
     `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `extend_sizes` are the token counts that get
     an `extend_t{T}` beside the dynamic `extend`; `decode_loop_sizes` are the batch sizes that get a
@@ -76,6 +85,13 @@ class BuildOptions:
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
+
+    @classmethod
+    def for_device(cls, device: str, **given: Any) -> BuildOptions:
+        """The options that are given, and the device's defaults for those that are None or not given."""
+        options = {} if device.startswith("cpu") else _GPU_DEFAULTS
+        options = options | {name: value for name, value in given.items() if value is not None}
+        return cls(device=device, **options)
 
     @property
     def loop_sizes(self) -> tuple[int, ...]:
