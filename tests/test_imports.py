@@ -86,7 +86,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "components.loading": (  # where the parts are put together
         *("components.batching", "components.engine", "components.frontend", "components.invocation"),
-        *("components.kvcache", "components.runtime", "components.runtime.device", "config", "errors"),
+        *("components.kvcache", "components.runtime", "components.runtime.device"),
+        *("components.runtime.names", "config", "errors"),
     ),
     # Tools that read an artefact's program, and the command that makes one.
     "bench.console": ("errors",),

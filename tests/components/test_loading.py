@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components import loading
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
-from shortfin_apps.llm.components.loading import EngineOptions, load_engine, max_running
+from shortfin_apps.llm.components.loading import EngineOptions, load_engine, make_engine
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import ArtifactError
@@ -45,7 +47,14 @@ def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -
 
 
 def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:
-    config = tiny_artifact.config
-    assert max_running(config, EngineOptions()) == max(config.decode_batch_sizes)
-    assert max_running(config, EngineOptions(mode=ExtendAttentionOptions())) == 256
-    assert max_running(config, EngineOptions(max_running=3)) == 3
+    artifact = tiny_artifact
+    files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
+    decode_rows = max(artifact.config.decode_batch_sizes)
+    with closing(open_device()) as device:
+        for options, expected in (
+            (EngineOptions(), decode_rows),
+            (EngineOptions(device="hip"), 256),
+            (EngineOptions(mode=ExtendAttentionOptions()), 256),
+            (EngineOptions(max_running=3), 3),
+        ):
+            assert make_engine(device, *files, options).max_running == expected

@@ -136,4 +136,4 @@ def test_answers_are_those_without_on_a_gpu(
             decode_batch_sizes=(8,),
             decode_loop_sizes=(8,),
         )
-        compare(build_tiny(options), calls(10), device="hip")
+        compare(build_tiny(options), calls(10), device="hip", mode=DefaultModeOptions())

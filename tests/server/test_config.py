@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching import MODE_CHOICES
+from shortfin_apps.llm.components.batching.modes.auto import AutoModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING
@@ -106,12 +107,15 @@ def test_a_mode_gets_its_settings_by_name_and_lengths_in_tokens() -> None:
     argv = ["--chunk-block-size", "2", "--max-pages-per-batch", "8", "--idle-budget", "300"]
     given = {"chunk_tokens": 32, "token_budget": 128, "idle_budget": 300}
     config = parse("DIR", *argv, "--prefills-per-decode", "3")
+    assert config.mode_options(stride=16) == AutoModeOptions(**given, prefills_per_decode=3)
+    config = parse("DIR", *argv, "--prefills-per-decode", "3", "--batch-mode", "default")
     assert config.mode_options(stride=16) == DefaultModeOptions(**given, prefills_per_decode=3)
     config = parse("DIR", *argv, "--batch-mode", "extend-attention")
     assert config.mode_options(stride=16) == ExtendAttentionOptions(**given)
 
 
 def test_modes_and_the_server_have_the_same_defaults() -> None:
-    for name, options in BATCH_MODES.items():
+    assert parse("DIR").mode_options(stride=16) == AutoModeOptions()
+    for name, options in MODE_CHOICES.items():
         assert parse("DIR", "--batch-mode", name).mode_options(stride=16) == options()
     assert parse("DIR").scheduling_options() == DEFAULT_SCHEDULING

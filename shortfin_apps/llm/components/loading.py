@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.auto import AutoModeOptions
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
@@ -18,6 +19,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
 from shortfin_apps.llm.config import ModelConfig
@@ -44,7 +46,7 @@ class EngineOptions:
     device_ids: tuple[str, ...] = ()
     runtime: Runtime = "auto"
     threads: int | None = None
-    mode: ModeOptions = field(default_factory=DefaultModeOptions)
+    mode: ModeOptions = field(default_factory=AutoModeOptions)
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING
     prefix_cache: PrefixCache = "trie"
     decode_ahead: UseDecodeLoops = "auto"
@@ -81,7 +83,7 @@ def load_engine(
         raise
     return AsyncEngine(
         engine,
-        max_requests=max_running(config, options) + options.max_queue,
+        max_requests=engine.max_running + options.max_queue,
         max_queue_tokens=options.max_queue_tokens,
         stall_timeout_s=options.stall_timeout_s,
         on_close=device.close,
@@ -109,7 +111,9 @@ def make_engine(
     check_program(program, config, options.tokenizer_vocab_size)
     check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
     runner = make_runner(device, program, config, num_pages)
-    mode = options.mode.make(config, runner.buckets)
+    on_gpu = options.device in GPU_NAMES
+    mode = options.mode.chosen(runner.buckets, on_gpu=on_gpu)
+    logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
     if options.decode_ahead == "on" and not runner.buckets.has_decode_loops:
         raise ArtifactError(
             "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
@@ -125,7 +129,12 @@ def make_engine(
         runner.num_bytes / 2**20,
     )
     return Engine(
-        scheduler=Scheduler(cache, mode, max_running(config, options), options.scheduling),
+        scheduler=Scheduler(
+            cache,
+            mode.make(config, runner.buckets, on_gpu=on_gpu),
+            options.max_running or mode.default_max_running(config),
+            options.scheduling,
+        ),
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
@@ -151,10 +160,6 @@ def make_runner(device: Device, program: Program, config: ModelConfig, num_pages
             f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
         ) from error
     return BatchRunner(device, program, config, page_table=page_table)
-
-
-def max_running(config: ModelConfig, options: EngineOptions) -> int:
-    return options.max_running or options.mode.default_max_running(config)
 
 
 def _prefix_cache(config: ModelConfig, options: EngineOptions) -> PrefixCache:

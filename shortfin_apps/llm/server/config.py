@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shortfin_apps.llm.api.limits import Limits
-from shortfin_apps.llm.components.batching import BATCH_MODES
+from shortfin_apps.llm.components.batching import BATCH_MODES, MODE_CHOICES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, SchedulingOptions
@@ -121,8 +121,10 @@ class ServerConfig(BaseSettings):
     )
     threads: int | None = Field(None, ge=1, description="CPU workers (default: all CPUs)")
 
-    batch_mode: Literal[*BATCH_MODES] = Field(  # type: ignore[valid-type]
-        "default", description="how prompts are cut into chunks and batched"
+    batch_mode: Literal[*MODE_CHOICES] = Field(  # type: ignore[valid-type]
+        "auto",
+        description="how prompts are cut into chunks and batched: auto is extend-attention on GPUs, unless a "
+        "setting of the default mode alone is given, and the default mode on CPUs",
     )
     chunk_tokens: int | None = Field(
         None,
@@ -134,14 +136,15 @@ class ServerConfig(BaseSettings):
     token_budget: int | None = Field(
         None,
         ge=1,
-        description="most tokens in one invocation, in the default mode in one prefill (default: 320 in the "
-        "default mode and 256 in extend-attention while requests decode)",
+        description="most tokens in one invocation, in the default mode in one prefill (default: while "
+        "requests decode, 320 in the default mode and 256 in extend-attention, on GPUs 512 in both)",
     )
     max_pages_per_batch: int | None = Field(None, ge=2, description="--token-budget in pages")
     idle_budget: int | None = Field(
         None,
         ge=1,
-        description="--token-budget while no request decodes (default: --token-budget if given, or 512)",
+        description="--token-budget while no request decodes (default: --token-budget if given, or 512, on "
+        "GPUs 2048)",
     )
     prefills_per_decode: int = Field(
         DefaultModeOptions().prefills_per_decode,
@@ -326,7 +329,7 @@ class ServerConfig(BaseSettings):
         if self.threads is not None and (on_gpu or self.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
         of_modes = set().union(*map(_names, BATCH_MODES.values()))
-        for name in sorted((of_modes - _names(BATCH_MODES[self.batch_mode])) & self.model_fields_set):
+        for name in sorted((of_modes - _names(MODE_CHOICES[self.batch_mode])) & self.model_fields_set):
             modes = [mode for mode, options in BATCH_MODES.items() if name in _names(options)]
             yield flag(name), f"it belongs to `--batch-mode {'` and `'.join(modes)}`"
 
@@ -335,7 +338,7 @@ class ServerConfig(BaseSettings):
         values = dict(self)
         values["chunk_tokens"] = _in_tokens(self.chunk_tokens, self.chunk_block_size, stride)
         values["token_budget"] = _in_tokens(self.token_budget, self.max_pages_per_batch, stride)
-        options = BATCH_MODES[self.batch_mode]
+        options = MODE_CHOICES[self.batch_mode]
         return options(**{name: values[name] for name in _names(options)})
 
     def scheduling_options(self) -> SchedulingOptions:

@@ -23,9 +23,9 @@ ROOM = 16
 class Setup:
     """Requests whose prompts, but for the last token, are in the cache, with pages for ROOM tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, extend_lengths: tuple[int, ...] = ()) -> None:
         config = fake_config()
-        self.program = FakeProgram(config, loop_sizes=(4,))
+        self.program = FakeProgram(config, loop_sizes=(4,), extend_rank=1, extend_lengths=extend_lengths)
         self.device = FakeDevice(self.program)
         slab = self.device.allocate((32, 4), config.paged_kv_cache.dtype)
         self.cache = make_cache("none", 32, 4)
@@ -124,14 +124,20 @@ def test_there_is_no_loop_for_more_rows_than_were_compiled() -> None:
     assert setup.runner.start_loop(Batch(EntryFamily.DECODE, tasks), [[0] * 6] * 5) is None
 
 
-def test_an_extend_is_preferred_to_many_padding_rows() -> None:
-    setup = Setup()
+@pytest.mark.parametrize(
+    ("extend_lengths", "family", "rows_with_loop"),
+    [
+        ((), EntryFamily.EXTEND, {3, 4}),
+        ((4,), EntryFamily.EXTEND, {1, 2, 3, 4}),
+        ((2,), EntryFamily.EXTEND, {3, 4}),
+        ((), EntryFamily.DECODE, {1, 2, 3, 4}),
+    ],
+)
+def test_an_extend_is_preferred_to_many_padding_rows(
+    extend_lengths: tuple[int, ...], family: EntryFamily, rows_with_loop: set[int]
+) -> None:
+    setup = Setup(extend_lengths)
     task = LlmTaskInput.next_of(setup.requests[0], 1)
-    for rows, family, starts in (
-        (1, EntryFamily.EXTEND, False),
-        (2, EntryFamily.EXTEND, False),
-        (3, EntryFamily.EXTEND, True),
-        (1, EntryFamily.DECODE, True),
-    ):
+    for rows in range(1, 5):
         loop = setup.runner.start_loop(Batch(family, (task,) * rows), [[0] * 6] * rows)
-        assert (loop is not None) is starts
+        assert (loop is not None) is (rows in rows_with_loop)

@@ -13,8 +13,11 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.config import ModelConfig
 
 DEFAULT_CHUNK_TOKENS = 128
-# While nothing decodes: longer chunks were not measured to be faster (bench/README.md).
+# While nothing decodes: longer chunks were not measured to be faster on CPUs (bench/README.md).
 DEFAULT_IDLE_BUDGET = 512
+# A GPU takes about as long for 64 tokens as for 320, and needs many more to be busy.
+GPU_BUDGET = 512
+GPU_IDLE_BUDGET = 2048
 
 
 class CompiledEntries(Protocol):
@@ -50,15 +53,20 @@ class ModeOptions(ABC):
 
     Token counts are rounded up to whole pages; None leaves the choice to the mode. `chunk_tokens` is the
     length of a prefill chunk, `token_budget` the most tokens in one invocation (in the default mode, in a
-    prefill), `idle_budget` the same while no request decodes (default: `token_budget` if given).
+    prefill), `idle_budget` the same while no request decodes (default: `token_budget` if given). By default,
+    budgets are larger on GPUs.
     """
 
     chunk_tokens: int | None = None
     token_budget: int | None = None
     idle_budget: int | None = None
 
+    def chosen(self, entries: CompiledEntries, *, on_gpu: bool) -> ModeOptions:
+        """The options of the mode that suits the entries and the device: these, unless they leave it open."""
+        return self
+
     @abstractmethod
-    def make(self, config: ModelConfig, entries: CompiledEntries) -> BatchMode:
+    def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
         """Raises ArtifactError when the model or the options do not allow this mode."""
 
     @abstractmethod
@@ -69,9 +77,11 @@ class ModeOptions(ABC):
         """Tokens of a chunk, in whole pages."""
         return whole_pages(self.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
 
-    def budget(self, config: ModelConfig, while_decoding: int) -> TokenBudget:
-        """The budget that was given; by default, `while_decoding` tokens while requests decode."""
-        idle = self.idle_budget or self.token_budget or max(DEFAULT_IDLE_BUDGET, while_decoding)
+    def budget(self, config: ModelConfig, while_decoding: int, *, on_gpu: bool) -> TokenBudget:
+        """The budget that was given; by default, on a CPU `while_decoding` tokens while requests decode."""
+        while_decoding = max(GPU_BUDGET, while_decoding) if on_gpu else while_decoding
+        default_idle = max(GPU_IDLE_BUDGET if on_gpu else DEFAULT_IDLE_BUDGET, while_decoding)
+        idle = self.idle_budget or self.token_budget or default_idle
         return TokenBudget(
             while_decoding=whole_pages(self.token_budget or while_decoding, config),
             idle=whole_pages(idle, config),

@@ -59,7 +59,7 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._mode = mode
-        self._max_running = max_running
+        self.max_running = max_running
         self._options = options
         self._share = FairShare(options.tenant_weights)
         self.waiting = WaitingQueue(self._share)
@@ -154,7 +154,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Starts requests that fit, in order; one that does not is overtaken at most MAX_OVERTAKES times."""
-        if not self.waiting or len(self.running) >= self._max_running:
+        if not self.waiting or len(self.running) >= self.max_running:
             return
         prefills = [r for r in self.running if r.num_uncomputed > 1]
         blocker: Request | None = None
@@ -172,12 +172,12 @@ class Scheduler:
                 blocker = blocker or request
                 misfits += 1
             overtaken = blocker is not None and blocker.num_overtakes >= MAX_OVERTAKES
-            if overtaken or misfits == MAX_MISFITS or len(self.running) >= self._max_running:
+            if overtaken or misfits == MAX_MISFITS or len(self.running) >= self.max_running:
                 return
 
     def _may_admit(self) -> bool:
         """Whether `_admit` might start a request: False only if every one it would try has not fitted."""
-        if not self.waiting or len(self.running) >= self._max_running:
+        if not self.waiting or len(self.running) >= self.max_running:
             return False
         available = self._available()
         for request in islice(self.waiting, LOOKAHEAD):

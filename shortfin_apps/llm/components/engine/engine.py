@@ -70,6 +70,11 @@ class Engine:
         self._deltas: list[Delta] = []  # of the step under way
 
     @property
+    def max_running(self) -> int:
+        """The most requests in progress at once."""
+        return self._scheduler.max_running
+
+    @property
     def max_request_tokens(self) -> int:
         """The most tokens of prompt and output together: the context, or the whole pool if smaller."""
         return min(self._limits.max_seq_len, self._cache.usage().total * self._cache.stride)

@@ -136,14 +136,14 @@ class BatchRunner:
     def start_loop(self, batch: Batch, sampling: Sequence[Sequence[int]]) -> DecodeLoop | None:
         """A loop that decodes the batch, each task sampled by its fields in `sampling`, and then on and on.
 
-        None where the VMFB has no decode loop of as many rows, and where an `extend`, which has no padding,
-        would save more than a quarter of the rows.
+        None where the VMFB has no decode loop of as many rows, and where the nearest `extend` would compute
+        less than three quarters of the loop's rows.
         """
         tasks = batch.tasks
         requests = [task.request for task in tasks]
         if (shape := self.buckets.decode_loop(requests)) is None:
             return None
-        if batch.family is EntryFamily.EXTEND and 4 * (shape.rows - len(tasks)) > shape.rows:
+        if batch.family is EntryFamily.EXTEND and 4 * self.buckets.nearest(batch).tokens < 3 * shape.rows:
             return None
         state = padded_state(shape.rows, tasks, sampling)
         on_device = {name: self._upload(array) for name, array in state.items()}

@@ -19,8 +19,8 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
-# By tests/components/batching/test_policy.py: with full batches of default chunks, decodes would wait half
-# as long again beside many prompts, and throughput would be no higher for the smaller number of steps.
+# On a CPU. By tests/components/batching/test_policy.py: with full batches of default chunks, decodes would
+# wait half as long again beside many prompts, and throughput would be no higher for fewer steps.
 DEFAULT_PREFILL_BUDGET = 320
 
 
@@ -30,14 +30,14 @@ class DefaultModeOptions(ModeOptions):
 
     prefills_per_decode: int = 1
 
-    def make(self, config: ModelConfig, entries: CompiledEntries) -> BatchMode:
+    def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
         self._check(config)
         return DefaultMode(
             chunks=PrefillChunks(
                 stride=config.stride,
                 chunk_tokens=self.chunk(config) if config.has_prefill_position else None,
                 row_buckets=config.prefill_batch_sizes,
-                budget=self._prefill_budget(config, entries),
+                budget=self._prefill_budget(config, entries, on_gpu=on_gpu),
             ),
             max_decode_batch=max(config.decode_batch_sizes),
             prefills_per_decode=self.prefills_per_decode,
@@ -53,7 +53,9 @@ class DefaultModeOptions(ModeOptions):
                 "is false in its config.json); leave out `--chunk-block-size`, or export it with that option"
             )
 
-    def _prefill_budget(self, config: ModelConfig, entries: CompiledEntries) -> TokenBudget | None:
+    def _prefill_budget(
+        self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool
+    ) -> TokenBudget | None:
         """None keeps chunks at one size: where only a chunk length was given, as upstream's servers cut
         prompts, and where only whole prompts or chunks of fixed lengths were compiled."""
         has_budget = self.token_budget is not None or self.idle_budget is not None
@@ -61,7 +63,7 @@ class DefaultModeOptions(ModeOptions):
             return None
         if self.chunk_tokens is not None and not has_budget:
             return None
-        return self.budget(config, DEFAULT_PREFILL_BUDGET)
+        return self.budget(config, DEFAULT_PREFILL_BUDGET, on_gpu=on_gpu)
 
 
 class DefaultMode(BatchMode):

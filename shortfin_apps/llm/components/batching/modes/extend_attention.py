@@ -30,8 +30,8 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
-# By tests/components/batching/test_policy.py: with full batches of the default chunks, decodes would wait
-# twice as long beside many prompts. 192 was measured to cost W3 a tenth of its throughput, at equal waits.
+# On a CPU. By tests/components/batching/test_policy.py: with full batches of the default chunks, decodes
+# would wait twice as long beside many prompts. 192 was measured to cost W3 a tenth of its throughput.
 DEFAULT_EXTEND_BUDGET = 256
 DEFAULT_MAX_RUNNING = 256
 
@@ -40,13 +40,13 @@ DEFAULT_MAX_RUNNING = 256
 class ExtendAttentionOptions(ModeOptions):
     """Options of extend-attention: those that every mode has."""
 
-    def make(self, config: ModelConfig, entries: CompiledEntries) -> BatchMode:
+    def make(self, config: ModelConfig, entries: CompiledEntries, *, on_gpu: bool = False) -> BatchMode:
         min_budget = 2 * config.stride
         self._check(config, entries, min_budget)
         return ExtendAttentionMode(
             stride=config.stride,
             chunk_tokens=self.chunk(config),
-            budget=self.budget(config, max(DEFAULT_EXTEND_BUDGET, min_budget)),
+            budget=self.budget(config, max(DEFAULT_EXTEND_BUDGET, min_budget), on_gpu=on_gpu),
         )
 
     def default_max_running(self, config: ModelConfig) -> int:
