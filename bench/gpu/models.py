@@ -37,6 +37,8 @@ class Model:
         return replace(self, options=replace(self.options, device=device))
 
 
+_EXTENDS = BuildOptions.for_device("cuda").extend_sizes
+
 _TINY = Model(
     spec=TINY_SPEC,
     options=BuildOptions(
@@ -69,7 +71,10 @@ _SMOLLM2 = Model(
         tie_word_embeddings=True,
     ),
     options=BuildOptions(
-        prefill_batch_sizes=(1, 4), decode_batch_sizes=(1, 8, 32, 128), decode_loop_sizes=(1, 8, 32, 128)
+        prefill_batch_sizes=(1, 4),
+        decode_batch_sizes=(1, 8, 32, 128),
+        decode_loop_sizes=(1, 8, 32, 128),
+        extend_sizes=_EXTENDS,
     ),
     context=256,
     prefills=((1, 512), (4, 128), (1, 2048)),
@@ -94,10 +99,13 @@ _LLAMA = Model(
         ),
     ),
     options=BuildOptions(
-        prefill_batch_sizes=(1, 4), decode_batch_sizes=(1, 8, 64, 256), decode_loop_sizes=(1, 8, 64, 256)
+        prefill_batch_sizes=(1, 4),
+        decode_batch_sizes=(1, 8, 64, 256),
+        decode_loop_sizes=(1, 8, 64, 256),
+        extend_sizes=_EXTENDS,
     ),
     context=1024,
-    prefills=((1, 512), (1, 2048)),
+    prefills=((1, 320), (1, 512), (1, 2048)),
     extends=((256, 0), (256, 64), (0, 64)),
 )
 

@@ -61,10 +61,11 @@ def throughput(records: Sequence[Record], model: str) -> list[Line]:
 
 
 def _tokens(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    yield "model", "mode", "decode ahead", "tokens as the CPU's", "of"
+    yield "model", "mode", "decode ahead", "preemptions", "tokens as the CPU's", "of"
     for each in _part(records, "tokens"):
         agreed = ", ".join(map(str, each["agreed"]))
-        yield each["model"], each["mode"], each["decode_ahead"], agreed, str(each["of"])
+        settings = each["mode"], each["decode_ahead"], str(each["preemptions"])
+        yield each["model"], *settings, agreed, str(each["of"])
 
 
 def _entries(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
@@ -111,12 +112,13 @@ def _decode_entry(records: Sequence[Record], steps: Record) -> Record | None:
 
 def _http(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     yield (
-        *("model", "workload", "decode ahead", "output tok/s", "TTFT p50 / p99 ms", "ITL p50 / p99 ms"),
-        *("errors", "client CPU"),
+        *("model", "workload", "mode", "decode ahead", "output tok/s", "TTFT p50 / p99 ms"),
+        *("ITL p50 / p99 ms", "errors", "client CPU"),
     )
     for each in _part(records, "http"):
         yield (
-            *(each["model"], each["about"], each["decode_ahead"], f"{each['output_tokens_per_s']:,.0f}"),
+            *(each["model"], each["about"], each["mode"], each["decode_ahead"]),
+            f"{each['output_tokens_per_s']:,.0f}",
             f"{_ms(each['ttft_ms_p50'])} / {_ms(each['ttft_ms_p99'])}",
             f"{_ms(each['itl_ms_p50'])} / {_ms(each['itl_ms_p99'])}",
             str(each["errors"]),

@@ -15,6 +15,7 @@ from shortfin_apps.llm.artifact.file_names import MANIFEST
 from shortfin_apps.llm.bench.campaign import run_workload
 from shortfin_apps.llm.bench.target import TargetOptions, open_target
 from shortfin_apps.llm.bench.workload import Workload
+from shortfin_apps.llm.components.batching import BATCH_MODES
 
 CLIENTS = 64
 MIXED_TOKENS = (16, 512)  # the shortest and the longest prompt of MIXED
@@ -42,21 +43,23 @@ def workloads(clients: int = CLIENTS) -> Iterator[Workload]:
     )
 
 
-def server_flags(model: Model, directory: Path, device: str, decode_ahead: str) -> list[str]:
+def server_flags(model: Model, directory: Path, device: str, mode: str, decode_ahead: str) -> list[str]:
     """The server's flags, with pages for the longest requests of all clients."""
     stride = model.options.block_seq_stride
     pages = 1 + CLIENTS * (-(-(MIXED_TOKENS[1] + MIXED_OUTPUT_TOKENS) // stride) + 1)
     return [
         *(str(directory), "--device", device, "--runtime", "iree", "--verify", "size"),
-        *("--decode-ahead", decode_ahead, "--pages", str(pages), "--max-queue", str(2 * CLIENTS)),
+        *("--batch-mode", mode, "--decode-ahead", decode_ahead),
+        *("--pages", str(pages), "--max-queue", str(2 * CLIENTS)),
     ]
 
 
 async def measure(model: Model, directory: Path, device: str, emit: Callable[[dict[str, Any]], None]) -> None:
-    """Starts a server for each setting of decode-ahead, and emits the figures of each workload."""
+    """Starts a server in each batching mode, and emits the figures of each workload."""
     manifest = Manifest.load(directory / MANIFEST)
-    for decode_ahead in ("off", "on") if loop_sizes(manifest.entries) else ("off",):
-        with running_server(server_flags(model, directory, device, decode_ahead)) as server:
+    decode_ahead = "on" if loop_sizes(manifest.entries) else "off"
+    for mode in BATCH_MODES:
+        with running_server(server_flags(model, directory, device, mode, decode_ahead)) as server:
             async with open_target("ours", server.url, TargetOptions()) as target:
                 for workload in workloads():
                     async for name, summary in run_workload(target, workload, secrets.token_hex(4)):
@@ -66,6 +69,7 @@ async def measure(model: Model, directory: Path, device: str, emit: Callable[[di
                                 "model": model.name,
                                 "workload": name,
                                 "about": workload.about,
+                                "mode": mode,
                                 "decode_ahead": decode_ahead,
                                 **summary.to_dict(),
                             }

@@ -9,13 +9,19 @@ from bench.gpu.engine import prompts
 from bench.gpu.models import Model
 
 EXPECTED = "tokens.json"  # in the pack
-PROMPTS = 4
+PROMPTS = 20
 PROMPT_TOKENS = 128
 MAX_TOKENS = 64
 
 
 def make_prompts(model: Model) -> list[tuple[int, ...]]:
     return prompts(model.spec.vocab_size, PROMPTS, PROMPT_TOKENS)
+
+
+def scarce_pages(model: Model) -> int:
+    """Pages for all prompts but not for all tokens, so that requests are preempted."""
+    stride = model.options.block_seq_stride
+    return 1 + PROMPTS * (-(-PROMPT_TOKENS // stride) + 1)
 
 
 def compare(tokens: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> dict[str, Any]:

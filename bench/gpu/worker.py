@@ -97,10 +97,10 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
 def _compare_tokens(
     model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
-    pages = engine_part.pages(model)
+    pages = tokens_part.scarce_pages(model)
     for mode, options in BATCH_MODES.items():
         for setting in _settings(device):
-            engine = _engine(model, device, artifact, setting, options(), pages)
+            engine = _engine(model, device, artifact, setting, options(), pages, tokens_part.PROMPTS)
             tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
             emit(
                 {
@@ -108,6 +108,7 @@ def _compare_tokens(
                     "model": model.name,
                     "mode": mode,
                     "decode_ahead": setting,
+                    "preemptions": engine.stats().preemptions,
                     **tokens_part.compare(tokens, expected),
                 }
             )
@@ -137,7 +138,8 @@ def _measure_engine(
     model: Model, device: OneProgram, artifact: Artifact, setting: DecodeAhead, pages: int, emit: Emit
 ) -> None:
     gc.collect()  # the memory of what was measured before
-    engine = _engine(model, device, artifact, setting, engine_part.PROMPTS_FIRST, pages)
+    most = max(engine_part.sizes(model))
+    engine = _engine(model, device, artifact, setting, engine_part.PROMPTS_FIRST, pages, most)
     for requests in engine_part.sizes(model):
         steps = engine_part.steady_steps(engine, model, requests)
         emit(
@@ -158,14 +160,20 @@ def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
 
 
 def _engine(
-    model: Model, device: Device, artifact: Artifact, setting: DecodeAhead, mode: ModeOptions, pages: int
+    model: Model,
+    device: Device,
+    artifact: Artifact,
+    setting: DecodeAhead,
+    mode: ModeOptions,
+    pages: int,
+    max_running: int,
 ) -> Engine:
     options = EngineOptions(
         mode=mode,
         prefix_cache="none",
         decode_ahead=setting,
         pages=pages,
-        max_running=max(engine_part.sizes(model)),
+        max_running=max_running,
     )
     return make_engine(device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options)
 

@@ -34,7 +34,8 @@ def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_pat
     assert {(each["mode"], each["decode_ahead"]) for each in tokens} == {
         (mode, setting) for mode in ("default", "extend-attention") for setting in ("off", "on")
     }
-    assert all(each["equal"] and each["agreed"] == [64] * 4 for each in tokens)
+    assert all(each["equal"] and each["agreed"] == [64] * 20 for each in tokens)
+    assert all(each["preemptions"] > 0 for each in tokens)
 
 
 def test_tokens_that_differ_are_counted_up_to_the_first(pack: Path, tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_tokens_that_differ_are_counted_up_to_the_first(pack: Path, tmp_path: Pa
     (changed / "tokens.json").write_text(json.dumps(expected))
     records = measured(changed, tmp_path / "out", "--only", "tokens")
     agreed = [record["agreed"] for record in records if record["part"] == "tokens"]
-    assert agreed == [[64, 5, 64, 64]] * 4
+    assert agreed == [[64, 5, *[64] * 18]] * 4
 
 
 def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None:
@@ -76,11 +77,11 @@ def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None
 
 def test_the_server_is_measured_over_http(pack: Path, tmp_path: Path) -> None:
     served = [record for record in measured(pack, tmp_path, "--only", "http") if record["part"] == "http"]
-    assert [(each["workload"], each["decode_ahead"]) for each in served] == [
-        ("even", "off"),
-        ("mixed", "off"),
-        ("even", "on"),
-        ("mixed", "on"),
+    assert [(each["workload"], each["mode"], each["decode_ahead"]) for each in served] == [
+        ("even", "default", "on"),
+        ("mixed", "default", "on"),
+        ("even", "extend-attention", "on"),
+        ("mixed", "extend-attention", "on"),
     ]
     assert all(each["errors"] == each["short_answers"] == 0 for each in served)
     assert [each["output_tokens"] for each in served] == [128 * 128, 128 * 64] * 2
