@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -8,6 +9,7 @@ import pytest_asyncio
 
 from shortfin_apps.llm.bench.load import BenchRequest, measure, run_pass
 from shortfin_apps.llm.bench.stats import RequestRecord
+from shortfin_apps.llm.bench.target import http_client
 from tests.scripted_server import (
     DONE,
     TIMEOUT_S,
@@ -27,7 +29,7 @@ REQUEST = BenchRequest([1, 2, 3], 3)
 
 @pytest_asyncio.fixture
 async def http(server: ScriptedServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client:
+    async with http_client(server.url, timeout_s=TIMEOUT_S) as client:
         yield client
 
 
@@ -118,9 +120,9 @@ async def test_a_failure_is_a_record(
 
 
 async def test_a_lost_connection_is_a_record(server: ScriptedServer) -> None:
-    async with httpx.AsyncClient(base_url="http://127.0.0.1:1", timeout=TIMEOUT_S) as http:
+    async with http_client("http://127.0.0.1:1", timeout_s=TIMEOUT_S) as http:
         record = await measure(http, None, REQUEST)
-    assert record.error == "the connection failed (ConnectError)"
+    assert record.error == "the connection failed (ClientConnectorError)"
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 16])
@@ -135,3 +137,23 @@ async def test_every_request_is_sent_and_the_bound_is_kept(
     assert 1 <= server.peak <= concurrency
     if concurrency > 1:
         assert server.peak > 1
+
+
+async def test_each_client_has_a_connection() -> None:
+    """The server answers nobody before all have connected."""
+    clients = 120
+    all_are_here = asyncio.Barrier(clients)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}}")
+        await all_are_here.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        writer.write(completion_event("a", "length") + DONE)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, http_client(f"http://127.0.0.1:{port}", timeout_s=TIMEOUT_S) as http:
+        records = await run_pass(http, None, [REQUEST] * clients, clients)
+    assert [record.error for record in records] == [None] * clients

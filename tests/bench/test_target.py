@@ -14,6 +14,7 @@ from shortfin_apps.llm.bench.target import (
     TextPrompts,
     TokenPrompts,
     file_tokenizer,
+    http_client,
     open_target,
     parse_urls,
     server_tokenizer,
@@ -25,7 +26,7 @@ from tests.scripted_server import TIMEOUT_S, Answer, ScriptedServer, says
 
 @pytest_asyncio.fixture
 async def http(server: ScriptedServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client:
+    async with http_client(server.url, timeout_s=TIMEOUT_S) as client:
         yield client
 
 
@@ -72,7 +73,7 @@ async def test_a_kept_connection_that_the_server_closes_is_replaced() -> None:
 
     server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+    async with server, http_client(f"http://127.0.0.1:{port}", timeout_s=TIMEOUT_S) as client:
         tokenize = server_tokenizer(client, None)
         assert [await tokenize("a") for _ in range(2)] == [[1], [1]]
         await client.aclose()

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import aiohttp
 import httpx
 import orjson
 
@@ -68,8 +69,8 @@ async def measure(http: httpx.AsyncClient, model: str | None, request: BenchRequ
     sent_s = time.perf_counter()
     try:
         await _stream(http, content, arrivals)
-    except httpx.HTTPError as failure:
-        error = f"the connection failed ({type(failure).__name__})"
+    except (httpx.HTTPError, aiohttp.ClientError) as failure:
+        error = f"the connection failed ({type(failure.__cause__ or failure).__name__})"
     except LlmError as failure:
         error = str(failure)
     except (ValueError, LookupError, TypeError, AttributeError) as failure:
