@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import trustme
+import uvicorn
 
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.service import Service
@@ -258,9 +259,14 @@ def test_every_limit_has_a_setting_with_the_same_default() -> None:
     assert http_server.limits_of(config) == Limits()
 
 
-def http_config(settings: dict[str, Any]) -> None:
+def http_config(settings: dict[str, Any]) -> uvicorn.Config:
     config = config_sources.load({"artifact": "model", **settings}, {})
-    http_server.http_config(config, Service(name="m", metrics=ServerMetrics("m"), config={}))
+    return http_server.http_config(config, Service(name="m", metrics=ServerMetrics("m"), config={}))
+
+
+@pytest.mark.parametrize(("flags", "kept_s"), [({}, 75), ({"timeout_keep_alive": 3}, 3)])
+def test_an_idle_connection_outlives_those_that_clients_keep(flags: dict[str, int], kept_s: int) -> None:
+    assert http_config(flags).timeout_keep_alive == kept_s
 
 
 @pytest.fixture(scope="module")

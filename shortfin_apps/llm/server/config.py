@@ -75,7 +75,8 @@ class ServerConfig(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens it to the network")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     root_path: str = Field("", description="path prefix that a reverse proxy strips")
-    timeout_keep_alive: int = Field(5, ge=1, description="seconds to keep an idle connection")
+    # nginx's: a client whose pool keeps connections for less never sends on one that is being closed.
+    timeout_keep_alive: int = Field(75, ge=1, description="seconds to keep an idle connection")
     shutdown_timeout: float = Field(
         30.0, ge=0, description="seconds for running requests to finish after Ctrl-C or SIGTERM"
     )
