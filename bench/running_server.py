@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class RunningServer:
     def rss_bytes(self) -> int:
         """Resident memory."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
+
+    def cpu_s(self) -> float:
+        """CPU time so far of all its threads, in user space and in the kernel."""
+        after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / TICKS_PER_S
 
     def num_files(self) -> int:
         """Open file descriptors, sockets among them."""
@@ -35,10 +41,13 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(flags: Sequence[str]) -> Iterator[RunningServer]:
-    """A ready server on a free port, stopped at the end of the context. Exits if it does not start."""
-    command = [sys.executable, "-m", "shortfin_apps.llm.server", *flags, "--port", "0"]
-    process = subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True)
+def running_server(flags: Sequence[str], module: str = "shortfin_apps.llm.server") -> Iterator[RunningServer]:
+    """A ready server on a free port, stopped at the end of the context. Exits if it does not start.
+
+    `module` is one that takes the flags and prints the server's address as the server itself does.
+    """
+    command = [sys.executable, "-m", module, *flags, "--port", "0", "--log-level", "warning"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield RunningServer(

@@ -1,0 +1,83 @@
+"""Measures what a token costs the host, with a device that costs no CPU time.
+
+    python -m bench.host engine                  # CPU time of the engine's thread for a step and a token
+    python -m bench.host http --step-ms 10       # the whole server over loopback, a chunk for each token
+    python -m bench.host http --step-ms 0        # as many tokens as the CPUs bear
+
+CPU times hardly depend on what else runs on the machine; tokens/s do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import statistics
+from pathlib import Path
+
+from bench.host.engine import steady_step_us
+from bench.host.http import HttpFigures, stream_tokens
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    rows = [int(number) for number in args.rows.split(",")]
+    if args.what == "engine":
+        _engine(rows, args.repeat, args.profile)
+    else:
+        _http(rows, args.repeat, args.step_ms, args.profile)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.host",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=("engine", "http"))
+    parser.add_argument("--rows", default="1,32,128,256", metavar="N,N,...", help="requests at once")
+    parser.add_argument("--repeat", type=int, default=3, help="runs whose medians are printed")
+    parser.add_argument(
+        "--step-ms", type=float, default=10.0, help="http: time that the device takes for a step"
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="cProfile's counts of the engine's or event loop's thread",
+    )
+    return parser
+
+
+def _engine(rows: list[int], repeat: int, profile: Path | None) -> None:
+    profiler = cProfile.Profile()
+    print("| requests | us a step | us a token |\n|---|---|---|")
+    for count in rows:
+        if profile is not None:
+            profiler.runcall(steady_step_us, count)
+        step_us = statistics.median(steady_step_us(count) for _ in range(repeat))
+        print(f"| {count} | {step_us:.1f} | {step_us / count:.2f} |", flush=True)
+    if profile is not None:
+        profiler.dump_stats(profile)
+
+
+def _http(rows: list[int], repeat: int, step_ms: float, profile: Path | None) -> None:
+    print("| requests | tok/s | server, us a token | client, us a token | tokens a chunk | errors |")
+    print("|---|---|---|---|---|---|")
+    for count in rows:
+        runs = [asyncio.run(stream_tokens(count, step_ms, profile)) for _ in range(repeat)]
+        print(f"| {count} | {_medians(runs)} |", flush=True)
+
+
+def _medians(runs: list[HttpFigures]) -> str:
+    medians = [
+        statistics.median(getattr(run, name) for run in runs)
+        for name in ("tokens_per_s", "server_us", "client_us", "tokens_per_chunk")
+    ]
+    return " | ".join(
+        [f"{medians[0]:.0f}", *(f"{value:.2f}" for value in medians[1:]), str(sum(r.errors for r in runs))]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A device that computes nothing: its tokens come from a table, after a time that is set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shortfin_apps.llm.abi import Entry, EntryFamily
+from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature, TensorType
+from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+
+F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
+STRIDE, MAX_SEQ_LEN, TOP_K = 32, 2048, 8
+_SEED, _TABLE_STEPS = 7, 64
+_NUM_BYTES = (
+    256  # the first tokens of a byte-level vocabulary: parts of characters, which no text is sent for
+)
+
+
+@dataclass(slots=True)
+class HostBuffer:
+    array: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePending:
+    """An invocation that is over at `ready_s` (`perf_counter`); its caller owns the results."""
+
+    ready_s: float
+
+    def wait(self) -> Sequence[DeviceBuffer]:
+        if (left_s := self.ready_s - time.perf_counter()) > 0:
+            time.sleep(left_s)
+        return ()
+
+
+class IdleProgram:
+    """Entries whose results belong to the caller, as on GPUs; one invocation after the other."""
+
+    def __init__(self, rows: int, vocab_size: int, step_s: float) -> None:
+        random = np.random.default_rng(_SEED)
+        self._token_ids = random.integers(_NUM_BYTES, vocab_size, (_TABLE_STEPS, max(rows, TOP_K)))
+        self._step_s = step_s
+        self._num_steps = 0
+        self._ready_s = 0.0
+        one = (TensorType((rows, 1, TOP_K), F32), TensorType((rows, 1, TOP_K), I64))
+        results = {
+            Entry(EntryFamily.PREFILL, rows, None): one,
+            Entry(EntryFamily.DECODE, rows, 1): one,
+            Entry(EntryFamily.DECODE_LOOP, rows, 1): (TensorType((rows,), I64),),
+        }
+        self.entries: Mapping[str, EntrySignature] = {
+            entry.name: EntrySignature(entry.name, None, types, workspace_bytes=1)
+            for entry, types in results.items()
+        }
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> IdlePending:
+        token_ids = arguments[-2]  # the last result, before the workspace
+        assert isinstance(token_ids, HostBuffer)
+        self._num_steps += 1
+        row = self._token_ids[self._num_steps % _TABLE_STEPS]
+        token_ids.array[...] = row[: token_ids.shape[-1]]
+        self._ready_s = max(self._ready_s, time.perf_counter()) + self._step_s
+        return IdlePending(self._ready_s)
+
+
+class IdleDevice:
+    """Holds one program of `rows` rows, each invocation of which takes `step_s` and no CPU time."""
+
+    name = "idle"
+
+    def __init__(self, rows: int, vocab_size: int, step_s: float = 0.0) -> None:
+        self._program = IdleProgram(rows, vocab_size, step_s)
+
+    def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> IdleProgram:
+        return self._program
+
+    def allocate(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        stage: int = 0,
+        only_dispatches: bool = False,
+        on_host: bool = False,
+    ) -> HostBuffer:
+        return HostBuffer(np.zeros(shape, dtype))
+
+    def upload(self, array: Array) -> HostBuffer:
+        return HostBuffer(array.copy())
+
+    def download(self, buffer: DeviceBuffer) -> Array:
+        assert isinstance(buffer, HostBuffer)
+        return buffer.array
+
+    def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+def model_config(rows: int) -> ModelConfig:
+    """A model whose page table holds `rows` requests of the longest context."""
+    return ModelConfig(
+        max_seq_len=MAX_SEQ_LEN,
+        transformer_block_count=1,
+        attn_head_dim=1,
+        prefill_batch_sizes=(rows,),
+        decode_batch_sizes=(rows,),
+        has_prefill_position=True,
+        top_k=TOP_K,
+        paged_kv_cache=PagedKVCacheConfig(
+            attention_head_count_kv=1,
+            block_seq_stride=STRIDE,
+            device_block_count=2 + rows * (MAX_SEQ_LEN // STRIDE),
+            kv_cache_dtype="float32",
+            paged_kv_block_size_elements_per_device=(2 * STRIDE,),
+        ),
+    )

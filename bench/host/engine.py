@@ -1,0 +1,44 @@
+"""The engine alone, in this process: the time of its thread for each step of a steady decode."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from bench.host.device import IdleDevice, model_config
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+
+PROMPT_TOKENS, OUTPUT_TOKENS, UNMEASURED_STEPS = 128, 512, 8
+VOCAB_SIZE = 4096
+# All prompts are computed before the first decode, so that all requests decode the same number of tokens.
+PROMPTS_FIRST = DefaultModeOptions(prefills_per_decode=1_000_000, token_budget=2048)
+
+
+def idle_engine(rows: int, vocab_size: int, *, step_s: float = 0.0) -> Engine:
+    """An engine whose invocations, of up to `rows` requests, take `step_s` and no CPU time."""
+    options = EngineOptions(mode=PROMPTS_FIRST, max_running=rows)
+    device = IdleDevice(rows, vocab_size, step_s)
+    return make_engine(device, model_config(rows), Path(), (), frozenset(), options)
+
+
+def steady_step_us(rows: int) -> float:
+    """Median CPU time of a step, in microseconds, that gives each of `rows` requests a token."""
+    engine = idle_engine(rows, VOCAB_SIZE)
+    params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
+    for row in range(rows):
+        prompt = tuple((row + position) % VOCAB_SIZE for position in range(PROMPT_TOKENS))
+        engine.add(GenerateCall(request_id=str(row), prompt_token_ids=prompt, params=params))
+    steps: list[float] = []
+    while engine.has_work:
+        began_s = time.thread_time()
+        deltas = engine.step()
+        taken_s = time.thread_time() - began_s
+        engine.stats()  # as the server's thread does after each step
+        if len(deltas) == rows:
+            steps.append(taken_s)
+    return statistics.median(steps[UNMEASURED_STEPS:]) * 1e6
