@@ -65,8 +65,10 @@ class Scheduler:
         self.waiting = WaitingQueue(self._share)
         self.running: list[Request] = []  # by admission, oldest first
         self.num_preemptions = 0
+        self.membership = 0  # changes whenever a request starts to wait or to run, or stops doing so
 
     def add(self, request: Request) -> None:
+        self.membership += 1
         if request.call.resumes:
             self.waiting.add_first(request)
         else:
@@ -87,9 +89,21 @@ class Scheduler:
         False when the next plan may have another batch: when others are running or might start, or when
         pages are short, so that it would preempt.
         """
-        if num_decodes != len(self.running) or self._may_admit():
+        if num_decodes != len(self.running) or self.may_admit():
             return False
         return self._reserve_running(1) is None
+
+    def may_admit(self) -> bool:
+        """Whether `plan` might start a request: False only if every one it would try has not fitted."""
+        if not self.waiting or len(self.running) >= self.max_running:
+            return False
+        available = self._available()
+        for request in islice(self.waiting, LOOKAHEAD):
+            if request.blocked_at < available:
+                return True
+            if request.num_overtakes >= MAX_OVERTAKES:
+                return False
+        return False
 
     def charge(self, request: Request, tokens: int) -> None:
         """Counts tokens as service to the request's tenant."""
@@ -97,6 +111,7 @@ class Scheduler:
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a waiting or running request and releases its pages. Raises IllegalTransitionError."""
+        self.membership += 1
         requests = self.running if request.state is State.RUNNING else self.waiting
         request.finish(reason, self._cache)
         try:
@@ -106,6 +121,7 @@ class Scheduler:
 
     def discard(self, request: Request) -> None:
         """Ends a request in any state, also a wrong one."""
+        self.membership += 1
         if request in self.running:
             self.running.remove(request)
         if request in self.waiting:
@@ -146,6 +162,7 @@ class Scheduler:
 
     def _preempt_youngest(self) -> None:
         assert len(self.running) > 1, "a request larger than the cache was admitted"
+        self.membership += 1
         victim = self.running[-1]
         victim.preempt(self._cache)
         self.running.pop()
@@ -174,18 +191,6 @@ class Scheduler:
             overtaken = blocker is not None and blocker.num_overtakes >= MAX_OVERTAKES
             if overtaken or misfits == MAX_MISFITS or len(self.running) >= self.max_running:
                 return
-
-    def _may_admit(self) -> bool:
-        """Whether `_admit` might start a request: False only if every one it would try has not fitted."""
-        if not self.waiting or len(self.running) >= self.max_running:
-            return False
-        available = self._available()
-        for request in islice(self.waiting, LOOKAHEAD):
-            if request.blocked_at < available:
-                return True
-            if request.num_overtakes >= MAX_OVERTAKES:
-                return False
-        return False
 
     def _awaits_prefix(self, request: Request, prefills: list[Request]) -> bool:
         """Whether a running request is about to fill the next page that this one could share.
@@ -232,6 +237,7 @@ class Scheduler:
             raise
         if request.last_turn < 0:  # tenants are not charged again for a restart after preemption
             self.charge(request, request.num_uncomputed)
+        self.membership += 1
         self.waiting.remove(request)
         self.running.append(request)
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.nan_containment import suspect_pages
@@ -48,7 +47,7 @@ class ActiveRequests:
         try:
             self._scheduler.finish(request, last.finish_reason)
         except IllegalTransitionError as bug:
-            last = replace(last, finish_reason=FinishReason.ERROR, error=self._discard(bug))
+            last = last._replace(finish_reason=FinishReason.ERROR, error=self._discard(bug))
         self._forget(request)
         return last
 

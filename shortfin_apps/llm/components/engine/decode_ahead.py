@@ -19,6 +19,8 @@ cleared, like those of a request that failed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
@@ -54,8 +56,23 @@ class DecodeAhead:
         """The step in flight, without the requests that have ended since; None if there is none."""
         if self._loop is None or not self._loop.num_queued:
             return None
-        running = [request for request in self._loop.requests if request.state is State.RUNNING]
-        return Batch(EntryFamily.DECODE, tuple(LlmTaskInput.next_of(request, 1) for request in running))
+        return decode_batch([request for request in self._loop.requests if request.state is State.RUNNING])
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The requests of the last loop, some of which may have ended since."""
+        return () if self._loop is None else self._loop.requests
+
+    def go_on(self) -> list[int]:
+        """Queues the step after the one in flight, and waits for that one: a token id for each request.
+
+        For a loop whose requests all run, and have pages for both steps. Raises InvocationError.
+        """
+        assert self._loop is not None
+        self._loop.queue()
+        self.queued += 1
+        token_ids, _ = self._loop.wait()
+        return token_ids
 
     def run(self, batch: Batch) -> list[Drawn] | None:
         """The tokens of the step in flight, or of another batch; None if the batch does not suit a loop.
@@ -114,6 +131,11 @@ class DecodeAhead:
             if not Drawn(token_id).is_finite:
                 self._cache.suspects.add(page_id)
         return rows
+
+
+def decode_batch(requests: Sequence[Request]) -> Batch:
+    """The next token of each request."""
+    return Batch(EntryFamily.DECODE, tuple(LlmTaskInput.next_of(request, 1) for request in requests))
 
 
 def _is_last(request: Request) -> bool:

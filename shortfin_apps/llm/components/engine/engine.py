@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
-from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead
+from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead, decode_batch
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.engine.nan_containment import (
     clear_freed_pages,
@@ -23,6 +23,7 @@ from shortfin_apps.llm.components.engine.nan_containment import (
     trust_pages,
 )
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
+from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
@@ -67,6 +68,7 @@ class Engine:
         self._uses_loops = decode_ahead and runner.buckets.has_decode_loops
         self._requests = ActiveRequests(scheduler, strict=strict)
         self._counters = EngineCounters()
+        self._steady: SteadyDecode | None = None
         self._deltas: list[Delta] = []  # of the step under way
 
     @property
@@ -112,13 +114,15 @@ class Engine:
 
         Returns what this added to each request.
         """
-        began_s = self._clock()
+        began_s, membership = self._clock(), self._scheduler.membership
         self._end_late(began_s)
-        batch = self._plan()
-        rows = None if batch is None else self._run(batch)
-        if batch is not None and rows is not None:
-            self._commit(batch, rows, began_s)
-            self._counters.count_step(self._clock() - began_s)
+        if self._steady is not None and self._steady.holds:
+            self._go_on(self._steady, began_s)
+        else:
+            self._steady = None
+            self._plan_and_run(began_s)
+        if self._steady is None and self._ahead.in_flight and membership == self._scheduler.membership:
+            self._steady = self._steady_decode()
         return self._take_deltas()
 
     def stats(self) -> EngineStats:
@@ -135,6 +139,34 @@ class Engine:
             steps_ahead=self._ahead.queued,
             discarded_tokens=self._ahead.discarded,
         )
+
+    def _plan_and_run(self, began_s: float) -> None:
+        batch = self._plan()
+        rows = None if batch is None else self._run(batch)
+        if batch is not None and rows is not None:
+            self._commit(batch, rows, began_s)
+            self._counters.count_step(self._clock() - began_s)
+
+    def _steady_decode(self) -> SteadyDecode:
+        """The requests of the step in flight, which were all running in the step before it and still are."""
+        return SteadyDecode(
+            self._ahead.requests, self._scheduler, self._cache, self._counters, self._limits.eos_token_ids
+        )
+
+    def _go_on(self, steady: SteadyDecode, began_s: float) -> None:
+        """One step of a steady decode; the general path takes over when it fails, or may end a request."""
+        try:
+            token_ids = self._ahead.go_on()
+        except Exception as error:
+            self._fail(decode_batch(steady.requests), error)
+            return
+        self._counters.consecutive_failures = 0
+        if steady.may_end(token_ids):
+            self._steady = None
+            self._commit(decode_batch(steady.requests), list(map(Drawn, token_ids)), began_s)
+        else:
+            self._deltas += steady.commit(token_ids)
+        self._counters.count_step(self._clock() - began_s)
 
     def _take_deltas(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []
@@ -164,7 +196,6 @@ class Engine:
         try:
             rows = self._compute(batch)
         except Exception as error:
-            self._ahead.abandon(waits=not isinstance(error, DeviceLostError))
             self._fail(batch, error)
             return None
         self._counters.consecutive_failures = 0
@@ -184,6 +215,8 @@ class Engine:
         return result.row(index, with_logits=self._sampler.needs_logits(task.request))
 
     def _fail(self, batch: Batch, error: Exception) -> None:
+        """Abandons what is in flight, and ends the requests of the batch."""
+        self._ahead.abandon(waits=not isinstance(error, DeviceLostError))
         was_lost = self._counters.lost_device is not None
         logger.error(
             "invocation of %d tasks failed: %s", len(batch.tasks), error, exc_info=None if was_lost else error

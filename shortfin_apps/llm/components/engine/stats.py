@@ -31,6 +31,11 @@ class EngineCounters:
         if task.request.last_turn < 0:
             self.cached_tokens += task.request.num_cached
 
+    def count_decodes(self, count: int) -> None:
+        """Counts tasks that were computed and sampled, of requests that had a token of output before."""
+        self.tasks += count
+        self.generation_tokens += count
+
     def count_step(self, duration_s: float) -> None:
         self.steps += 1
         self.step_s += duration_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError
@@ -69,8 +70,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(NamedTuple):
     """The output that one step added to one request; `finish_reason` is set on the last delta only.
 
     `token_ids` include the token that ends a sequence (end-of-sequence or stop token). `error` gives the

@@ -1,0 +1,100 @@
+"""Steady decode: steps of a decode loop that only add a token to each of the same requests.
+
+While a loop goes on and nobody arrives, ends or needs a page, each step would plan the same batch again and
+find the same answers for each of its requests. Here they are found once, with the number of steps that they
+hold for, and a step is committed in one pass:
+
+    engine's step     queue n + 1,  wait for n,  append a token to each request
+
+Everything else is for the engine's general path, which does the same for these steps, more slowly: a step
+before which the requests change, after which one may end, or for which one has no page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.abi import NOT_FINITE
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine.stats import EngineCounters
+from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.request.messages import Delta
+from shortfin_apps.llm.components.request.request import Request
+
+
+class SteadyDecode:
+    """The running requests of a decode loop, of which one step is in flight; made after a step's commit.
+
+    Each has at least one token of output.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        scheduler: Scheduler,
+        cache: KVCache,
+        counters: EngineCounters,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.requests = requests
+        self._scheduler = scheduler
+        self._cache = cache
+        self._counters = counters
+        self._membership = scheduler.membership
+        self._steps_left = min(_steps_before_change(request, cache.stride) for request in requests)
+        self._num_steps = 0
+        self._filling = _by_step_that_fills_a_page(requests, cache.stride)
+        self._ends = eos_token_ids.union(
+            {NOT_FINITE}, *(request.call.params.stop_token_ids for request in requests)
+        )
+
+    @property
+    def holds(self) -> bool:
+        """Whether the step after the one in flight will decode the same requests, in the pages they have."""
+        return (
+            self._num_steps < self._steps_left
+            and self._membership == self._scheduler.membership
+            and not self._scheduler.may_admit()
+            and not self._cache.suspects  # which are cleared while nothing is in flight
+        )
+
+    def may_end(self, token_ids: Sequence[int]) -> bool:
+        """Whether a request may end with one of these tokens."""
+        return not self._ends.isdisjoint(token_ids)
+
+    def commit(self, token_ids: Sequence[int]) -> list[Delta]:
+        """Adds a token to each request; none of them ends with it."""
+        for request in self._filling[self._num_steps % self._cache.stride]:
+            assert request.lease is not None
+            self._cache.publish(request.lease, request.token_ids, request.num_computed + 1)
+        self._num_steps += 1
+        deltas = []
+        for turn, (request, token_id) in enumerate(
+            zip(self.requests, token_ids, strict=True), self._counters.tasks + 1
+        ):
+            request.last_turn = turn
+            request.num_computed += 1
+            request.token_ids.append(token_id)
+            deltas.append(Delta(request.request_id, (token_id,), (), request.num_cached, request.queue_s))
+        self._counters.count_decodes(len(deltas))
+        if self._scheduler.waiting:
+            for request in self.requests:
+                self._scheduler.charge(request, 1)
+        return deltas
+
+
+def _steps_before_change(request: Request, stride: int) -> int:
+    """The steps until one computes the request's last token, or the step after it needs another page."""
+    num_tokens = len(request.token_ids)
+    return min(
+        request.call.params.max_tokens - 1 - request.num_generated,
+        len(request.page_ids) * stride - num_tokens,
+    )
+
+
+def _by_step_that_fills_a_page(requests: Sequence[Request], stride: int) -> list[list[Request]]:
+    """The requests that fill a page in step `index`, and again in each `stride`-th one after it."""
+    filling: list[list[Request]] = [[] for _ in range(stride)]
+    for request in requests:
+        filling[(-request.num_computed - 1) % stride].append(request)
+    return filling
