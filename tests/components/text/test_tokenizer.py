@@ -185,3 +185,16 @@ def test_first_out_of_range() -> None:
     assert first_out_of_range([0, 9], 10) is None
     assert first_out_of_range([0, 10], 10) == 10
     assert first_out_of_range([-3], 10) == -3
+
+
+def test_a_lone_token_has_the_text_that_decoding_it_gives() -> None:
+    for _ in range(2):  # the second time from the cache
+        for token_id in range(TOKENIZER.vocab_size + 1):
+            assert TOKENIZER.lone_text(token_id) == TOKENIZER.decode([token_id], skip_special_tokens=False)
+
+
+def test_token_ids_are_those_that_have_a_name() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 5}, unk_token="a"))
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.token_ids == {0, 5}
+    assert {token_id for token_id in range(8) if tokenizer.id_to_token(token_id) is not None} == {0, 5}

@@ -10,22 +10,27 @@ from shortfin_apps.llm.components.request.messages import Delta
 
 
 class DeltaBuffer:
-    """A queue that is read as a whole: a late reader gets everything since its last read as one delta."""
+    """A queue that is read as a whole: a late reader gets everything since its last read as one delta.
+
+    It has one reader, in the event loop that puts.
+    """
 
     def __init__(self) -> None:
         self._deltas: list[Delta] = []
-        self._filled = asyncio.Event()
+        self._filled: asyncio.Future[None] | None = None  # of a reader that waits
         self.num_tokens = 0  # unread
 
     def put(self, delta: Delta) -> None:
         self._deltas.append(delta)
         self.num_tokens += len(delta.token_ids)
-        self._filled.set()
+        if self._filled is not None and not self._filled.done():
+            self._filled.set_result(None)
 
     async def get(self) -> Delta:
         """Waits until there is something unread, and returns all of it."""
-        await self._filled.wait()
-        self._filled.clear()
+        while not self._deltas:
+            self._filled = asyncio.get_running_loop().create_future()
+            await self._filled
         deltas, self._deltas = self._deltas, []
         self.num_tokens = 0
         return deltas[0] if len(deltas) == 1 else _join(deltas)

@@ -11,6 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
@@ -63,8 +64,7 @@ class TextRequest:
         return Detokenizer(tokenizer, self.prompt_token_ids, skip_special_tokens=self.skip_special_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """New text and tokens of an answer; also a complete answer. Only the last has a `finish_reason`.
 
     `text` may lag behind `token_ids`: part of a character, or the possible beginning of a stop string, is

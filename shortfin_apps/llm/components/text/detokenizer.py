@@ -77,7 +77,7 @@ class Detokenizer:
         return last[-UTF8_TOKENS:], []  # invalid UTF-8
 
     def _has_text(self, token_id: int) -> bool:
-        return token_id not in self._skipped and self._tokenizer.id_to_token(token_id) is not None
+        return token_id not in self._skipped and token_id in self._tokenizer.token_ids
 
     def _without_prompt_replacements(self, piece: str) -> str:
         while self._prompt_replacements and piece.startswith(REPLACEMENT):
@@ -93,6 +93,8 @@ class Detokenizer:
         self._sent = len(self._decode(self._window)) - unsettled_chars
 
     def _decode(self, token_ids: list[int]) -> str:
+        if len(token_ids) == 1:
+            return self._tokenizer.lone_text(token_ids[0])
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 

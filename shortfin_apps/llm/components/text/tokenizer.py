@@ -47,6 +47,7 @@ class Tokenizer:
         self._escape = None if special_in_content else ContentEscape(backend)
         self._rendered_backend = backend if self._escape is None else self._escape.unescaping_backend(backend)
         self._token_texts: dict[int, str] = {}
+        self._lone_texts: dict[int, str] = {}
         self._token_length = TokenLength(backend)
 
     @classmethod
@@ -76,7 +77,12 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """The highest token id plus one."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return max(self.token_ids, default=-1) + 1
+
+    @cached_property
+    def token_ids(self) -> frozenset[int]:
+        """Every token id of the vocabulary, which may have gaps."""
+        return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -124,6 +130,13 @@ class Tokenizer:
         text = self._token_texts.get(token_id)
         if text is None:
             text = self._token_texts[token_id] = self._text_after_anchor(token_id)
+        return text
+
+    def lone_text(self, token_id: int) -> str:
+        """Text of one token that is a whole text. Cached, as a detokenizer needs that of each token."""
+        text = self._lone_texts.get(token_id)
+        if text is None:
+            text = self._lone_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
         return text
 
     def _text_after_anchor(self, token_id: int) -> str:
