@@ -149,3 +149,23 @@ def test_few_steps_fill_a_whole_block_table(
     simulation.serve(prompts, output_tokens, clients=len(prompts))
     stats = simulation.engine.stats()
     assert stats.plans.plans <= most * stats.steps
+
+
+def test_counts_stay_as_they_were_when_they_were_asked_for() -> None:
+    config = fake_config()
+    program = Recorder(config)
+    device = FakeDevice(program)
+    slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
+    runner = BatchRunner(device, program, config, page_table=[slab])
+    prefill = Batch(EntryFamily.PREFILL, (task([1, 2, 3], 0, [7]),))
+    decode = Batch(EntryFamily.DECODE, (task([4], 3, [7]),))
+    seen = []
+    for batch in (prefill, decode, decode, prefill):
+        runner.run(batch)
+        seen.append(runner.counts())
+    assert [{name: c.invocations for name, c in counts.items()} for counts in seen] == [
+        {"prefill_bs1": 1},
+        {"prefill_bs1": 1, "decode_bs1": 1},
+        {"prefill_bs1": 1, "decode_bs1": 2},
+        {"prefill_bs1": 2, "decode_bs1": 2},
+    ]

@@ -106,6 +106,8 @@ class BatchRunner:
         }
         self._block_tables = BlockTables(self._upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
+        self._copied_counts: dict[str, EntryCounts] = {}
+        self._ran: set[str] = set()  # entries, since their counts were copied
         self.device_s = 0.0
         self.num_uploads = 0  # arrays copied to the device
 
@@ -120,7 +122,9 @@ class BatchRunner:
 
     def counts(self) -> dict[str, EntryCounts]:
         """Counts of all invocations so far, by entry; a copy, for other threads to read."""
-        return {entry: counts.copy() for entry, counts in self._counts.items()}
+        self._copied_counts |= {entry: self._counts[entry].copy() for entry in self._ran}
+        self._ran.clear()
+        return self._copied_counts.copy()
 
     def run(self, batch: Batch) -> BatchResult:
         """Invokes the nearest entry and waits for it. Raises InvocationError."""
@@ -130,7 +134,7 @@ class BatchRunner:
         begin = self._clock()
         result = self._fetch(batch, self._invoke(shape.entry, arguments))
         self.device_s += self._clock() - begin
-        self._counts[shape.entry].add([len(task.token_ids) for task in batch.tasks], shape.tokens)
+        self._count(shape, [len(task.token_ids) for task in batch.tasks])
         return result
 
     def start_loop(self, batch: Batch, sampling: Sequence[Sequence[int]]) -> DecodeLoop | None:
@@ -161,8 +165,12 @@ class BatchRunner:
         names = self._argument_names[Layout.LOOP]
         pending = self._invoker.submit(shape.entry, [*(arguments[name] for name in names), *self._page_table])
         self.device_s += self._clock() - begin
-        self._counts[shape.entry].add([1] * len(requests), shape.tokens)
+        self._count(shape, [1] * len(requests))
         return lambda: self._token_ids(pending)
+
+    def _count(self, shape: Shape, lengths: Sequence[int]) -> None:
+        self._counts[shape.entry].add(lengths, shape.tokens)
+        self._ran.add(shape.entry)
 
     def _token_ids(self, pending: Pending) -> Array:
         begin = self._clock()
