@@ -277,7 +277,7 @@ def sampled(logits: Array, fields: Array, position: int, k: int) -> int:
     before = np.cumsum(weights) - weights
     passes = (before < mass_within(share, int(weights.sum()))) & (weights >= least)
     passes[0] = True
-    return draw(order, np.where(passes, weights, 0), seed, int(position) + 1 - prompt_length)
+    return int(order[draw(np.where(passes, weights, 0), seed, int(position) + 1 - prompt_length)])
 
 
 class FakeDevice:

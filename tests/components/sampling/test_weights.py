@@ -61,9 +61,9 @@ def test_thresholds_are_in_the_units_of_weights() -> None:
     assert least_weight(1e-300) == 1
 
 
-def philox(seed: int, index: int) -> int:
+def philox(seed: int, index: int, attempt: int) -> int:
     """The first word, by the paper's definition and the constants of the rule."""
-    counter, key = [index + 1, 0, 0, 0], [seed, 0]
+    counter, key = [index + 1, attempt, 0, 0], [seed, 0]
     for _ in range(PHILOX_ROUNDS):
         low, high = counter[0] * PHILOX_MULTIPLIERS[0], counter[2] * PHILOX_MULTIPLIERS[1]
         counter = [
@@ -74,6 +74,6 @@ def philox(seed: int, index: int) -> int:
     return counter[0]
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(0, 2**31))
-def test_random_words_are_philox(seed: int, index: int) -> None:
-    assert random_word(seed, index) == philox(seed, index)
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**31))
+def test_random_words_are_philox(seed: int, index: int, attempt: int) -> None:
+    assert random_word(seed, index, attempt) == philox(seed, index, attempt)

@@ -13,14 +13,13 @@ from shortfin_apps.llm.components.sampling.candidates import Ints
 NOT_FINITE = "the model returned logits that are not finite numbers"
 
 
-def draw(token_ids: Ints | None, weights: Ints, seed: int, index: int) -> int:
-    """One of `token_ids` (None: of the vocabulary), each as likely as its weight says; some are not 0."""
+def draw(weights: Ints, seed: int, index: int, attempt: int = 0) -> int:
+    """A position in `weights`, each as likely as its weight says; some are not 0."""
     mass = np.cumsum(weights)
-    target = random_word(seed, index) * int(mass[-1]) >> 64
-    position = int(np.searchsorted(mass, target, side="right"))
-    return position if token_ids is None else int(token_ids[position])
+    target = random_word(seed, index, attempt) * int(mass[-1]) >> 64
+    return int(np.searchsorted(mass, target, side="right"))
 
 
-def random_word(seed: int, index: int) -> int:
+def random_word(seed: int, index: int, attempt: int = 0) -> int:
     """64 random bits that are a function of the arguments, as `sampling_rule.py` says."""
-    return int(np.random.Philox(key=seed, counter=index).random_raw())
+    return int(np.random.Philox(key=seed, counter=index + (attempt << 64)).random_raw())

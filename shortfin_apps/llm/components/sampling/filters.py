@@ -1,7 +1,7 @@
 """Filters: the second step of sampling, which keeps the likeliest tokens.
 
-They apply in the order temperature, top_k, top_p, min_p. Of a whole row only as many logits are sorted as
-the filters can keep.
+They apply in the order temperature, top_k, top_p, min_p. Without top_k, a whole row is filtered as its token
+is drawn (`whole_row.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.candidates import Candidates, Ints, leading
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints, leading
 from shortfin_apps.llm.components.sampling.weights import (
     least_weight,
     mass_within,
@@ -18,48 +18,31 @@ from shortfin_apps.llm.components.sampling.weights import (
     weights_of,
 )
 
-FIRST_SORTED = 64  # how many logits of a row without candidates are sorted at first
 
+def kept(row: Candidates, best: float, params: SamplingParams) -> tuple[Ints, Ints]:
+    """The tokens that pass, best first, and their weights; tokens past the last weight do not pass.
 
-def kept(row: Candidates, best: float, params: SamplingParams) -> tuple[Ints | None, Ints]:
-    """The tokens that pass, best first, and their weights; None for all of the vocabulary, in its order.
-
-    `best` is `row.best`; tokens past the last weight do not pass. Without `logits`, the candidates are taken
-    for the whole row.
+    `best` is `row.best`. Without `logits`, the candidates are taken for the whole row.
     """
-    scale = scale_of(params.temperature)
-    if row.logits is None:
-        return row.token_ids, _filtered(weights_of(row.values, best, scale), None, params)
-    weights = weights_of(row.logits, best, scale)
-    if not (params.top_k or params.top_p < 1 or params.min_p > 0):
-        return None, weights
-    token_ids = row.token_ids if len(row.token_ids) else leading(row.logits, FIRST_SORTED)
-    while not _suffice(weights[token_ids], weights, params):
-        token_ids = leading(row.logits, 8 * len(token_ids))
-    return token_ids, _filtered(weights[token_ids], weights, params)
+    values, token_ids = _best_of(row, params.top_k)
+    return token_ids, _filtered(weights_of(values, best, scale_of(params.temperature)), params)
 
 
-def _suffice(sorted_weights: Ints, weights: Ints, params: SamplingParams) -> bool:
-    """Whether everything that the filters keep is among the `sorted_weights`, the row's largest."""
-    if len(sorted_weights) == len(weights):
-        return True
-    if params.top_k and len(sorted_weights) >= params.top_k:
-        return True
-    if params.top_p < 1 and not params.top_k:
-        passing = mass_within(share_of(params.top_p), int(weights.sum()))
-        if int(sorted_weights.sum()) >= passing:
-            return True
-    return params.min_p > 0 and params.top_p == 1 and int(sorted_weights[-1]) < least_weight(params.min_p)
+def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
+    """The `top_k` best logits and their tokens, best first; without `top_k`, the candidates."""
+    if row.logits is not None and len(row.token_ids) < top_k:
+        token_ids = leading(row.logits, top_k)
+        return row.logits[token_ids], token_ids
+    num_kept = top_k or len(row.token_ids)
+    return row.values[:num_kept], row.token_ids[:num_kept]
 
 
-def _filtered(sorted_weights: Ints, weights: Ints | None, params: SamplingParams) -> Ints:
-    """The `sorted_weights` that pass; `weights` are the whole row's, or None if not known."""
-    passing = sorted_weights[: params.top_k] if params.top_k else sorted_weights
+def _filtered(weights: Ints, params: SamplingParams) -> Ints:
+    """The leading `weights` that pass top-p and min-p; the first one passes always."""
+    passing = weights
     if params.top_p < 1:
-        mass = passing.sum() if params.top_k or weights is None else weights.sum()
-        before = np.cumsum(passing) - passing
-        # The best one passes even where its share of the mass is rounded to 0.
-        share = mass_within(share_of(params.top_p), int(mass))
+        before = np.cumsum(weights) - weights
+        share = mass_within(share_of(params.top_p), int(weights.sum()))
         passing = passing[: max(1, np.count_nonzero(before < share))]
     if params.min_p > 0:
         passing = passing[: max(1, np.count_nonzero(passing >= least_weight(params.min_p)))]

@@ -15,6 +15,7 @@ from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, adjustm
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, Floats, leading
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import kept
+from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
 
 
@@ -68,7 +69,10 @@ class Sampler:
             raise InvocationError(NOT_FINITE)
         if params.greedy:
             return row.best_token_id
-        return draw(*kept(row, best, params), request.seed, request.num_generated)
+        if row.logits is not None and not params.top_k:
+            return draw_from_row(row.logits, best, params, request.seed, request.num_generated)
+        token_ids, weights = kept(row, best, params)
+        return int(token_ids[draw(weights, request.seed, request.num_generated)])
 
     def _num_needed(self, request: Request) -> float:
         """How many of the row's best logits decide the next token."""

@@ -1,0 +1,45 @@
+"""Sampling from a whole row of logits, without `top_k`: filters and draw in one, by `sampling_rule.py`.
+
+Nothing is sorted, as a device that searches the parts of a row at once could not sort it either.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.sampling.candidates import Floats, Ints
+from shortfin_apps.llm.components.sampling.draw import draw
+from shortfin_apps.llm.components.sampling.weights import (
+    least_weight,
+    mass_within,
+    scale_of,
+    share_of,
+    weights_of,
+)
+
+PART = 1 << 14  # logits whose weights are computed at once: what that takes stays in a core's cache
+
+
+def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int, index: int) -> int:
+    """The token id drawn from `logits` [V], of which `best` is the greatest and finite; token `index` of the
+    output of a request with that seed."""
+    weights = _weights_of_row(logits, best, scale_of(params.temperature))
+    within = max(1, mass_within(share_of(params.top_p), int(weights.sum())))
+    pivot = max(least_weight(params.min_p), 1) - 1
+    for attempt in count():
+        token_id = draw(np.where(weights > pivot, weights, 0), seed, index, attempt)
+        pivot = int(weights[token_id])
+        if params.top_p == 1 or int(weights[weights > pivot].sum()) < within:
+            break
+    return token_id
+
+
+def _weights_of_row(logits: Floats, best: float, scale: np.float32) -> Ints:
+    weights = np.empty(len(logits), np.int64)
+    for start in range(0, len(logits), PART):
+        part = slice(start, start + PART)
+        weights[part] = weights_of(logits[part], best, scale)
+    return weights
