@@ -10,9 +10,11 @@ tokens; B the pages in a row of the block table; `slabs` is the KV cache, one sl
     extend              tokens [T], offsets [R], start_positions [R], seq_lens [R], seq_block_ids [R,B], slabs
     extend_t{T}         the same, T fixed
     decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [6,N], slabs
+    sample_bs{N}        values [R,1,K], logits [R,1,V], row_indices [N], positions [N], sampling [6,N]
 
-Prefill and decode differ in the order of their second and third argument. All arguments are i64, except the
-slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place. Without `has_prefill_position` in
+Prefill and decode differ in the order of their second and third argument. All arguments are i64, except
+values and logits, which are f32, and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in
+place. Without `has_prefill_position` in
 config.json a prefill has no start positions. Upstream's `extend` is padded: it takes the arguments of a
 prefill, for any N.
 
@@ -27,6 +29,11 @@ and `positions`, so that it can be called again, before its result is read, with
 `sampling` has a row for each `SamplingField`. A padding row has token 0, position -1, zeros for sampling and
 the scratch page; its state stays as it is. The result is the new token ids `[N]`: -1 for a row whose best
 logit is not finite, and anything for a padding row.
+
+A `sample` of our own draws tokens from whole rows, those of `row_indices` among the results that another
+entry has left on the device; `positions` are those of their last tokens. Rows of `sampling` have NO_TOP_K,
+padding rows zeros, with row 0 and position -1. The result is as a decode loop's. A VMFB that has `sample`
+entries takes NO_TOP_K in its decode loops too.
 
 An entry whose reflection data has CALLER_OWNED allocates nothing: behind the slabs it takes a buffer for each
 of the results that it declares, which it writes instead of returning them, and a workspace, i8 `[bytes]`, of
@@ -55,11 +62,12 @@ ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds beside such an entry
-NOT_FINITE = -1  # the token id of a decode loop's row whose best logit is not finite
+NOT_FINITE = -1  # the token id of a row that a device sampled, whose best logit is not finite
+NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the whole row
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
 
-_NAME = re.compile(r"(prefill|decode_loop|decode|extend)(?:_bs(\d+))?(?:_[st](\d+))?")
+_NAME = re.compile(r"(prefill|decode_loop|decode|extend|sample)(?:_bs(\d+))?(?:_[st](\d+))?")
 
 
 class EntryFamily(StrEnum):
@@ -69,6 +77,7 @@ class EntryFamily(StrEnum):
     DECODE = "decode"
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
     DECODE_LOOP = "decode_loop"  # a decode that samples, and keeps its state on the device
+    SAMPLE = "sample"  # draws tokens from rows of logits, and computes none
 
 
 class Layout(StrEnum):
@@ -78,13 +87,14 @@ class Layout(StrEnum):
     DECODE = "decode"
     PACKED = "packed"
     LOOP = "loop"
+    SAMPLE = "sample"
 
 
 class SamplingField(IntEnum):
-    """The rows of a decode loop's `sampling`; `sampling_rule.py` says what they mean to a draw."""
+    """The rows of `sampling`; `sampling_rule.py` says what they mean to a draw."""
 
     SCALE = 0  # the bits of an f32, the factor of logits in the exponent of a weight
-    TOP_K = 1  # from 1 to K
+    TOP_K = 1  # from 1 to K, or NO_TOP_K
     SHARE = 2  # top-p, in units of 2**-SHARE_BITS
     LEAST_WEIGHT = 3  # min-p, in units of a weight
     SEED = 4
@@ -96,9 +106,11 @@ _ARGUMENTS = {
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
     Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.LOOP: ("tokens", "positions", "seq_block_ids", "sampling"),
+    Layout.SAMPLE: ("values", "logits", "row_indices", "positions", "sampling"),
 }
+FLOAT_ARGUMENTS = ("values", "logits")  # f32
 _RESULTS = ("values", "indices", "logits")
-_LOOP_RESULTS = ("token_ids",)
+_SAMPLED = ("token_ids",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,16 @@ class Entry:
         is_static = self.family is EntryFamily.PREFILL and self.length is not None
         return f"{name}_s{self.length}" if is_static else name
 
+    @property
+    def takes_slabs(self) -> bool:
+        """Whether the slabs of the cache come behind the other arguments."""
+        return self.family is not EntryFamily.SAMPLE
+
+    @property
+    def returns_token_ids(self) -> bool:
+        """Whether it samples: its one result is token ids."""
+        return self.family in (EntryFamily.DECODE_LOOP, EntryFamily.SAMPLE)
+
     def layout(self, tokens_rank: int | None = None) -> Layout:
         """`tokens_rank` is the rank of the first argument, where it is known: 2 means a padded `extend`."""
         if self.family is EntryFamily.EXTEND:
@@ -145,14 +167,15 @@ class Entry:
             "tokens": _tokens_shape(layout, self.rows, self.length),
             "seq_block_ids": (self.rows, None),
             "sampling": (len(SamplingField), self.rows),
+            **dict.fromkeys(FLOAT_ARGUMENTS, (None, 1, None)),
         }
         names = argument_names(layout, has_prefill_position=has_prefill_position)
         return {name: shapes.get(name, (self.rows,)) for name in names}
 
     def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
         """The results of this entry by name; without `top_k` they are logits alone."""
-        if self.family is EntryFamily.DECODE_LOOP:
-            return dict(zip(_LOOP_RESULTS, results, strict=False))
+        if self.returns_token_ids:
+            return dict(zip(_SAMPLED, results, strict=False))
         return named_results(results, top_k)
 
 
@@ -171,5 +194,5 @@ def argument_names(layout: Layout, *, has_prefill_position: bool = True) -> tupl
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
-    """The results of an entry that is no loop, by name; without `top_k` they are logits alone."""
+    """The results of an entry that does not sample, by name; without `top_k` they are logits alone."""
     return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))

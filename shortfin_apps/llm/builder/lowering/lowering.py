@@ -10,10 +10,11 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     Attend       attend(e, qkv, layer, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
     TopK         top_k(e, logits) -> two Tensors
-    Sample       sample(e, values, indices, state) -> Tensor, LoopState
+    Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
 
 Shapes and types are in model/operations.py. Each may be called in several functions of the module. A
-`FusedKernels` class takes runs of operations instead, each run in one dispatch.
+`FusedKernels` class takes runs of operations instead, each run in one dispatch. A class with `sample` that
+`draws_rows`, in loops by NO_TOP_K, also has `draw_rows` for rows that another function has left.
 """
 
 from __future__ import annotations
@@ -127,6 +128,20 @@ class LoopState:
     sampling: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LeftRows:
+    """What an entry left of the rows to draw from, and how: the arguments of a `sample_bs{N}` (`abi.py`).
+
+    Values and logits have the shape of an argument, as IREE would copy them to reshape them.
+    """
+
+    values: Tensor  # [any, 1, K] f32
+    logits: Tensor  # [any, 1, vocab] f32
+    row_indices: Tensor  # [rows] i64
+    positions: Tensor  # [rows] i64
+    sampling: Tensor  # [fields, rows] i64
+
+
 class FusedKernels(Protocol):
     """Kernels that each take a run of operations."""
 
@@ -157,6 +172,17 @@ class Lowering:
         self._rendered = rendered
         self.prepare = prepare
         self._fused = fused
+
+    @property
+    def draws_rows(self) -> bool:
+        """Whether tokens are drawn from whole rows on the device."""
+        return bool(self._kernels[Sample].draws_rows)
+
+    def draw_rows(self, e: Emitter, rows: LeftRows) -> Tensor:
+        """[rows] i64: the token drawn from each whole row, NOT_FINITE where its best logit is not finite."""
+        token_ids = self._kernels[Sample].draw_rows(e, rows)
+        assert isinstance(token_ids, Tensor)
+        return token_ids
 
     def declarations(self) -> list[str]:
         """The executables that the operations emitted so far dispatch."""
@@ -199,7 +225,8 @@ class Lowering:
                 state = LoopState(
                     *(values[n] for n in (operation.tokens, operation.positions, operation.sampling))
                 )
-                values[operation.out], state = kernels.sample(e, x, values[operation.indices], state)
+                row = values[operation.indices], values[operation.logits]
+                values[operation.out], state = kernels.sample(e, x, *row, state)
                 values[operation.tokens], values[operation.positions] = state.tokens, state.positions
 
 

@@ -105,17 +105,19 @@ class TopK(Operation):
 class Sample(Operation):
     """Candidates as of TopK -> `out` [rows] i64, the token that a decode loop draws for each row.
 
-    Reads the loop's `sampling` [fields, rows] i64, and advances its `tokens` and `positions` [rows] i64.
+    `logits` [rows, vocab] f32 are what they are the best of. Reads the loop's `sampling` [fields, rows] i64,
+    and advances its `tokens` and `positions` [rows] i64.
     """
 
     indices: str
+    logits: str
     sampling: str = "sampling"
     tokens: str = "tokens"
     positions: str = "positions"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.x, self.indices, self.sampling, self.tokens, self.positions)
+        return (self.x, self.indices, self.logits, self.sampling, self.tokens, self.positions)
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.program.entry import entries_of
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
@@ -57,7 +56,7 @@ def compile_model(
     target = resolve_target(options.device)
     report("writing the graph")
     module = ModelModule(spec, options, target)
-    entries = tuple(entry.name for entry in entries_of(options))
+    entries = tuple(entry.name for entry in module.entries)
     report(f"compiling {len(entries)} entries for {target.cpu}")
     flags = _flags_for(spec, options, target)
     compile_text(module.text(), flags, out)

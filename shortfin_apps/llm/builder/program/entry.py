@@ -6,7 +6,7 @@ their types, and that only dispatches write the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shortfin_apps.llm.abi import (
     ASYNC_SUFFIX,
@@ -19,14 +19,15 @@ from shortfin_apps.llm.abi import (
 )
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.lowering.lowering import Values
+from shortfin_apps.llm.builder.lowering.lowering import LeftRows, Values
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
+Draw = Callable[[Emitter, LeftRows], Tensor]
 
 
-def entries_of(options: BuildOptions) -> list[Entry]:
-    """Every entry that the options ask for."""
+def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry]:
+    """Every entry that the options ask for; kernels that sample may be able to draw from whole rows."""
     sizes = options.prefill_batch_sizes
     return [
         *(Entry(EntryFamily.PREFILL, n, None) for n in sizes),
@@ -34,6 +35,7 @@ def entries_of(options: BuildOptions) -> list[Entry]:
         *(Entry(EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes),
         *(Entry(EntryFamily.EXTEND, None, t) for t in (None, *options.extend_sizes)),
         *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.loop_sizes),
+        *(Entry(EntryFamily.SAMPLE, n, None) for n in options.loop_sizes if draws_rows),
     ]
 
 
@@ -52,7 +54,8 @@ def write_entry(
         for name in ("values", "indices", "logits")
     }
     owned = static_workspace and isinstance(batch.tokens, int) and isinstance(batch.rows, int)
-    return _function(e, entry, options, elements, results, {"cache": batch.cache}, owned=owned)
+    types = _argument_types(entry, options, elements)
+    return _function(e, entry, types, results, {"cache": batch.cache}, owned=owned)
 
 
 def write_decode_loop(
@@ -70,7 +73,31 @@ def write_decode_loop(
     values = body(e, {**state, "sampling": sampling}, batch)
     in_place = {**{name: values[name] for name in state}, "cache": batch.cache}
     results = {"token_ids": values["token_ids"]}
-    return _function(e, entry, options, elements, results, in_place, owned=static_workspace)
+    types = _argument_types(entry, options, elements)
+    return _function(e, entry, types, results, in_place, owned=static_workspace)
+
+
+def write_sample(
+    entry: Entry, options: BuildOptions, vocab_size: int, draw: Draw, *, static_workspace: bool
+) -> str:
+    """The MLIR of a function that draws tokens from rows which another entry has left on the device."""
+    e = Emitter()
+    rows = entry.rows
+    assert rows is not None, "a `sample` has a fixed number of rows"
+    left = _dim(e, "logits", 0)
+    types = {
+        **{name: tensor_type(shape, "i64") for name, shape in _shapes_of(entry).items()},
+        "values": tensor_type(("?", 1, options.top_k), "f32"),
+        "logits": tensor_type(("?", 1, vocab_size), "f32"),
+    }
+    drawn_from = LeftRows(
+        values=_import(e, "values", (left, 1, options.top_k), "f32"),
+        logits=_import(e, "logits", (left, 1, vocab_size), "f32"),
+        row_indices=_import(e, "row_indices", (rows,), "i64"),
+        positions=_import(e, "positions", (rows,), "i64"),
+        sampling=_import(e, "sampling", (len(SamplingField), rows), "i64"),
+    )
+    return _function(e, entry, types, {"token_ids": draw(e, drawn_from)}, {}, owned=static_workspace)
 
 
 # Of a row of a decode loop, which is padding if its position is negative.
@@ -87,8 +114,7 @@ _SEQ_LEN = """\
 def _function(
     e: Emitter,
     entry: Entry,
-    options: BuildOptions,
-    elements: int,
+    types: Mapping[str, str],
     results: Mapping[str, Tensor],
     in_place: Mapping[str, Tensor],
     *,
@@ -96,9 +122,9 @@ def _function(
 ) -> str:
     """The lines emitted so far as the function of an entry, which writes tensors over arguments `in_place`.
 
-    With `owned`, results and workspace belong to the caller.
+    `types` are those of its arguments. With `owned`, results and workspace belong to the caller.
     """
-    names = [*entry.argument_shapes(), "cache"]
+    names = list(types)
     if owned:
         names += [*results, "workspace"]
         _return(e, {}, {**in_place, **results}, "workspace")
@@ -107,7 +133,7 @@ def _function(
     returned = ", ".join(["!hal.buffer_view"] * (0 if owned else len(results)))
     arguments = ", ".join(f"%{name}: !hal.buffer_view" for name in names)
     attributes = {
-        "iree.abi.declaration": _declaration(entry, elements, options, list(results.values())),
+        "iree.abi.declaration": _declaration(entry, types.values(), list(results.values())),
         "iree.abi.model": "coarse-fences",
         ONLY_DISPATCHES: "true",
         **({CALLER_OWNED: "true"} if owned else {}),
@@ -219,11 +245,18 @@ def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
     )
 
 
-def _declaration(entry: Entry, elements: int, options: BuildOptions, results: list[Tensor]) -> str:
+def _argument_types(entry: Entry, options: BuildOptions, elements: int) -> dict[str, str]:
+    """The arguments of an entry that computes tokens, by name and in order."""
+    types = {name: tensor_type(shape, "i64") for name, shape in _shapes_of(entry).items()}
+    return {**types, "cache": tensor_type(("?", elements), options.kv)}
+
+
+def _shapes_of(entry: Entry) -> dict[str, list[Dim]]:
+    return {name: [dim or "?" for dim in shape] for name, shape in entry.argument_shapes().items()}
+
+
+def _declaration(entry: Entry, types: Iterable[str], results: list[Tensor]) -> str:
     """The signature as IREE declares its own entries; `runtime/declaration.py` parses it."""
-    shapes = entry.argument_shapes().values()
-    types = [tensor_type([dim or "?" for dim in shape], "i64") for shape in shapes]
-    types.append(tensor_type(("?", elements), options.kv))
     ins = ", ".join(f"%input{i}: {kind}" for i, kind in enumerate(types))
     outs = ", ".join(f"%output{i}: {t.type}" for i, t in enumerate(results))
     return f"async func @{entry.name}({ins}) -> ({outs})"

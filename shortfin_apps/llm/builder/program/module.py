@@ -17,7 +17,7 @@ from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Sample, TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.program.entry import entries_of, write_decode_loop, write_entry
+from shortfin_apps.llm.builder.program.entry import entries_of, write_decode_loop, write_entry, write_sample
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -38,9 +38,13 @@ class ModelModule:
         self._lowering = make_lowering(context, self.choices)
         self._static_workspace = has_static_workspace(self.choices)
 
+    @property
+    def entries(self) -> list[Entry]:
+        return entries_of(self._options, draws_rows=self._lowering.draws_rows)
+
     def text(self) -> str:
         """The MLIR text of all entries, in a module named `module`."""
-        functions = [self._function(entry) for entry in entries_of(self._options)]
+        functions = [self._function(entry) for entry in self.entries]
         declarations = [
             *self._weights.declarations(),
             *self._context.rotary.declarations(),
@@ -49,8 +53,16 @@ class ModelModule:
         return "\n".join(["module @module {", *declarations, *functions, "}\n"])
 
     def _function(self, entry: Entry) -> str:
+        if entry.family is EntryFamily.SAMPLE:
+            return write_sample(
+                entry,
+                self._options,
+                self._spec.vocab_size,
+                self._lowering.draw_rows,
+                static_workspace=self._static_workspace,
+            )
         is_loop = entry.family is EntryFamily.DECODE_LOOP
-        sampling = [Sample("values", "token_ids", "indices")] if is_loop else []
+        sampling = [Sample("values", "token_ids", "indices", "logits")] if is_loop else []
 
         def body(e: Emitter, inputs: Mapping[str, Tensor], batch: Batch) -> Values:
             self._lowering.prepare(e, batch)

@@ -10,12 +10,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from shortfin_apps.llm.abi import Entry, EntryFamily, named_results
+from shortfin_apps.llm.abi import FLOAT_ARGUMENTS, Entry, EntryFamily, named_results
 from shortfin_apps.llm.components.runtime.declaration import format_type
 from shortfin_apps.llm.components.runtime.device import EntrySignature, Program, TensorType
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
+_F32 = np.dtype(np.float32)
 _I64 = np.dtype(np.int64)
 
 
@@ -61,11 +62,13 @@ def _required_entries(config: ModelConfig) -> list[Entry]:
 def _expected_arguments(
     entry: Entry, signature: EntrySignature, config: ModelConfig
 ) -> dict[str, TensorType]:
-    """Every argument by name, in order, the slabs of the cache last."""
+    """Every argument by name, in order, the slabs of the cache, if it takes them, last."""
     shapes = entry.argument_shapes(signature.tokens_rank, has_prefill_position=config.has_prefill_position)
-    expected = {name: TensorType(shape, _I64) for name, shape in shapes.items()}
+    expected = {
+        name: TensorType(shape, _F32 if name in FLOAT_ARGUMENTS else _I64) for name, shape in shapes.items()
+    }
     dtype = config.paged_kv_cache.dtype
-    for stage, elements in enumerate(config.page_elements):
+    for stage, elements in enumerate(config.page_elements if entry.takes_slabs else ()):
         expected[f"cache slab {stage}"] = TensorType((None, elements), dtype)
     return expected
 
@@ -98,7 +101,7 @@ def check_results(
     found, entry = signature.results, Entry.parse(signature.name)
     if found is None:
         return
-    if entry is not None and entry.family is EntryFamily.DECODE_LOOP:
+    if entry is not None and entry.returns_token_ids:
         _check_token_ids(signature.name, found, entry)
         return
     fits = len(found) == 1 if config.top_k is None else len(found) >= 2
@@ -122,8 +125,8 @@ def _check_token_ids(name: str, found: Sequence[TensorType], entry: Entry) -> No
     if len(found) != 1 or not _fits(found[0], wanted):
         types = ", ".join(map(format_type, found)) or "nothing"
         raise ArtifactError(
-            f"`{name}` returns {types} where a decode loop returns {format_type(wanted)}; rebuild with "
-            "`shortfin-llm build`"
+            f"`{name}` returns {types} where an entry that samples returns {format_type(wanted)}; rebuild "
+            "with `shortfin-llm build`"
         )
 
 

@@ -1,24 +1,32 @@
-"""How a request is sampled on the device: a column of a decode loop's `sampling` argument (`abi.py`)."""
+"""How a request is sampled on the device: a column of the `sampling` argument of its entries (`abi.py`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from shortfin_apps.llm.abi import SamplingField
+from shortfin_apps.llm.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.weights import least_weight, scale_of, share_of
 
 
-def sampling_fields(request: Request, num_candidates: int) -> list[int]:
-    """By field; `num_candidates` is the K of the VMFB's top-k. Greedy is a top-k of one."""
+def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool = False) -> list[int]:
+    """By field; `num_candidates` is the K of the VMFB's top-k. Greedy is a top-k of one.
+
+    A device that `draws_rows` draws from the whole row without a top-k, else from the candidates.
+    """
     params = request.call.params
     scale = np.float32(0) if params.greedy else scale_of(params.temperature)
     fields = {
         SamplingField.SCALE: int(scale.view(np.int32)),
-        SamplingField.TOP_K: 1 if params.greedy else min(params.top_k or num_candidates, num_candidates),
+        SamplingField.TOP_K: _top_k(params, NO_TOP_K if draws_rows else num_candidates),
         SamplingField.SHARE: share_of(params.top_p),
         SamplingField.LEAST_WEIGHT: least_weight(params.min_p),
         SamplingField.SEED: request.seed,
         SamplingField.PROMPT_LENGTH: len(request.call.prompt_token_ids),
     }
     return [fields[field] for field in SamplingField]
+
+
+def _top_k(params: SamplingParams, off: int) -> int:
+    return 1 if params.greedy else params.top_k or off

@@ -47,3 +47,12 @@ def test_launches_beside_those_of_layers(
     top_k = sum(count for name, count in launched.items() if name.startswith("best_of"))
     head = 1
     assert launched.total() == in_layer * LAYERS + len(others) + head + top_k
+
+
+def test_sampling_takes_two_launches(functions: dict[str, str]) -> None:
+    decode, loop, sample = (
+        Counter(re.findall(r"flow\.dispatch @(\w+)::", functions[f"{family}_bs4"]))
+        for family in ("decode", "decode_loop", "sample")
+    )
+    assert loop - decode == Counter(["weigh_parts_without_row_indices", "sample"])
+    assert sample == Counter(["weigh_parts", "draw_rows"])

@@ -26,6 +26,8 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 class LinalgOperations:
     """Kernels of every operation, for any target; those of Linear and GatedLinear read row-major weights."""
 
+    draws_rows = False
+
     def __init__(self, spec: ModelSpec, options: BuildOptions, weights: WeightTypes) -> None:
         self._spec = spec
         self._options = options
@@ -38,8 +40,9 @@ class LinalgOperations:
         return embedding(e, self._spec, self._weights, tokens, weight)
 
     def sample(
-        self, e: Emitter, values: Tensor, indices: Tensor, state: LoopState
+        self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, state: LoopState
     ) -> tuple[Tensor, LoopState]:
+        """Of candidates alone."""
         token_ids = sample(e, values, indices, state.sampling, state.positions)
         tokens, positions = advance(e, token_ids, state.tokens, state.positions)
         return token_ids, LoopState(tokens, positions, state.sampling)

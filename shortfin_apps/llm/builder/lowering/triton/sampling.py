@@ -1,53 +1,117 @@
-"""Sampling by a Triton kernel."""
+"""Sampling by Triton kernels, from candidates or from whole rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from shortfin_apps.llm.abi import SamplingField
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
-from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
+from shortfin_apps.llm.builder.kernels.triton.row_sampling import draw_rows, weigh_parts
 from shortfin_apps.llm.builder.kernels.triton.sampling import sample
-from shortfin_apps.llm.builder.lowering.lowering import LoopState, LoweringContext
-from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.lowering import LeftRows, LoopState, LoweringContext
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher, Operands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
+
+PART = 1024  # logits of a row that a workgroup weighs; AMD GPUs lack scalar registers to search more at once
+WAVES = 4  # that draw the token of a row
+
+_OF_ROWS = buffer("i64", "rows")
 
 
 class TritonSampling:
-    """The kernel of Sample."""
+    """Kernels of Sample."""
+
+    draws_rows = True
 
     def __init__(self, context: LoweringContext) -> None:
-        self._k = context.options.top_k
+        self._kernels = SamplingKernels(context.spec.vocab_size, context.options.top_k)
         self._launcher = Launcher(context.target, context.rendered)
 
     def sample(
-        self, e: Emitter, values: Tensor, indices: Tensor, state: LoopState
+        self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, state: LoopState
     ) -> tuple[Tensor, LoopState]:
-        operands = {
+        drawn_from = {
             "rows": values.shape[0],
             "values": values,
-            "indices": indices,
+            "logits": logits,
             "sampling": state.sampling,
+        }
+        operands = {
+            **drawn_from,
+            "masses": self._weigh(e, {**drawn_from, "row_indices": None}),
+            "indices": indices,
             "tokens": state.tokens,
             "positions": state.positions,
         }
-        made = self._launcher.launch(e, self._kernel(), operands)
+        made = self._launcher.launch(e, self._kernels.sample(), operands)
         return made["token_ids"], LoopState(made["tokens"], made["positions"], state.sampling)
 
-    def _kernel(self) -> Kernel:
-        state = buffer("i64", "rows")
+    def draw_rows(self, e: Emitter, rows: LeftRows) -> Tensor:
+        drawn_from = {
+            "rows": rows.row_indices.shape[0],
+            "values": rows.values,
+            "logits": rows.logits,
+            "row_indices": rows.row_indices,
+            "sampling": rows.sampling,
+        }
+        operands = {**drawn_from, "masses": self._weigh(e, drawn_from), "positions": rows.positions}
+        return self._launcher.launch(e, self._kernels.draw_rows(), operands)["token_ids"]
+
+    def _weigh(self, e: Emitter, operands: Operands) -> Tensor:
+        return self._launcher.launch(e, self._kernels.weigh_parts(), operands)["masses"]
+
+
+class SamplingKernels:
+    """The Kernels that draw a token for each row of `size` logits, whose best `k` are its candidates."""
+
+    def __init__(self, size: int, k: int) -> None:
+        self._k = k
+        self._parts = parts = -(-size // PART)
+        self._reads = {
+            "values": buffer("f32", "rows", k),
+            "indices": buffer("i64", "rows", k),
+            "logits": buffer("f32", "rows", size),
+            "row_indices": _OF_ROWS,
+            "masses": buffer("i64", "rows", 2, parts),
+            "sampling": buffer("i64", len(SamplingField), "rows"),
+            "positions": _OF_ROWS,
+        }
+        self._sizes: dict[str, Constexpr] = {"SIZE": size, "PART": PART, "PARTS": parts, "K": k}
+
+    def weigh_parts(self) -> Kernel:
         return Kernel(
-            name="sample",
-            function=sample,
-            interface=Interface(
-                constants=("rows",),
-                reads={
-                    "values": buffer("f32", "rows", self._k),
-                    "indices": buffer("i64", "rows", self._k),
-                    "sampling": buffer("i64", len(SamplingField), "rows"),
-                },
-                writes={"tokens": state, "positions": state, "token_ids": state},
+            name="weigh_parts",
+            function=weigh_parts,
+            interface=self._interface(
+                ("values", "logits", "row_indices", "sampling"), {"masses": self._reads["masses"]}
             ),
-            constexprs={"K": self._k, "BLOCK": power_of_two(self._k)},
-            grid=[Tiles("rows")],
-            tuning=Tuning(num_waves=1),
+            constexprs=self._sizes,
+            grid=[Tiles("rows"), self._parts],
+            tuning=Tuning(num_waves=4),
         )
+
+    def sample(self) -> Kernel:
+        writes = dict.fromkeys(("tokens", "positions", "token_ids"), _OF_ROWS)
+        return self._of_rows(sample, ("values", "indices", "logits", "masses", "sampling"), writes)
+
+    def draw_rows(self) -> Kernel:
+        reads = ("values", "logits", "row_indices", "masses", "sampling", "positions")
+        return self._of_rows(draw_rows, reads, {"token_ids": _OF_ROWS})
+
+    def _of_rows(self, function: Any, reads: Sequence[str], writes: dict[str, Buffer]) -> Kernel:
+        """A Kernel that has a workgroup for each row."""
+        rounded = {"PARTS_BLOCK": power_of_two(self._parts), "BLOCK": power_of_two(self._k)}
+        return Kernel(
+            name=function.__name__,
+            function=function,
+            interface=self._interface(reads, writes),
+            constexprs={**self._sizes, **rounded},
+            grid=[Tiles("rows")],
+            tuning=Tuning(num_waves=WAVES),
+        )
+
+    def _interface(self, reads: Sequence[str], writes: dict[str, Buffer]) -> Interface:
+        return Interface(("rows",), {name: self._reads[name] for name in reads}, writes)

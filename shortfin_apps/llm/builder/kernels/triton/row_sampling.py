@@ -1,0 +1,201 @@
+"""Tokens drawn from whole rows of logits, by the rule in `sampling_rule.py`.
+
+A row is weighed in parts, each by a workgroup of its own; then one finds the part that holds the draw, and
+the token in it. Whether top-p keeps the token, the row's best candidates tell if it is among them, as all
+likelier tokens are then among them too. Else the workgroup weighs the row again.
+
+`field` points at the row's column of `sampling` [6, rows] i64 (abi.py).
+"""
+
+import triton
+import triton.language as tl
+
+from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
+    LEAST_WEIGHT,
+    PROMPT_LENGTH,
+    SCALE,
+    SEED,
+    SHARE,
+    SPOILED,
+    TOP_K,
+    WHOLE_ROW,
+    WHOLE_SHARE,
+    high_product,
+    holder_of,
+    is_finite,
+    philox,
+    pick,
+    share_of,
+    weights_of,
+)
+
+
+@triton.jit
+def weigh_parts(
+    values,
+    logits,
+    row_indices,
+    sampling,
+    masses,
+    rows,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    K: tl.constexpr,
+):
+    """masses [rows, 2, PARTS] i64: of each PART of a row, the sums of weights that min-p keeps, and of all.
+
+    Row r is drawn from row row_indices[r] (r if they are None) of logits [any, SIZE] f32, whose best are
+    values [any, K] f32. Nothing is written for rows that have a top-k.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    field = sampling + row
+    if tl.load(field + TOP_K * rows) == WHOLE_ROW:
+        source = row if row_indices is None else tl.load(row_indices + row)
+        part = tl.program_id(1)
+        scale = tl.load(field + SCALE * rows)
+        weights = weights_of_part(
+            logits + source * SIZE, part, tl.load(values + source * K), scale, SIZE, PART
+        )
+        kept = tl.where(weights >= tl.load(field + LEAST_WEIGHT * rows), weights, 0)
+        of_parts = masses + row * 2 * PARTS + part
+        tl.store(of_parts, tl.sum(kept, axis=0))
+        tl.store(of_parts + PARTS, tl.sum(weights, axis=0))
+
+
+@triton.jit
+def draw_rows(
+    values,
+    logits,
+    row_indices,
+    masses,
+    sampling,
+    positions,
+    token_ids,
+    rows,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """token_ids [rows] i64 of rows that `weigh_parts` weighed, whose last tokens are at `positions` [rows]
+    i64; SPOILED where the best value is not finite, and for rows that have a top-k.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    field = sampling + row
+    source = tl.load(row_indices + row)
+    candidates = values + source * K
+    token_id = tl.full((), SPOILED, tl.int64)
+    if is_finite(tl.load(candidates)):
+        if tl.load(field + TOP_K * rows) == WHOLE_ROW:
+            count = tl.load(positions + row) - tl.load(field + PROMPT_LENGTH * rows) + 2
+            of_parts = masses + row * 2 * PARTS
+            token_id = draw_from_row(
+                logits + source * SIZE, candidates, of_parts, field, rows, count,
+                SIZE, PART, PARTS, PARTS_BLOCK, K, BLOCK,
+            )  # fmt: skip
+    tl.store(token_ids + row, token_id)
+
+
+@triton.jit
+def draw_from_row(
+    logits,
+    values,
+    masses,
+    field,
+    rows,
+    count,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The token drawn from logits [SIZE] f32, whose best are values [K] f32, descending and finite, and whose
+    parts weigh `masses` [2, PARTS] i64; `count` numbers the draw.
+    """
+    place = tl.arange(0, BLOCK)
+    part = tl.arange(0, PARTS_BLOCK)
+    best, scale = tl.load(values), tl.load(field + SCALE * rows)
+    share, seed = tl.load(field + SHARE * rows), tl.load(field + SEED * rows)
+    candidates = weights_of(tl.load(values + place, mask=place < K, other=float("-inf")), best, scale)
+    least_candidate = pick(candidates, place == K - 1)
+    total = tl.sum(tl.load(masses + PARTS + part, mask=part < PARTS, other=0), axis=0)
+    within = tl.maximum(share_of(total, share), 1)
+    of_parts = tl.load(masses + part, mask=part < PARTS, other=0)
+    pivot = tl.maximum(tl.load(field + LEAST_WEIGHT * rows), 1) - 1
+    attempt = tl.full((), 0, tl.int64)
+    token_id = tl.full((), SPOILED, tl.int64)
+    while token_id == SPOILED:
+        word = philox(seed, count, attempt)
+        target = high_product(word, tl.sum(of_parts, axis=0).to(tl.uint64)).to(tl.int64)
+        found, weight = find(logits, target, of_parts, pivot, best, scale, SIZE, PART, PARTS_BLOCK)
+        above = tl.sum(tl.where(candidates > weight, candidates, 0), axis=0)
+        if (share == WHOLE_SHARE) | ((weight >= least_candidate) & (above < within)):
+            token_id = found
+        else:
+            of_parts = weigh_row(logits, weight, best, scale, SIZE, PART, PARTS, PARTS_BLOCK)
+            if tl.sum(of_parts, axis=0) < within:
+                token_id = found
+        pivot = weight
+        attempt += 1
+    return token_id
+
+
+@triton.jit
+def find(
+    logits,
+    target,
+    of_parts,
+    pivot,
+    best,
+    scale,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+):
+    """The token that `target` falls into, of those that weigh more than `pivot`, and its weight, both i64.
+
+    `of_parts` [PARTS_BLOCK] i64 are the sums of those in each part.
+    """
+    before_parts = tl.cumsum(of_parts, axis=0) - of_parts
+    holds = holder_of(target, of_parts, before_parts)
+    part = pick(tl.arange(0, PARTS_BLOCK).to(tl.int64), holds)
+    target -= pick(before_parts, holds)
+    weights = weights_of_part(logits, part, best, scale, SIZE, PART)
+    weights = tl.where(weights > pivot, weights, 0)
+    holds = holder_of(target, weights, tl.cumsum(weights, axis=0) - weights)
+    index = part * PART + tl.arange(0, PART)
+    return pick(index, holds), pick(weights, holds)
+
+
+@triton.jit
+def weigh_row(
+    logits,
+    pivot,
+    best,
+    scale,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+):
+    """[PARTS_BLOCK] i64: of each part, the sum of the weights that are greater than `pivot`."""
+    part = tl.arange(0, PARTS_BLOCK)
+    of_parts = tl.zeros((PARTS_BLOCK,), tl.int64)
+    for each in tl.range(PARTS):
+        weights = weights_of_part(logits, each, best, scale, SIZE, PART)
+        mass = tl.sum(tl.where(weights > pivot, weights, 0), axis=0)
+        of_parts = tl.where(part == each, mass, of_parts)
+    return of_parts
+
+
+@triton.jit
+def weights_of_part(logits, part, best, scale, SIZE: tl.constexpr, PART: tl.constexpr):
+    """[PART] i64: the weights of a part of logits [SIZE] f32, 0 past their end."""
+    index = part * PART + tl.arange(0, PART)
+    value = tl.load(logits + index, mask=index < SIZE, other=float("-inf"))
+    return weights_of(value, best, scale)

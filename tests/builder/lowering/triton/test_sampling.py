@@ -1,0 +1,21 @@
+"""The Kernels of sampling: AMD GPUs have registers for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shortfin_apps.llm.gpu_code.code_object import read_code_object
+from tests.hip import CHIPS
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.lowering.triton.sampling import SamplingKernels
+
+
+@pytest.mark.parametrize("size", [272, 49152, 128256])
+@pytest.mark.parametrize("chip", [*CHIPS, "gfx950", "gfx1201"])
+def test_no_registers_are_spilled(chip: str, size: int) -> None:
+    kernels = SamplingKernels(size, 64)
+    for kernel in (kernels.weigh_parts(), kernels.sample(), kernels.draw_rows()):
+        for compiled in read_code_object(compile_kernel(kernel, "amdgpu", chip).image).kernels:
+            assert (compiled.num_vgpr_spills, compiled.num_sgpr_spills) == (0, 0), kernel.name
