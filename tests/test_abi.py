@@ -9,6 +9,7 @@ NAMES = {
     "prefill_bs1_s128": Entry(EntryFamily.PREFILL, 1, 128),
     "decode_bs16": Entry(EntryFamily.DECODE, 16, 1),
     "decode_loop_bs4": Entry(EntryFamily.DECODE_LOOP, 4, 1),
+    "sample_bs4": Entry(EntryFamily.SAMPLE, 4, None),
     "extend": Entry(EntryFamily.EXTEND, None, None),
     "extend_t64": Entry(EntryFamily.EXTEND, None, 64),
 }
@@ -59,6 +60,19 @@ def test_an_extend_is_packed_unless_its_tokens_have_rank_two() -> None:
     padded = NAMES["extend"]
     assert padded.layout(tokens_rank=2) is Layout.PREFILL
     assert padded.argument_shapes(tokens_rank=2)["tokens"] == (None, None)
+
+
+def test_a_sample_draws_from_rows_left_on_the_device() -> None:
+    sample = NAMES["sample_bs4"]
+    assert sample.argument_shapes() == {
+        "values": (None, 1, None),
+        "logits": (None, 1, None),
+        "row_indices": (4,),
+        "positions": (4,),
+        "sampling": (6, 4),
+    }
+    assert not sample.takes_slabs
+    assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
 
 
 def test_a_decode_loop_keeps_its_state_on_the_device() -> None:

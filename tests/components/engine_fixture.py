@@ -97,6 +97,7 @@ def make_rig(
     extend_lengths: tuple[int, ...] = (),
     static_lengths: tuple[int, ...] = (),
     loop_sizes: tuple[int, ...] = (),
+    sample_sizes: tuple[int, ...] = (),
     logits_result: bool = True,
     reads_masked: bool = False,
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
@@ -108,6 +109,7 @@ def make_rig(
     program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
     program.reads_masked = reads_masked
     program.loop_sizes = loop_sizes
+    program.sample_sizes = sample_sizes
     device = FakeDevice(program)
     cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
     if token_budget is None and mode == "extend-attention":

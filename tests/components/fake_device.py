@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import Entry, EntryFamily, argument_names
+from shortfin_apps.llm.abi import NO_TOP_K, Entry, EntryFamily, SamplingField, argument_names
 from shortfin_apps.llm.components.runtime.device import (
     Array,
     DeviceBuffer,
@@ -30,6 +30,7 @@ from shortfin_apps.llm.components.runtime.device import (
 from shortfin_apps.llm.components.sampling.draw import draw
 from shortfin_apps.llm.components.sampling.weights import mass_within, weights_of
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+from tests.components.sampling.rule import drawn_by_the_rule
 
 VOCAB = 32
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -154,6 +155,7 @@ class FakeProgram:
     extend_rank: int = 0  # 1: packed extend entries, 2: a padded one, 0: none
     extend_lengths: tuple[int, ...] = ()
     loop_sizes: tuple[int, ...] = ()
+    sample_sizes: tuple[int, ...] = ()
     reads_masked: bool = False
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
@@ -168,8 +170,17 @@ class FakeProgram:
         first = (TensorType((None,) * (self.extend_rank or 2), I64),)
         loops = [Entry(EntryFamily.DECODE_LOOP, n, 1) for n in self.loop_sizes]
         return {e.name: EntrySignature(e.name, first, self._result_types()) for e in entries} | {
-            e.name: EntrySignature(e.name, None, (TensorType((e.rows,), I64),)) for e in loops
+            e.name: EntrySignature(e.name, arguments, (TensorType((e.rows,), I64),))
+            for e, arguments in [
+                *((e, None) for e in loops),
+                *((Entry(EntryFamily.SAMPLE, n, None), self._sample_types(n)) for n in self.sample_sizes),
+            ]
         }
+
+    def _sample_types(self, rows: int) -> tuple[TensorType, ...]:
+        left = [TensorType((None, 1, size), F32) for size in (self.config.top_k, VOCAB)]
+        of_rows = TensorType((rows,), I64)
+        return (*left, of_rows, of_rows, TensorType((len(SamplingField), rows), I64))
 
     def _result_types(self) -> tuple[TensorType, ...]:
         one = TensorType((None, None, None), F32)
@@ -189,12 +200,14 @@ class FakeProgram:
         assert parsed is not None
         layout = parsed.layout(arrays[0].ndim)
         names = argument_names(layout, has_prefill_position=self.config.has_prefill_position)
-        return dict(zip((*names, "cache"), arrays, strict=True))
+        return dict(zip((*names, "cache") if parsed.takes_slabs else names, arrays, strict=True))
 
     def _run(self, entry: str, arrays: list[Array]) -> Sequence[DeviceBuffer]:
         self.faults.call("wait")
         self.faults.before(entry)
         arguments = self.arguments_of(entry, arrays)
+        if "row_indices" in arguments:
+            return self._run_sample(**arguments)
         if "sampling" in arguments:
             return self._run_loop(**arguments)
         tokens, lens, blocks, cache = (arguments[n] for n in ("tokens", "seq_lens", "seq_block_ids", "cache"))
@@ -227,6 +240,14 @@ class FakeProgram:
         tokens[:] = np.where(is_used & (token_ids >= 0), token_ids, tokens)
         positions[is_used] += 1
         return [FakeBuffer(token_ids)]
+
+    def _run_sample(
+        self, values: Array, logits: Array, row_indices: Array, positions: Array, sampling: Array
+    ) -> Sequence[DeviceBuffer]:
+        used = positions >= 0
+        assert (sampling[SamplingField.TOP_K, used] == NO_TOP_K).all()
+        of_rows = zip(logits[row_indices, 0], sampling.T, positions, strict=True)
+        return [FakeBuffer(np.array([sampled(*of_row, values.shape[-1]) for of_row in of_rows]))]
 
     @staticmethod
     def _unpacked(tokens: Array, offsets: Array, counts: Array) -> Array:
@@ -267,17 +288,21 @@ class FakeProgram:
 
 
 def sampled(logits: Array, fields: Array, position: int, k: int) -> int:
-    """The token that a decode loop samples: `fields` are by `SamplingField`; -1 for NaN."""
+    """The token that a device samples: `fields` are by `SamplingField`; -1 for NaN."""
     scale_bits, top_k, share, least, seed, prompt_length = fields.tolist()
     if position < 0 or not np.isfinite(logits.max()):
         return -1
-    order = np.argsort(-logits, kind="stable")[: min(k, top_k)]
+    index = int(position) + 1 - prompt_length
     scale = np.int32(scale_bits).view(np.float32)
+    if top_k == NO_TOP_K:
+        weights = weights_of(logits, float(logits.max()), scale)
+        return drawn_by_the_rule(weights.tolist(), share, least, seed, index)
+    order = np.argsort(-logits, kind="stable")[: min(k, top_k)]
     weights = weights_of(logits[order], float(logits.max()), scale)
     before = np.cumsum(weights) - weights
     passes = (before < mass_within(share, int(weights.sum()))) & (weights >= least)
     passes[0] = True
-    return int(order[draw(np.where(passes, weights, 0), seed, int(position) + 1 - prompt_length)])
+    return int(order[draw(np.where(passes, weights, 0), seed, index)])
 
 
 class FakeDevice:

@@ -36,6 +36,15 @@ def test_a_batch_is_padded_to_the_nearest_bucket() -> None:
     assert made.nearest(prefill(one, one)) == Shape("prefill_bs4", Layout.PREFILL, 4, 16, 2)
 
 
+def test_a_sample_is_the_nearest_that_holds_the_rows_or_the_largest() -> None:
+    made = buckets("decode_bs1", "prefill_bs1", "sample_bs2", "sample_bs8")
+    assert made.draws_rows
+    assert [made.sample(rows).rows for rows in (1, 2, 3, 8, 9)] == [2, 2, 8, 8, 8]
+    assert made.sample(9) == Shape("sample_bs8", Layout.SAMPLE, 8, 0, 0)
+    assert made.sample(9) in made.smallest_shapes()
+    assert not buckets("decode_bs1", "prefill_bs1").draws_rows
+
+
 def test_a_decode_loop_is_the_nearest_that_holds_the_rows() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "decode_loop_bs2", "decode_loop_bs8")
     one = task(1, 12)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
@@ -86,6 +87,33 @@ def test_a_device_samples_what_the_candidates_decide_from_now_on(
     request.token_ids += [0] * num_generated
     assert Sampler(frozenset(), num_candidates=4).suits_device(request) is suits
     assert not Sampler(frozenset(), num_candidates=0).suits_device(request)
+
+
+@pytest.mark.parametrize(
+    ("params", "drawn"),
+    [
+        ({"temperature": 1}, True),
+        ({"temperature": 1, "top_p": 0.5, "min_p": 0.1}, True),
+        ({"temperature": 0}, False),
+        ({"temperature": 1, "top_k": 1}, False),
+        ({"temperature": 1, "top_k": 4}, False),
+        ({"temperature": 1, "top_k": 5}, False),
+        ({"temperature": 1, "logprobs": 0}, False),
+        ({"temperature": 1, "min_tokens": 2, "stop_token_ids": frozenset({3})}, False),
+    ],
+)
+def test_a_device_that_can_draws_from_whole_rows(params: dict[str, Any], drawn: bool) -> None:
+    """Then nobody needs the logits on the host, and a loop can go on with them."""
+    request = Request(call("a", [1], **params))
+    sampler = Sampler(frozenset(), num_candidates=4, draws_rows=True)
+    without = Sampler(frozenset(), num_candidates=4)
+    assert sampler.is_drawn_from_row(request) is drawn
+    assert sampler.needs_logits(request) is (without.needs_logits(request) and not drawn)
+    assert sampler.suits_device(request) is (without.suits_device(request) or drawn)
+    assert (sampler.device_fields(request)[SamplingField.TOP_K] == NO_TOP_K) is (
+        drawn or "min_tokens" in params or "logprobs" in params
+    )
+    assert not without.is_drawn_from_row(request)
 
 
 @pytest.mark.parametrize(

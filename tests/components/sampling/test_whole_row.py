@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.draw import random_word
 from shortfin_apps.llm.components.sampling.weights import least_weight, scale_of, share_of, weights_of
 from shortfin_apps.llm.components.sampling.whole_row import PART, draw_from_row
-from shortfin_apps.llm.sampling_rule import SHARE_BITS
+from tests.components.sampling.rule import drawn_by_the_rule
 
 DRAWS = 4000
 CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52}  # by degrees of freedom
@@ -31,27 +30,8 @@ def drawn(logits: Floats, params: SamplingParams, seed: int, index: int) -> int:
 
 
 def by_the_rule(logits: Floats, params: SamplingParams, seed: int, index: int) -> int:
-    """The rule in plain integers of any size, token by token."""
     weights = weights_of(logits, float(logits.max()), scale_of(params.temperature)).tolist()
-    within = max(1, sum(weights) * share_of(params.top_p) >> SHARE_BITS)
-    pivot = max(1, least_weight(params.min_p)) - 1
-    attempt = 0
-    while True:
-        eligible = [(token_id, weight) for token_id, weight in enumerate(weights) if weight > pivot]
-        target = random_word(seed, index, attempt) * sum(weight for _, weight in eligible) >> 64
-        token_id = which(eligible, target)
-        pivot, attempt = weights[token_id], attempt + 1
-        if sum(weight for weight in weights if weight > pivot) < within:
-            return token_id
-
-
-def which(eligible: list[tuple[int, int]], target: int) -> int:
-    """The token whose weight holds the target, where weights are laid end to end."""
-    for token_id, weight in eligible:
-        if target < weight:
-            return token_id
-        target -= weight
-    raise AssertionError("the target is past all weights")
+    return drawn_by_the_rule(weights, share_of(params.top_p), least_weight(params.min_p), seed, index)
 
 
 @given(

@@ -29,7 +29,6 @@ from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Drawn
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 
 
@@ -104,7 +103,7 @@ class DecodeAhead:
         if self._loop is None or not self._loop.is_at(requests):
             if not all(map(self._sampler.suits_device, requests)):
                 return False
-            sampling = [sampling_fields(request, self._runner.num_candidates) for request in requests]
+            sampling = [self._sampler.device_fields(request) for request in requests]
             self._loop = self._runner.start_loop(batch, sampling)
         if self._loop is not None:
             self._loop.queue()

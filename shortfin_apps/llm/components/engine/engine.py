@@ -25,6 +25,7 @@ from shortfin_apps.llm.components.engine.nan_containment import (
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.row_draws import RowDraw
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request
@@ -62,7 +63,10 @@ class Engine:
         self._limits = limits
         self._clock = clock
         self._sampler = Sampler(
-            limits.eos_token_ids, num_candidates=runner.num_candidates, returns_logits=runner.returns_logits
+            limits.eos_token_ids,
+            num_candidates=runner.num_candidates,
+            returns_logits=runner.returns_logits,
+            draws_rows=runner.buckets.draws_rows,
         )
         self._ahead = DecodeAhead(runner, scheduler, self._sampler, cache)
         self._uses_loops = decode_ahead and runner.buckets.has_decode_loops
@@ -207,7 +211,18 @@ class Engine:
         if self._uses_loops and (drawn := self._ahead.run(batch)) is not None:
             return drawn
         result = self._runner.run(batch)
-        return [self._row(task, result, index) for index, task in enumerate(batch.tasks)]
+        of_rows = self._draw(batch, result)
+        return [of_rows.get(i) or self._row(task, result, i) for i, task in enumerate(batch.tasks)]
+
+    def _draw(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
+        """The rows of the batch whose tokens the device draws from all their logits."""
+        draws = [
+            RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
+            for index, task in enumerate(batch.tasks)
+            if task.completes and self._sampler.is_drawn_from_row(task.request)
+        ]
+        token_ids = self._runner.draw(result, draws)
+        return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
 
     def _row(self, task: LlmTaskInput, result: BatchResult, index: int) -> Candidates | None:
         if not task.completes:  # only looked at for NaN

@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padded_state
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
+from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import (
@@ -36,7 +37,10 @@ Array = npt.NDArray[Any]
 
 
 class BatchResult:
-    """The results of one batch, row by row; logits are fetched when first asked for."""
+    """The results of one batch, row by row; logits are fetched when first asked for.
+
+    `on_device` are all of them by name, which hold until the next batch is run.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,9 @@ class BatchResult:
         values: Array | None,
         indices: Array | None,
         fetch_logits: Callable[[], Array] | None,
+        on_device: Mapping[str, DeviceBuffer] | None = None,
     ) -> None:
+        self.on_device = on_device or {}
         self._tasks = batch.tasks
         self._values = values
         self._indices = indices
@@ -93,6 +99,7 @@ class BatchRunner:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device = device
+        self._entries = program.entries
         self._invoker = Invoker(device, program)
         self._page_table = list(page_table)
         self._top_k = config.top_k
@@ -136,6 +143,31 @@ class BatchRunner:
         self.device_s += self._clock() - begin
         self._count(shape, [len(task.token_ids) for task in batch.tasks])
         return result
+
+    def draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
+        """Token ids drawn on the device from whole rows of the last batch's result, where `buckets` can.
+
+        -1 for a row whose best logit is not finite. Raises InvocationError.
+        """
+        token_ids: list[int] = []
+        while len(token_ids) < len(draws):
+            token_ids += self._draw_some(result, draws[len(token_ids) :])
+        return token_ids
+
+    def _draw_some(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
+        """As many of the draws, from the first on, as one entry takes."""
+        shape = self.buckets.sample(len(draws))
+        taken = draws[: shape.rows]
+        begin = self._clock()
+        uploaded = {name: self._upload(array) for name, array in padded_draws(shape.rows, taken).items()}
+        arguments = {**result.on_device, **uploaded}
+        [token_ids] = self._invoke(
+            shape.entry, [arguments[name] for name in self._argument_names[shape.layout]]
+        )
+        drawn: list[int] = self._device.download(token_ids)[: len(taken)].tolist()
+        self.device_s += self._clock() - begin
+        self._counts[shape.entry].add([], shape.tokens)
+        return drawn
 
     def start_loop(self, batch: Batch, sampling: Sequence[Sequence[int]]) -> DecodeLoop | None:
         """A loop that decodes the batch, each task sampled by its fields in `sampling`, and then on and on.
@@ -211,9 +243,8 @@ class BatchRunner:
         return found
 
     def _first_run(self, shape: Shape) -> EntrySignature:
-        scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
         try:
-            results = self._invoke(shape.entry, self._plan(shape, (), scratch))
+            results = self._invoke(shape.entry, self._first_arguments(shape))
         except DeviceLostError as error:
             raise ArtifactError(f"`{shape.entry}` failed in its first run: {error}") from error
         except InvocationError as error:
@@ -222,6 +253,14 @@ class BatchRunner:
                 f"`has_prefill_position` and `paged_kv_cache` there ({str(error).splitlines()[0]})"
             ) from error
         return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
+
+    def _first_arguments(self, shape: Shape) -> list[DeviceBuffer]:
+        """Those of padding rows alone."""
+        if shape.layout is Layout.SAMPLE:
+            types = self._entries[shape.entry].arguments or ()
+            return [self._device.upload(np.zeros([size or 1 for size in t.shape], t.dtype)) for t in types]
+        scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
+        return self._plan(shape, (), scratch)
 
     def _plan(
         self, shape: Shape, tasks: Sequence[LlmTaskInput], block_table: DeviceBuffer
@@ -242,7 +281,7 @@ class BatchRunner:
         download, found = self._device.download, named_results(results, self._top_k)
         values, indices = (download(found[name]) if name in found else None for name in ("values", "indices"))
         fetch_logits = (lambda: download(found["logits"])) if "logits" in found else None
-        return BatchResult(batch, values, indices, fetch_logits)
+        return BatchResult(batch, values, indices, fetch_logits, found)
 
 
 def _returns_logits(program: Program, config: ModelConfig) -> bool:
@@ -253,7 +292,7 @@ def _returns_logits(program: Program, config: ModelConfig) -> bool:
     return all(
         "logits" in named_results(signature.results or (), config.top_k)
         for entry, signature in parsed
-        if entry is not None and entry.family is not EntryFamily.DECODE_LOOP
+        if entry is not None and not entry.returns_token_ids
     )
 
 

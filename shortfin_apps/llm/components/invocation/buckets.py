@@ -38,6 +38,7 @@ class Buckets:
         self._static_prefill: dict[tuple[int, int], str] = {}
         self._extend: dict[int, str] = {}
         self._loops: dict[int, str] = {}
+        self._samples: dict[int, str] = {}
         self._dynamic_extend: str | None = None
         self._extend_layout = Layout.PACKED
         for name, signature in entries.items():
@@ -57,6 +58,11 @@ class Buckets:
         return bool(self._loops)
 
     @property
+    def draws_rows(self) -> bool:
+        """Whether the device can draw tokens from whole rows, of decode loops and of other entries."""
+        return bool(self._samples)
+
+    @property
     def takes_any_chunk(self) -> bool:
         """Whether a prefill of any length runs unpadded in every number of rows."""
         return all(rows in self._prefill for rows, _ in self._static_prefill)
@@ -74,11 +80,17 @@ class Buckets:
         rows = min((n for n in self._loops if n >= len(requests)), default=None)
         return None if rows is None else Shape(self._loops[rows], Layout.LOOP, rows, rows, _widest(requests))
 
+    def sample(self, num_rows: int) -> Shape:
+        """The nearest `sample` that draws from so many rows, else the largest."""
+        rows = min((n for n in self._samples if n >= num_rows), default=max(self._samples))
+        return _sample_shape(rows, self._samples[rows])
+
     def smallest_shapes(self) -> list[Shape]:
         """The smallest shape of every entry."""
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
         shapes += [Shape(name, Layout.LOOP, n, n, MIN_BLOCKS) for n, name in self._loops.items()]
+        shapes += [_sample_shape(n, name) for n, name in self._samples.items()]
         shapes += [
             Shape(name, Layout.PREFILL, n, n * MIN_BLOCKS * stride, MIN_BLOCKS)
             for n, name in self._prefill.items()
@@ -102,6 +114,8 @@ class Buckets:
                 self._static_prefill[rows, length] = entry.name
             case Entry(EntryFamily.DECODE_LOOP, int(rows)):
                 self._loops[rows] = entry.name
+            case Entry(EntryFamily.SAMPLE, int(rows)):
+                self._samples[rows] = entry.name
             case Entry(EntryFamily.EXTEND, _, int(length)):
                 self._extend[length] = entry.name
             case _:
@@ -147,6 +161,11 @@ class Buckets:
             return self._prefill[rows], rows, length
         nearest = min(s for n, s in self._static_prefill if n == rows and s >= length)
         return self._static_prefill[rows, nearest], rows, nearest
+
+
+def _sample_shape(rows: int, entry: str) -> Shape:
+    """It computes no tokens and reads no pages."""
+    return Shape(entry, Layout.SAMPLE, rows, tokens=0, blocks=0)
 
 
 def _widest(tasks: Sequence[Paged]) -> int:

@@ -1,7 +1,8 @@
 """Sampler: the next token of a row, in three steps: adjustments, filters, draw.
 
 The device returns the row's best K logits. Greedy and top-k sampling with k <= K need no more. What depends
-on the whole distribution (top-p without top-k, log-probabilities, some adjustments) needs the row's logits.
+on the whole distribution (sampling without top-k, log-probabilities, some adjustments) needs the row's
+logits, unless the device can draw from them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, adjustments
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, Floats, leading
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import kept
 from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
@@ -20,14 +22,23 @@ from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
 
 
 class Sampler:
-    """Stateless. `num_candidates` is the K of the VMFB's top-k, 0 if it returns logits only."""
+    """Stateless. `num_candidates` is the K of the VMFB's top-k, 0 if it returns logits only.
+
+    With `draws_rows`, the device can draw tokens from whole rows.
+    """
 
     def __init__(
-        self, eos_token_ids: frozenset[int], *, num_candidates: int = 0, returns_logits: bool = True
+        self,
+        eos_token_ids: frozenset[int],
+        *,
+        num_candidates: int = 0,
+        returns_logits: bool = True,
+        draws_rows: bool = False,
     ) -> None:
         self._adjustments = adjustments(eos_token_ids)
         self._num_candidates = num_candidates
         self._returns_logits = returns_logits
+        self._draws_rows = draws_rows
 
     def check(self, params: SamplingParams) -> None:
         """Raises InvalidRequestError for what needs the logits of a VMFB that returns none."""
@@ -42,19 +53,30 @@ class Sampler:
             )
 
     def needs_logits(self, request: Request) -> bool:
-        """Whether the next token needs the row's logits; False where the VMFB has none to give."""
-        return self._returns_logits and self._num_needed(request) > self._num_candidates
+        """Whether the host needs the row's logits for the next token; False where the VMFB has none to give."""
+        is_short = self._num_needed(request) > self._num_candidates
+        return self._returns_logits and is_short and not self.is_drawn_from_row(request)
+
+    def is_drawn_from_row(self, request: Request) -> bool:
+        """Whether the device draws the next token, from the whole row that an entry has left there."""
+        params = request.call.params
+        if not self._draws_rows or params.logprobs is not None or self._is_adjusted(request):
+            return False
+        return not params.greedy and not params.top_k
 
     def suits_device(self, request: Request) -> bool:
-        """Whether the K candidates decide this and every later token by filters and a draw alone.
+        """Whether the device can choose this and every later token by filters and a draw alone.
 
         A decode loop then samples the tokens that `sample` would.
         """
         params = request.call.params
         if params.logprobs is not None or not self._num_candidates:
             return False
-        is_adjusted = any(a.num_lost(params, request.num_generated) for a in self._adjustments)
-        return not is_adjusted and not self.needs_logits(request)
+        return not self._is_adjusted(request) and not self.needs_logits(request)
+
+    def device_fields(self, request: Request) -> list[int]:
+        """How the device samples the request: a column of the `sampling` argument."""
+        return sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)
 
     def sample(self, row: Candidates | Drawn, request: Request) -> int:
         """The next token id. Raises InvocationError when the logits are not finite."""
@@ -73,6 +95,9 @@ class Sampler:
             return draw_from_row(row.logits, best, params, request.seed, request.num_generated)
         token_ids, weights = kept(row, best, params)
         return int(token_ids[draw(weights, request.seed, request.num_generated)])
+
+    def _is_adjusted(self, request: Request) -> bool:
+        return any(a.num_lost(request.call.params, request.num_generated) for a in self._adjustments)
 
     def _num_needed(self, request: Request) -> float:
         """How many of the row's best logits decide the next token."""
