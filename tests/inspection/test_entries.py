@@ -37,6 +37,7 @@ def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> Non
         *([f"decode_loop_bs{rows}" for rows in sizes] if device != "cpu" else []),
         "extend",
         *("prefill_bs1", "prefill_bs2", "prefill_bs4"),
+        *([f"sample_bs{rows}" for rows in sizes] if device != "cpu" else []),
     ]
     decode = entries["decode_bs4"]
     assert (decode.family, decode.rows, decode.length) == ("decode", 4, 1)

@@ -53,7 +53,7 @@ class Sampler:
             )
 
     def needs_logits(self, request: Request) -> bool:
-        """Whether the host needs the row's logits for the next token; False where the VMFB has none to give."""
+        """Whether the host needs the row's logits for the next token; False where the VMFB has none."""
         is_short = self._num_needed(request) > self._num_candidates
         return self._returns_logits and is_short and not self.is_drawn_from_row(request)
 

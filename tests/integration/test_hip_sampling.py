@@ -1,0 +1,73 @@
+"""An emulated AMD GPU draws from whole rows the tokens that the host draws from the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.loading import EngineOptions
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from tests.conftest import BuildTiny
+from tests.hip import CHIPS, EmulatedGpus
+from tests.integration.generation import open_engine
+
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300)]
+
+MODES = [DefaultModeOptions(), ExtendAttentionOptions(token_budget=80)]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 3.0, "top_p": 0.5},
+    {"temperature": 2.0, "top_k": 5, "top_p": 0.9},
+    {"temperature": 5.0, "min_p": 0.01},
+    {"temperature": 2.0, "top_p": 0.8, "min_p": 0.05},
+]
+LENGTHS = (15, 3, 40, 16, 1, 33)
+
+
+@pytest.fixture(scope="module", params=CHIPS)
+def artifact(
+    request: pytest.FixtureRequest, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+) -> Iterator[Artifact]:
+    sizes: dict[str, Any] = {"prefill_batch_sizes": (2,), "decode_batch_sizes": (8,)}
+    with emulated_gpus.watch(request.param):
+        yield build_tiny(BuildOptions(device=f"hip:{request.param}", **sizes))
+
+
+def tokens_of(
+    artifact: Artifact, options: EngineOptions, **params: Any
+) -> tuple[list[tuple[int, ...]], EngineStats]:
+    found: dict[str, tuple[int, ...]] = {str(row): () for row in range(len(KINDS))}
+    with open_engine(artifact, options) as engine:
+        for row, (kind, length) in enumerate(zip(KINDS, LENGTHS, strict=True)):
+            sampling = SamplingParams(max_tokens=12, seed=row, **kind, **params)
+            prompt = tuple((7 * row + 3 * i) % 200 for i in range(length))
+            engine.add(GenerateCall(request_id=str(row), prompt_token_ids=prompt, params=sampling))
+        while engine.has_work:
+            for delta in engine.step():
+                assert delta.error is None, delta.error
+                found[delta.request_id] += delta.token_ids
+        return list(found.values()), engine.stats()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mode: ModeOptions) -> None:
+    options = EngineOptions(device="hip", mode=mode, decode_ahead="on")
+    on_host, stats = tokens_of(artifact, options, logprobs=0)  # which brings all logits to the host
+    assert "sample_bs8" not in stats.entries
+    in_loops, stats = tokens_of(artifact, options)
+    assert in_loops == on_host
+    assert stats.steps_ahead > 0
+    behind_entries, stats = tokens_of(artifact, replace(options, decode_ahead="off"))
+    assert behind_entries == on_host
+    assert stats.entries["sample_bs8"].invocations >= 12
