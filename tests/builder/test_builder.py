@@ -199,16 +199,18 @@ def test_the_same_model_from_gguf_and_safetensors_has_the_same_parameters(
         ("Q5_1", "f16", r"are Q5_1, and `--weights q8_0` makes "),
     ],
 )
+@pytest.mark.parametrize("device", ["cpu", "hip:gfx942"])
 def test_a_quantised_source_is_told_what_becomes_of_it(
     compiler: FakeCompiler,
     tmp_path: Path,
     kind: str,
     weights: WeightType,
     says: str,
+    device: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = str(write_gguf(tmp_path / "tiny.gguf", quantised=GGMLQuantizationType[kind]))
-    options = replace(OPTIONS, weights=weights)
+    options = replace(OPTIONS, weights=weights, device=device)
     artifact = build(source, tmp_path / "a", options, PlainProgress())
     (line,) = (line for line in capsys.readouterr().err.splitlines() if says in line)
     size = artifact.parameters[0].stat().st_size / 1e6

@@ -10,10 +10,11 @@ import pytest
 
 from emulated_gpu.chips import CHIPS as ALL_CHIPS
 from shortfin_apps.llm.abi import Entry, EntryFamily
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.program.entry import entries_of
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
-from shortfin_apps.llm.builder.weights.layout import cast_floats
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.layout import cast_floats, weight_layout
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import CompiledModel
@@ -55,16 +56,21 @@ def open_model(
     device = emulated_gpus.open(chip)
     program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
     assert sorted(program.entries) == sorted(entry.name for entry in entries_of(options))
-    return CompiledModel(SPEC, options, weights_of_the_source(), device, program)
+    weights = weights_of_the_source(options, resolve_target(f"hip:{chip}"))
+    return CompiledModel(SPEC, options, weights, device, program)
 
 
-def weights_of_the_source() -> dict[str, F32]:
-    """Its weights as the artefact stores them: stacked, and rounded."""
+def weights_of_the_source(options: BuildOptions, target: Target) -> dict[str, F32]:
+    """Its weights as the artefact stores them: stacked, and rounded or quantised."""
     source = RandomTinySource()
     weights = {}
     for weight in plan_weights(SPEC):
-        dtype = "f32" if weight.name.endswith("norm.weight") else OPTIONS.activations
-        weights[weight.name] = cast_floats(weight.load(source), dtype).astype(np.float32)
+        bits = weight_layout(weight.name, SPEC, options, target).bits
+        if bits is None:
+            dtype = "f32" if weight.name.endswith("norm.weight") else options.activations
+            weights[weight.name] = cast_floats(weight.load(source), dtype).astype(np.float32)
+        else:
+            weights[weight.name] = weight.load_blocks(source, bits).dequantise()
     return weights
 
 
@@ -102,6 +108,19 @@ def test_an_entry_agrees_with_the_reference(
     with emulated_gpus.watch(chip):
         for num_rows in {full, max(1, full - 1)}:
             use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)
+
+
+@pytest.mark.parametrize("weights", ["q8_0", "q4"])
+def test_weights_in_blocks_agree_with_the_reference(
+    chip: str, weights: WeightType, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+) -> None:
+    options = replace(OPTIONS, weights=weights, prefill_batch_sizes=(2,), decode_batch_sizes=(32,))
+    model = open_model(chip, options, build_tiny, emulated_gpus)
+    with emulated_gpus.watch(chip):
+        for entry in entries_of(options):
+            num_rows = entry.rows or len(POSITIONS)
+            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)
+    model.device.close()
 
 
 @pytest.mark.parametrize("chip", CHIPS)

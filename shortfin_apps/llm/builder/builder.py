@@ -101,11 +101,9 @@ def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
     if quantisation is None or quantisation.weights == chosen:
         return
     line = f"weights: {chosen}, {_megabytes(plan, chosen)}; most of the source's are {quantisation.name}"
-    if plan.target.is_cpu:
-        keeps = "keeps them as they are, in" if quantisation.kept else "makes"
-        other = _megabytes(plan, quantisation.weights)
-        line += f", and `--weights {quantisation.weights}` {keeps} {other}"
-    progress.note(line)
+    keeps = "keeps them as they are, in" if quantisation.kept else "makes"
+    other = _megabytes(plan, quantisation.weights)
+    progress.note(f"{line}, and `--weights {quantisation.weights}` {keeps} {other}")
 
 
 def _megabytes(plan: _Plan, weights: WeightType) -> str:

@@ -114,7 +114,14 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
         (HASWELL, TILES, "int8", "int8 needs .* which haswell is not; use q8_0"),
         (VNNI, replace(TILES, hidden_size=80), "int8", "multiples of 32, not 80; use q8_0"),
         (VNNI, replace(TILES, intermediate_size=40), "bf16", "intermediate_size 40 is not a multiple of 16"),
-        (GPU, TILES, "q4", "weights in q4 are for CPUs"),
+        (GPU, TILES, "int8", "weights in int8 are for CPUs"),
+        (GPU, replace(TILES, hidden_size=72), "q8_0", "not triton/layers, .* hidden_size in multiples of 16"),
+        (
+            GPU,
+            replace(TILES, intermediate_size=48),
+            "q4",
+            "layers, .* input features in multiples of 32",
+        ),
     ],
 )
 def test_refuses_what_no_kernel_takes(

@@ -93,9 +93,9 @@ def test_refuses_unknown_devices(device: str, tmp_path: Path) -> None:
         compile_model(ONE_LAYER, replace(SMALL, device=device), tmp_path / "model.vmfb")
 
 
-def test_quantised_weights_are_for_cpus(tmp_path: Path) -> None:
-    options = replace(SMALL, weights="q8_0", device="hip:gfx942")
-    with pytest.raises(BuildError, match="q8_0 are for CPUs"):
+def test_integer_arithmetic_is_for_cpus(tmp_path: Path) -> None:
+    options = replace(SMALL, weights="int8", device="hip:gfx942")
+    with pytest.raises(BuildError, match="int8 are for CPUs"):
         compile_model(ONE_LAYER, options, tmp_path / "model.vmfb")
 
 

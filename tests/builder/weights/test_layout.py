@@ -9,11 +9,13 @@ import pytest
 from shortfin_apps.llm.builder.quantise import BLOCK, Bits, quantise, quantise_rows
 from shortfin_apps.llm.builder.weights.layout import (
     LANES,
+    BlockRows,
     Int8Panels,
     Panels,
     QuantisedPanels,
     RowMajor,
     TilePanels,
+    WeightLayout,
     num_panels,
 )
 
@@ -86,6 +88,23 @@ def test_quantised_panels(bits: Bits, pair: int, gated: bool, rows: int) -> None
         np.testing.assert_array_equal(expected.reshape(-1), blocks.dequantise()[row])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_block_rows(bits: Bits) -> None:
+    matrix = np.random.default_rng(0).standard_normal((48, 96)).astype(np.float32)
+    blocks = quantise(matrix, bits)
+    layout = BlockRows(bits)
+    quants, scales, *minima = layout.store(blocks)
+    terms = dict.fromkeys(["w.scales", "w.minima"][: 1 + len(minima)], ((48, 3), "f16"))
+    assert layout.stored("w", matrix.shape) == {"w": (quants.shape, "i8"), **terms}
+    if bits == 4:
+        both = quants.view(np.uint8)
+        quants = np.stack([both & 15, both >> 4], axis=2).reshape(matrix.shape)
+    values = quants.reshape(48, -1, BLOCK) * scales[:, :, None].astype(np.float32)
+    for minimum in minima:
+        values += minimum[:, :, None]
+    np.testing.assert_array_equal(values.reshape(matrix.shape), blocks.dequantise())
+
+
 @pytest.mark.parametrize(("gated", "rows"), [(False, 48), (True, 96), (False, 64)])
 @pytest.mark.parametrize("columns", [64, 80])
 def test_int8_panels(gated: bool, rows: int, columns: int) -> None:
@@ -103,9 +122,9 @@ def test_int8_panels(gated: bool, rows: int, columns: int) -> None:
     assert np.count_nonzero(quants) == np.count_nonzero(wanted_quants)
 
 
-def test_floats_are_quantised_on_the_way() -> None:
+@pytest.mark.parametrize("layout", [QuantisedPanels(8, 2, gated=False), BlockRows(8)])
+def test_floats_are_quantised_on_the_way(layout: WeightLayout) -> None:
     matrix = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
-    layout = QuantisedPanels(8, 2, gated=False)
     for direct, through in zip(layout.store(matrix), layout.store(quantise(matrix, 8)), strict=True):
         np.testing.assert_array_equal(direct, through)
 

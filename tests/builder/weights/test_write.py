@@ -6,13 +6,17 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import BlockRows
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from tests.builder.model_files import write_gguf
 from tests.test_irpa import read_archive
 
 TINY = RandomTinySource()
@@ -33,6 +37,22 @@ def test_the_archive_holds_the_parameters_that_the_program_reads(
         name: prod(shape) * MLIR_DTYPES[dtype].itemsize for name, (shape, dtype) in read.items()
     }
     assert sum(told) == sum(map(len, found.values())) == stored_bytes(TINY.spec, options, target)
+
+
+@pytest.mark.parametrize(("kind", "weights"), [("Q8_0", "q8_0"), ("Q4_0", "q4"), ("Q4_1", "q4")])
+def test_a_gpu_keeps_the_blocks_of_a_gguf_file(tmp_path: Path, kind: str, weights: WeightType) -> None:
+    write_gguf(tmp_path / "tiny.gguf", quantised=GGMLQuantizationType[kind])
+    source = GgufSource(tmp_path / "tiny.gguf")
+    options = BuildOptions(weights=weights, device="hip:gfx942")
+    write_weights(source, options, resolve_target(options.device), tmp_path / "model.irpa", lambda _: None)
+    found = read_archive(tmp_path / "model.irpa")
+    name = "blk.1.ffn_down.weight"
+    blocks = source.blocks(name, 8 if weights == "q8_0" else 4)
+    assert blocks is not None
+    stored = BlockRows(blocks.bits)
+    names = stored.stored(name, blocks.quants.shape)
+    kept = dict(zip(names, stored.store(blocks), strict=True))
+    assert {each: found[each] for each in names} == {each: value.tobytes() for each, value in kept.items()}
 
 
 def test_parts_are_stacked(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Sample,
     TopK,
 )
+from shortfin_apps.llm.builder.quantise import BLOCK
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
 from shortfin_apps.llm.errors import BuildError
 
@@ -95,7 +96,8 @@ def _amx_attention(c: LoweringContext) -> dict[str, bool]:
 
 
 def _row_major(c: LoweringContext) -> dict[str, bool]:
-    return {"row-major weights": not c.target.is_cpu}
+    in_floats = c.options.weights == c.options.activations
+    return {"row-major weights in floats": not c.target.is_cpu and in_floats}
 
 
 def _gpu(c: LoweringContext) -> dict[str, bool]:
@@ -107,7 +109,14 @@ def _triton(c: LoweringContext) -> dict[str, bool]:
         **_gpu(c),
         f"hidden_size in multiples of {GROUP}": c.spec.hidden_size % GROUP == 0,
         "matrices of fewer than 2^31 elements": max(map(prod, c.weights.shapes)) < 1 << 31,
+        f"input features in multiples of {BLOCK}, or weights in floats": not _cuts_blocks(c),
     }
+
+
+def _cuts_blocks(c: LoweringContext) -> bool:
+    """Whether weights in blocks have rows that end within one."""
+    columns = [shape[-1] for shape in c.weights.shapes if len(shape) > 1]
+    return c.options.weights in ("q8_0", "q4") and any(each % BLOCK for each in columns)
 
 
 def _triton_candidates(c: LoweringContext) -> dict[str, bool]:
@@ -254,8 +263,8 @@ def _check_sizes(c: LoweringContext) -> None:
     """Raises BuildError for weights or sizes that the target's kernels cannot have."""
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
     if not target.is_cpu:
-        if weights != c.options.activations:
-            raise BuildError(f"weights in {weights} are for CPUs; use bf16 or f16 for {target.device}")
+        if weights == "int8":
+            raise BuildError(f"weights in int8 are for CPUs; use q8_0 or bf16 for {target.device}")
         return
     for name in ("hidden_size", "intermediate_size"):
         if (size := getattr(c.spec, name)) % LANES:

@@ -4,6 +4,11 @@ A weight [out, in] is one logical matrix. A panel holds 32 of its output feature
 forward stream. `pair` neighbours along K stay together, as many as a dot product adds (2 of bf16, 4 of
 bytes), or 1:
 
+    BlockRows(8)        name           [out, K] i8
+                        name.scales    [out, K / 32] f16
+    BlockRows(4)        name           [out, K / 2] i8: two neighbours a byte, the first in its low bits
+                        name.scales    [out, K / 32] f16
+                        name.minima    [out, K / 32] f16
     Panels              name           [panels, K / pair, 32 * pair]
     QuantisedPanels(8)  name           [panels, K / pair, 32 * pair] i8
                         name.scales    [panels, K / 32, 32] f16
@@ -75,6 +80,30 @@ class RowMajor:
     def store(self, value: Array | Blocks) -> list[Array]:
         assert not isinstance(value, Blocks)
         return [cast_floats(value, self.dtype)]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Implements WeightLayout: quantised blocks row by row, for GPUs."""
+
+    bits: Bits
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        rows, columns = shape
+        scales = (rows, columns // BLOCK)
+        types: StoredTypes = {
+            name: ((rows, columns * self.bits // 8), "i8"),
+            f"{name}.scales": (scales, "f16"),
+        }
+        return types | ({f"{name}.minima": (scales, "f16")} if self.bits == 4 else {})
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        blocks = value if isinstance(value, Blocks) else quantise(value, self.bits)
+        assert blocks.bits == self.bits
+        if blocks.minima is None:
+            return [blocks.quants, blocks.scales]
+        packed = blocks.quants[:, 0::2] | blocks.quants[:, 1::2] << 4
+        return [packed.view(np.int8), blocks.scales, blocks.minima]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +212,33 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     """The layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", ".bias")):
         return RowMajor("f32")
+    bits = _block_bits(name, options)
     if not target.is_cpu:
-        return RowMajor(options.activations)
+        return RowMajor(options.activations) if bits is None else BlockRows(bits)
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
     block_pair = 4 if fills_tiles(spec, target) else pair
     gated = name.endswith("ffn_gate_up.weight")
+    if bits is not None:
+        return QuantisedPanels(bits, block_pair, gated)
     match options.weights:
-        case "q8_0":
-            return QuantisedPanels(8, block_pair, gated)
-        case "q4":
-            # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
-            return QuantisedPanels(4 if name.startswith("blk.") else 8, block_pair, gated)
         case "int8":
             return Int8Panels(gated)
         case "bf16" if fills_tiles(spec, target):
             return TilePanels(gated)
-        case dtype:
-            return Panels(dtype, pair, gated)
+        case _:
+            return Panels(options.activations, pair, gated)
+
+
+def _block_bits(name: str, options: BuildOptions) -> Bits | None:
+    """Of the blocks of a matrix, if it has blocks."""
+    match options.weights:
+        case "q8_0":
+            return 8
+        case "q4":
+            # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
+            return 4 if name.startswith("blk.") else 8
+        case _:
+            return None
 
 
 def num_panels(out_features: int) -> int:

@@ -5,17 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.quantise import BLOCK
+from shortfin_apps.llm.builder.weights.layout import BlockRows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 class GivenWeights(WeightTypes):
-    """Weights that are arguments of the function."""
+    """Weights that are arguments of the function: the parameters of each, by their names."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in self._tensors[name].shape)
+        if self.layout(name).bits is None:
+            return tuple(int(size) for size in self._tensors[name].shape)
+        rows, blocks = self._tensors[f"{name}.scales"].shape
+        return int(rows), int(blocks) * BLOCK
+
+    def layout(self, name: str) -> WeightLayout:
+        if f"{name}.scales" not in self._tensors:
+            return RowMajor("f32")
+        return BlockRows(4 if f"{name}.minima" in self._tensors else 8)
 
     def load(self, e: Emitter, name: str) -> list[Tensor]:
-        return [self._tensors[name]]
+        stored = (name, f"{name}.scales", f"{name}.minima")
+        return [self._tensors[parameter] for parameter in stored if parameter in self._tensors]

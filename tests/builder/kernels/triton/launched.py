@@ -18,7 +18,7 @@ from tests.builder.compiled_model import DTYPES
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, tuple[str, tuple[int | str, ...]]]  # dtype and shape, a str being the name of a size
 Body = Callable[[Emitter, dict[str, Tensor]], list[Tensor]]
-ALL_DTYPES = {**DTYPES, "i32": np.dtype(np.int32), "i64": np.dtype(np.int64)}
+ALL_DTYPES = {**DTYPES, "i8": np.dtype(np.int8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64)}
 
 
 def program_text(inputs: Inputs, body: Body, declarations: Callable[[], Sequence[str]]) -> str:

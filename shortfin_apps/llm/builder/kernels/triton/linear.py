@@ -11,6 +11,8 @@ def linear(
     x,
     in_squares,
     w,
+    scales,
+    minima,
     residual,
     norm,
     y,
@@ -28,8 +30,8 @@ def linear(
 ):
     """y [tokens, OUT] f32 = x [tokens, IN] times the transpose of w [OUT, IN], plus `residual` or None.
 
-    `in_squares` are of a norm deferred to this matmul, or None; with `norm` [OUT], `scaled` and `squares` are
-    written for the next.
+    `scales` and `minima` are of a w in blocks (see blocks.py), else None. `in_squares` are of a norm deferred
+    to this matmul, or None; with `norm` [OUT], `scaled` and `squares` are written for the next.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -41,7 +43,9 @@ def linear(
         added = _loaded(residual, at, inside)
         weight = _loaded(norm, column, column < OUT)
     weight_row = tl.minimum(column, OUT - 1)
-    sums = normalised_product(x, in_squares, w, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY)
+    sums = normalised_product(
+        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY
+    )
     if not IS_SMALL:
         added = _loaded(residual, at, inside)
         weight = _loaded(norm, column, column < OUT)
@@ -66,6 +70,8 @@ def gated_linear(
     x,
     in_squares,
     w,
+    scales,
+    minima,
     y,
     tokens,
     IN: tl.constexpr,
@@ -79,14 +85,17 @@ def gated_linear(
 ):
     """y [tokens, OUT] = silu(gate) * up, both products of x [tokens, IN] with w [2 * OUT, IN]: gate, then up.
 
-    A tile's columns are gate and up in turn, so that one product makes both.
+    w may be in blocks, as in `linear`. A tile's columns are gate and up in turn, so that one product makes
+    both.
     """
     HALF: tl.constexpr = COLUMNS // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * HALF
     each = tl.arange(0, COLUMNS)
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
-    sums = normalised_product(x, in_squares, w, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY)
+    sums = normalised_product(
+        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY
+    )
     gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
     column = first + tl.arange(0, HALF)
     at = row[:, None].to(tl.int64) * OUT + column[None, :]

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from shortfin_apps.llm.builder.kernels.triton.blocks import row_scales
 from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
 
 
@@ -21,7 +22,8 @@ def rms_norm(x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.
 @triton.jit
 def embed(
     ids,
-    table,
+    w,
+    scales,
     norm,
     x,
     scaled,
@@ -31,17 +33,19 @@ def embed(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of `table` [VOCAB, FEATURES].
+    """x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES].
 
-    A workgroup takes one token. Ids out of range read the last row. With `norm`, `scaled` and `squares` are
-    written for the first matmul.
+    With `scales`, w is in blocks of 8 bits (see blocks.py). A workgroup takes one token. Ids out of range
+    read the last row. With `norm`, `scaled` and `squares` are written for the first matmul.
     """
     token = tl.program_id(0)
     given = tl.load(ids + token)
     known = tl.where((given < 0) | (given >= VOCAB), VOCAB - 1, given)
     feature = tl.arange(0, BLOCK)
     inside = feature < FEATURES
-    values = tl.load(table + known * FEATURES + feature, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(w + known * FEATURES + feature, mask=inside, other=0).to(tl.float32)
+    if scales is not None:
+        values *= row_scales(scales, known, feature, inside, FEATURES)
     tl.store(x + token.to(tl.int64) * FEATURES + feature, values, mask=inside)
     if norm is not None:
         row = token + tl.arange(0, 1)

@@ -11,6 +11,8 @@ def project_qkv(
     x,
     in_squares,
     w,
+    scales,
+    minima,
     bias,
     rotary,
     slots,
@@ -32,8 +34,9 @@ def project_qkv(
 ):
     """q [tokens, HEADS * HEAD_DIM], rotated, and rows of `cache`, from x [tokens, IN].
 
-    w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values; `bias` has as many elements, or
-    is None. `rotary` [tokens, 2, HEAD_DIM / 2] f32 holds cosines and sines. The cache is rows of KV_HEADS *
+    w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values. `scales` and
+    `minima` are of a w in blocks (see blocks.py), else None; `bias` has as many elements as w has rows, or is
+    None. `rotary` [tokens, 2, HEAD_DIM / 2] f32 holds cosines and sines. The cache is rows of KV_HEADS *
     HEAD_DIM; `slots` [tokens] i64 is each token's in layer 0's keys; values lie STRIDE rows behind their
     keys, and the next layer's keys STRIDE rows behind those.
 
@@ -48,7 +51,9 @@ def project_qkv(
     each = tl.arange(0, COLUMNS)
     of_column = tl.minimum(first + each // 2, ALL_PAIRS - 1)
     feature = of_column // HALF * HEAD_DIM + of_column % HALF + each % 2 * HALF
-    sums = normalised_product(x, in_squares, w, row, tokens, feature, IN, GROUP, EPS, DEPTH, EARLY)
+    sums = normalised_product(
+        x, in_squares, w, scales, minima, row, tokens, feature, IN, GROUP, EPS, DEPTH, EARLY
+    )
     if bias is not None:
         sums += tl.load(bias + feature)[None, :]
     low, high = tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))

@@ -11,7 +11,7 @@ from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffe
 from shortfin_apps.llm.builder.kernels.triton.attention import attend, attend_singles
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
+from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, load_matrix
 from shortfin_apps.llm.builder.lowering.triton.tiles import (
     MOST_SPLITS,
     SPLIT,
@@ -54,13 +54,14 @@ class TritonAttention:
         batch: Batch,
     ) -> Tensor:
         """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
-        kernel = self._matmuls.project_qkv(self._weights.shape(weight), batch.tokens)
+        shape, bits = self._weights.shape(weight), self._weights.layout(weight).bits
+        kernel = self._matmuls.project_qkv(shape, batch.tokens, bits)
         operands = {
             "tokens": batch.tokens,
             "layer": layer,
             "x": x,
             "in_squares": squares,
-            "w": self._weights.load_one(e, weight),
+            **load_matrix(e, self._weights, weight),
             "bias": None if bias is None else self._weights.load_one(e, bias),
             "rotary": batch.rotary,
             "slots": batch.slots,

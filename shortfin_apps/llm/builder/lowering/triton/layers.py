@@ -20,7 +20,12 @@ from shortfin_apps.llm.builder.kernels.triton.norm import embed, rms_norm
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, deferred
+from shortfin_apps.llm.builder.lowering.triton.matmul import (
+    MatmulKernels,
+    deferred,
+    load_matrix,
+    matrix,
+)
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
 from shortfin_apps.llm.builder.model.operations import (
@@ -129,12 +134,13 @@ class TritonLayers:
 
     def gated_linear(self, e: Emitter, x: Tensor | Activations, weight: str) -> Tensor:
         given = _activations(x)
-        kernel = self._matmuls.gated_linear(self._weights.shape(weight), given.x.shape[0])
+        shape, bits = self._weights.shape(weight), self._weights.layout(weight).bits
+        kernel = self._matmuls.gated_linear(shape, given.x.shape[0], bits)
         operands = {
             "tokens": given.x.shape[0],
             "x": given.x,
             "in_squares": given.squares,
-            "w": self._weights.load_one(e, weight),
+            **load_matrix(e, self._weights, weight),
         }
         return self._launcher.launch(e, kernel, operands)["y"]
 
@@ -143,12 +149,13 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         """The layer's output, and what the matmuls behind `norm` read of it."""
         given = _activations(x)
-        kernel = self._matmuls.linear(self._weights.shape(weight), given.x.shape[0])
+        shape, bits = self._weights.shape(weight), self._weights.layout(weight).bits
+        kernel = self._matmuls.linear(shape, given.x.shape[0], bits)
         operands = {
             "tokens": given.x.shape[0],
             "x": given.x,
             "in_squares": given.squares,
-            "w": self._weights.load_one(e, weight),
+            **load_matrix(e, self._weights, weight),
             "residual": residual,
             **self._norm(e, norm),
         }
@@ -160,6 +167,7 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         features = self._spec.hidden_size
         block = power_of_two(features)
+        table = matrix(self._act, self._weights.layout(weight).bits, self._weights.shape(weight))
         kernel = Kernel(
             name="embed",
             function=embed,
@@ -167,7 +175,7 @@ class TritonLayers:
                 constants=(),
                 reads={
                     "ids": buffer("i64", "tokens"),
-                    "table": buffer(self._act, self._spec.vocab_size, features),
+                    **table,
                     "norm": buffer("f32", features),
                 },
                 writes={"x": buffer("f32", "tokens", features), **deferred(self._act, features)},
@@ -177,6 +185,7 @@ class TritonLayers:
                 "FEATURES": features,
                 "BLOCK": block,
                 "GROUP": GROUP,
+                **dict.fromkeys({"scales"} - table.keys()),
             },
             grid=[Tiles("tokens")],
             tuning=_row_tuning(block),
@@ -184,7 +193,7 @@ class TritonLayers:
         operands = {
             "tokens": tokens.shape[0],
             "ids": tokens,
-            "table": self._weights.load_one(e, weight),
+            **load_matrix(e, self._weights, weight),
             **self._norm(e, norm),
         }
         made = self._launcher.launch(e, kernel, operands)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from shortfin_apps.llm.builder.graph.emitter import Dim
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
@@ -12,14 +13,20 @@ from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile
 from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
+from shortfin_apps.llm.builder.quantise import Bits
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, RowMajor
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 Shape = tuple[int, ...]  # of a weight: output features, input features
+MATRIX = ("w", "scales", "minima")  # operands that hold a weight; one in floats has the first only
 
 
 class MatmulKernels:
-    """Makes the Kernel of each matmul; `tile_of` has the tile for a number of tokens and a weight's shape."""
+    """Makes the Kernel of each matmul; `tile_of` has the tile for a number of tokens and a weight's shape.
+
+    `bits` are those of a weight in blocks, else None.
+    """
 
     def __init__(
         self, spec: ModelSpec, options: BuildOptions, tile_of: Callable[[Dim, Shape], MatmulTile]
@@ -29,40 +36,40 @@ class MatmulKernels:
         self._act = options.activations
         self._tile_of = tile_of
 
-    def linear(self, shape: Shape, tokens: Dim) -> Kernel:
+    def linear(self, shape: Shape, tokens: Dim, bits: Bits | None = None) -> Kernel:
         """x times the transpose of w, plus `residual`; with `norm`, what the matmuls behind it read."""
         out_features, _ = shape
         tile = self._tile_of(tokens, shape)
         interface = Interface(
             constants=("tokens",),
             reads={
-                **self._reads(shape),
+                **self._reads(shape, bits),
                 "residual": buffer("f32", "tokens", out_features),
                 "norm": buffer("f32", out_features),
             },
             writes={"y": buffer("f32", "tokens", out_features), **deferred(self._act, out_features)},
         )
-        return self._kernel("linear", linear, interface, shape, tile, {"OUT": out_features})
+        return self._kernel("linear", linear, interface, shape, bits, tile, {"OUT": out_features})
 
-    def gated_linear(self, shape: Shape, tokens: Dim) -> Kernel:
+    def gated_linear(self, shape: Shape, tokens: Dim, bits: Bits | None = None) -> Kernel:
         """SiLU of the first half of w's features, times the second half."""
         out_features = shape[0] // 2
         tile = self._tile_of(tokens, shape)
         interface = Interface(
             constants=("tokens",),
-            reads=self._reads(shape),
+            reads=self._reads(shape, bits),
             writes={"y": buffer(self._act, "tokens", out_features)},
         )
-        return self._kernel("gated_linear", gated_linear, interface, shape, tile, {"OUT": out_features})
+        return self._kernel("gated_linear", gated_linear, interface, shape, bits, tile, {"OUT": out_features})
 
-    def project_qkv(self, shape: Shape, tokens: Dim) -> Kernel:
+    def project_qkv(self, shape: Shape, tokens: Dim, bits: Bits | None = None) -> Kernel:
         """q, rotated, in the cache's type; k, rotated, and v go to the cache."""
         spec, kv = self._spec, self._options.kv
         tile = self._tile_of(tokens, shape)
         interface = Interface(
             constants=("tokens", "layer"),
             reads={
-                **self._reads(shape),
+                **self._reads(shape, bits),
                 "bias": buffer("f32", shape[0]),
                 "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
                 "slots": buffer("i64", "tokens"),
@@ -78,14 +85,14 @@ class MatmulKernels:
             "HEAD_DIM": spec.head_dim,
             "STRIDE": self._options.block_seq_stride,
         }
-        return self._kernel("project_qkv", project_qkv, interface, shape, tile, heads)
+        return self._kernel("project_qkv", project_qkv, interface, shape, bits, tile, heads)
 
-    def _reads(self, shape: Shape) -> dict[str, Buffer]:
+    def _reads(self, shape: Shape, bits: Bits | None) -> dict[str, Buffer]:
         _, in_features = shape
         return {
             "x": buffer(self._act, "tokens", in_features),
             "in_squares": buffer("f32", "tokens", in_features // GROUP),
-            "w": buffer(self._act, *shape),
+            **matrix(self._act, bits, shape),
         }
 
     def _kernel(
@@ -94,25 +101,41 @@ class MatmulKernels:
         function: object,
         interface: Interface,
         shape: Shape,
+        bits: Bits | None,
         tile: MatmulTile,
         constexprs: dict[str, int],
     ) -> Kernel:
         """Its grid is tiles of tokens by tiles of the weight's rows."""
         out_features, in_features = shape
+        if bits and tile.rows > 16:  # blocks take the registers for what is loaded early
+            tile = replace(tile, early=False)
         return Kernel(
-            name=f"{name}_{out_features}x{in_features}_{tile.suffix}",
+            name=f"{name}{f'_q{bits}' if bits else ''}_{out_features}x{in_features}_{tile.suffix}",
             function=function,
             interface=interface,
             constexprs={
                 "IN": in_features,
                 "EPS": self._spec.rms_norm_eps,
                 "GROUP": GROUP,
+                **dict.fromkeys(set(MATRIX) - interface.reads.keys()),
                 **constexprs,
                 **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
             },
             grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
             tuning=tile.tuning,
         )
+
+
+def matrix(act: FloatType, bits: Bits | None, shape: Shape) -> dict[str, Buffer]:
+    """The operands that hold a weight, in floats of type `act` or in blocks."""
+    layout = RowMajor(act) if bits is None else BlockRows(bits)
+    stored = layout.stored("w", shape).values()
+    return {name: buffer(dtype, *sizes) for name, (sizes, dtype) in zip(MATRIX, stored, strict=False)}
+
+
+def load_matrix(e: Emitter, weights: WeightTypes, name: str) -> dict[str, Tensor]:
+    """Those operands."""
+    return dict(zip(MATRIX, weights.load(e, name), strict=False))
 
 
 def deferred(act: str, features: int, count: str = "tokens") -> dict[str, Buffer]:

@@ -1,0 +1,207 @@
+"""Weights in quantised blocks, in the embedding and every matmul, against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
+from shortfin_apps.llm.builder.model.operations import Attend, Embed, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.quantise import Bits, Blocks, quantise
+from shortfin_apps.llm.builder.weights.layout import BlockRows
+from tests.builder.compiled_model import TINY
+from tests.builder.kernels.triton.conftest import Launch, context_of
+from tests.builder.kernels.triton.given_weights import GivenWeights
+from tests.builder.kernels.triton.launched import Array, Inputs, rounded
+from tests.runtimes import needs_shortfin
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
+
+F32 = npt.NDArray[np.float32]
+# Rows of weights that end within a tile.
+SPEC = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=70)
+STRIDE, LAYER, PAGES = 16, 1, 90
+OPTIONS = BuildOptions(weights="q8_0", kv="f32", block_seq_stride=STRIDE)
+TOLERANCE = 8e-2
+EACH_BITS = pytest.mark.parametrize("bits", [8, 4])
+# Numbers of tokens that are known when a kernel is compiled, or not.
+EACH_TILE = pytest.mark.parametrize("tokens", [1, 16, 30, 50, "tokens"])
+
+
+class Given:
+    """Weights by name, as blocks or floats, and what a program takes for them."""
+
+    def __init__(self, weights: Mapping[str, Blocks | F32]) -> None:
+        self.inputs: dict[str, tuple[str, tuple[int | str, ...]]] = {}
+        self.arguments: dict[str, Array] = {}
+        self._parameters: dict[str, str] = {}
+        for name, weight in weights.items():
+            if not isinstance(weight, Blocks):
+                self._add(name, weight, "f32")
+                continue
+            layout = BlockRows(weight.bits)
+            stored = layout.stored(name, weight.quants.shape)
+            for (parameter, (_, dtype)), value in zip(stored.items(), layout.store(weight), strict=True):
+                self._add(parameter, value, dtype)
+
+    def _add(self, parameter: str, value: Array, dtype: str) -> None:
+        argument = parameter.replace(".", "_")
+        self._parameters[parameter] = argument
+        self.inputs[argument] = (dtype, value.shape)
+        self.arguments[argument] = value
+
+    def weights(self, tensors: Mapping[str, Tensor]) -> GivenWeights:
+        return GivenWeights({name: tensors[argument] for name, argument in self._parameters.items()})
+
+
+def random(*shape: int) -> F32:
+    values: F32 = np.random.default_rng(len(shape) + sum(shape)).standard_normal(shape, np.float32)
+    return values
+
+
+def blocks(rows: int, columns: int, bits: Bits) -> Blocks:
+    return quantise(random(rows, columns) * np.float32(columns**-0.5), bits)
+
+
+def widened(weight: Blocks) -> F32:
+    """Its values as matmuls have them."""
+    return rounded(weight.dequantise(), "bf16")
+
+
+def known(tokens: int | str) -> Sequence[int]:
+    return [3, 70] if isinstance(tokens, str) else [tokens]
+
+
+def lower(e: Emitter, kernels: TritonLayers, run: Sequence[Operation], values: Values) -> None:
+    by_kind = dict.fromkeys((Embed, Norm, Linear, GatedLinear), kernels)
+    Lowering(by_kind, RenderedKernels(), kernels).lower(e, run, values, [])
+
+
+@EACH_BITS
+@EACH_TILE
+def test_a_weight_is_rounded_once(bits: Bits, tokens: int | str, chip: str, launch: Launch) -> None:
+    """A row of x that is zero but for a one shows a column of the weight."""
+    weight = blocks(72, SPEC.hidden_size, bits)
+    given = Given({"w": weight})
+    context = context_of(SPEC, chip, replace(OPTIONS, device=f"hip:{chip}"))
+
+    def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
+        layers = TritonLayers(replace(context, weights=given.weights(tensors)))
+        return [layers.linear(e, tensors["x"], "w")]
+
+    inputs: Inputs = {"x": ("bf16", (tokens, SPEC.hidden_size)), **given.inputs}
+    program = launch(inputs, body, context)
+    for count in known(tokens):
+        columns = np.random.default_rng(count).permutation(SPEC.hidden_size)[:count]
+        (y,) = program(x=np.eye(SPEC.hidden_size)[columns], **given.arguments)
+        np.testing.assert_array_equal(y, widened(weight).T[columns])
+
+
+@EACH_BITS
+@EACH_TILE
+def test_a_feed_forward(bits: Bits, tokens: int | str, chip: str, launch: Launch) -> None:
+    """Embedding with norm, gated pair, projection with residual and norm, and head."""
+    hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
+    table, norm = blocks(vocab, hidden, 8), 1 + 0.1 * random(hidden)
+    gate_up, down = blocks(2 * ffn, hidden, bits), blocks(hidden, ffn, bits)
+    given = Given({"table": table, "norm": norm, "gate_up": gate_up, "down": down})
+    run = [
+        Embed("ids", "x", "table"),
+        Norm("x", "normed", "norm"),
+        GatedLinear("normed", "gated", "gate_up"),
+        Linear("gated", "x", "down", residual="x"),
+        Norm("x", "normed", "norm"),
+        Linear("normed", "logits", "table"),
+    ]
+    context = context_of(SPEC, chip, replace(OPTIONS, device=f"hip:{chip}"))
+
+    def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
+        values = Values({"ids": tensors["ids"]})
+        lower(e, TritonLayers(replace(context, weights=given.weights(tensors))), run, values)
+        return [values["x"], values["logits"]]
+
+    program = launch({"ids": ("i64", (tokens,)), **given.inputs}, body, context)
+    for count in known(tokens):
+        ids = np.random.default_rng(count).integers(-1, vocab + 2, count)
+        x = table.dequantise()[np.where((ids < 0) | (ids >= vocab), vocab - 1, ids)]
+        got_x, logits = program(ids=ids, **given.arguments)
+        gate, up = np.split(normed(x, norm) @ widened(gate_up).T, 2, axis=1)
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ widened(down).T
+        np.testing.assert_allclose(got_x, x, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(logits, normed(x, norm) @ widened(table).T, rtol=0, atol=TOLERANCE)
+
+
+def normed(x: F32, weight: F32) -> F32:
+    result: F32 = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + SPEC.rms_norm_eps) * weight
+    return result
+
+
+@EACH_BITS
+@pytest.mark.parametrize("tokens", [1, "tokens"])
+def test_keys_and_values(bits: Bits, tokens: int | str, chip: str, launch: Launch) -> None:
+    """They are found in the cache of a token each, with their tokens' rotations."""
+    kv = SPEC.num_key_value_heads * SPEC.head_dim
+    weight = blocks(SPEC.qkv_features, SPEC.hidden_size, bits)
+    given = Given({"w": weight})
+    cache_shape = (PAGES, SPEC.num_hidden_layers * 2 * STRIDE * kv)
+    inputs: Inputs = {
+        "x": ("bf16", (tokens, SPEC.hidden_size)),
+        "rotary": ("f32", (tokens, 2, SPEC.head_dim // 2)),
+        "slots": ("i64", (tokens,)),
+        "cache": ("f32", cache_shape),
+        **dict.fromkeys(("starts", "seq_lens"), ("i64", (tokens,))),
+        "blocks": ("i64", (tokens, 1)),
+        **given.inputs,
+    }
+    run = [Linear("x", "qkv", "w"), Attend("qkv", "out", LAYER)]
+    context = context_of(SPEC, chip, replace(OPTIONS, device=f"hip:{chip}"))
+
+    def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
+        count = tensors["x"].shape[0]
+        names = ("starts", "seq_lens", "blocks", "cache", "slots")
+        of_batch = {name: tensors[name] for name in names}
+        batch = Batch(rows=count, tokens=count, chunk=1, whole_pages=False, **of_batch)
+        batch.rotary = tensors["rotary"]
+        batch.counters = e.fill("0", (count, SPEC.num_key_value_heads), "i32")
+        values = Values({"x": tensors["x"]}, batch)
+        lower(e, TritonLayers(replace(context, weights=given.weights(tensors))), run, values)
+        return [values["out"], batch.cache]
+
+    program = launch(inputs, body, context)
+    for count in known(tokens):
+        x, angles = rounded(random(count, SPEC.hidden_size), "bf16"), random(count, SPEC.head_dim // 2)
+        ids = np.random.default_rng(count).permutation(PAGES)[:count]
+        out, cache = program(
+            x=x,
+            rotary=np.stack([np.cos(angles), np.sin(angles)], axis=1),
+            slots=ids * SPEC.num_hidden_layers * 2 * STRIDE,
+            cache=np.zeros(cache_shape),
+            starts=np.zeros(count),
+            seq_lens=np.ones(count),
+            blocks=ids[:, None],
+            **given.arguments,
+        )
+        heads = (x @ widened(weight).T).reshape(count, -1, SPEC.head_dim)
+        _, k, v = np.split(heads, [4, 6], axis=1)
+        got = cache.reshape(PAGES, SPEC.num_hidden_layers, 2, STRIDE, 2, SPEC.head_dim)[ids, LAYER, :, 0]
+        np.testing.assert_allclose(got[:, 0], turned(k, angles), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(got[:, 1], v, rtol=0, atol=1e-4)
+        # A token that sees itself alone gets its own value.
+        np.testing.assert_allclose(out, np.repeat(v, 2, axis=1).reshape(count, -1), rtol=0, atol=2e-2)
+
+
+def turned(heads: F32, angles: F32) -> F32:
+    """[tokens, heads, head_dim], the halves of each rotated against each other."""
+    low, high = np.split(heads, 2, axis=2)
+    cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
