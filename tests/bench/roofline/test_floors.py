@@ -80,6 +80,13 @@ def test_an_untied_embedding_is_read_by_row() -> None:
     assert work(plan).num_bytes - untied.num_bytes == 2 * HEAD
 
 
+def test_an_embedding_in_blocks_is_read_by_row_with_its_scales() -> None:
+    parameters = {"token_embd.weight": HEAD, "token_embd.weight.scales": 20, "output.weight": 2 * HEAD}
+    model = CostModel(replace(SPEC, tie_word_embeddings=False), CONFIG, parameters)
+    batch = make_batch(Plan(EntryFamily.DECODE, 1, 1, 1), CONFIG.stride)
+    assert model.of(batch).num_bytes == 2 * HEAD + 8 + 2 + TOKEN_BYTES
+
+
 def test_the_floor_is_the_maximum_of_memory_and_compute_time() -> None:
     some = Work(num_bytes=100, flops=1000)
     assert some.floor_s(bytes_per_s=10, flops_per_s=1000) == pytest.approx(10)

@@ -42,7 +42,8 @@ class CostModel:
         self._spec = spec
         self._stride = config.stride
         self._page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
-        table = parameter_bytes[EMBEDDING]
+        # With the scales of a table in blocks.
+        table = sum(size for name, size in parameter_bytes.items() if name.startswith(EMBEDDING))
         self._row_bytes = table // spec.vocab_size
         self._weight_bytes = sum(parameter_bytes.values()) - (0 if spec.tie_word_embeddings else table)
 
