@@ -104,6 +104,11 @@ static inline uint32_t f32_to_f16_cut(float f) {
   X(v_cvt_pk_fp8_f32_fnuz, fp8_fnuz) \
   X(v_cvt_pk_bf8_f32_fnuz, bf8_fnuz)
 
+// The same of sources divided by the power of two that the exponent of source 2 is.
+#define TWO_SCALED_TO_HALF(X) \
+  X(v_cvt_scalef32_pk_fp8_f32, fp8) \
+  X(v_cvt_scalef32_pk_bf8_f32, bf8)
+
 // A byte of source 0. CDNA selects it by SDWA, RDNA by opsel, whose bits are those of the byte's number
 // reversed.
 static void read_byte(wave_t *w, const instruction_t *i, int n, lanes32_t *out) {
@@ -166,13 +171,26 @@ TO_TWO_F32(DEFINE_TO_TWO_F32)
   }
 TWO_TO_BITS(DEFINE_TWO_TO_BITS)
 
-#define DEFINE_TWO_TO_HALF(name, format) \
+static void divide_by_power(wave_t *w, const instruction_t *i, lanes_f32_t *x, lanes_f32_t *y) {
+  lanes_f32_t scale;
+  read_f32(w, i, 2, &scale);
+  FOR_LANES(l) {
+    const int power = (int)(f32_bits(scale.lane[l]) >> 23 & 255) - 127;
+    x->lane[l] = ldexpf(x->lane[l], -power);
+    y->lane[l] = ldexpf(y->lane[l], -power);
+  }
+}
+
+#define DEFINE_TWO_TO_HALF(name, format) DEFINE_TWO(name, format, )
+#define DEFINE_TWO_SCALED_TO_HALF(name, format) DEFINE_TWO(name, format, divide_by_power(w, i, &x, &y))
+#define DEFINE_TWO(name, format, scaling) \
   static void name(wave_t *w, const instruction_t *i) { \
     const bool saturates = w->mode >> 23 & 1; \
     lanes_f32_t x, y; \
     lanes32_t d; \
     read_f32(w, i, 0, &x); \
     read_f32(w, i, 1, &y); \
+    scaling; \
     FOR_LANES(l) { \
       const uint32_t low = f32_to_small(format, x.lane[l], saturates); \
       d.lane[l] = low | f32_to_small(format, y.lane[l], saturates) << 8; \
@@ -180,6 +198,7 @@ TWO_TO_BITS(DEFINE_TWO_TO_BITS)
     write16(w, i, &d, false); \
   }
 TWO_TO_HALF(DEFINE_TWO_TO_HALF)
+TWO_SCALED_TO_HALF(DEFINE_TWO_SCALED_TO_HALF)
 
 // Source 0 as a byte, in place of the byte of source 2 that source 1 numbers.
 static void v_cvt_pk_u8_f32(wave_t *w, const instruction_t *i) {
@@ -205,6 +224,7 @@ OPERATIONS(convert) = {
   TO_TWO_F32(ROW)
   TWO_TO_BITS(ROW)
   TWO_TO_HALF(ROW)
+  TWO_SCALED_TO_HALF(ROW)
   ROW(v_cvt_pk_u8_f32)
   {NULL, NULL},
 };

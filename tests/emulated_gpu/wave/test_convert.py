@@ -290,6 +290,20 @@ def test_f32_to_bytes(chip: str, kind: str) -> None:
     assert set((found >> 16).tolist()) == {0x5555}
 
 
+@pytest.mark.parametrize("kind", ["fp8", "bf8"])
+def test_f32_over_a_power_of_two_to_bytes(kind: str) -> None:
+    """The scale's exponent counts, not its sign and mantissa."""
+    scales = np.resize(f32(1.0, 0.25, -16.0, 3.0), FLOATS.shape)
+    powers = np.resize(f32(1.0, 0.25, 16.0, 2.0), FLOATS.shape)
+    other = FLOATS[::-1].copy()
+    encode = instruction("gfx950", f"v_cvt_scalef32_pk_{kind}_f32")
+    found = evaluate("gfx950", encode, FLOATS, other, scales, before=0x55555555)
+    plain = instruction("gfx950", f"v_cvt_pk_{kind}_f32")
+    with np.errstate(all="ignore"):
+        expected = evaluate("gfx950", plain, FLOATS / powers, other / powers, before=0x55555555)
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize(("chip", "kind"), EIGHT_BITS)
 def test_bytes_saturate_where_the_mode_says(chip: str, kind: str) -> None:
     values = f32(1e6, -1e6, 1e-30, math.inf)
