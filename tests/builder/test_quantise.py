@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shortfin_apps.llm.builder.quantise import BLOCK, Bits, quantise, quantise_rows, stack
+from shortfin_apps.llm.builder.quantise import BLOCK, Bits, quantise, quantise_fp8, quantise_rows, stack
 
 F32 = npt.NDArray[np.float32]
 MATRICES = arrays(np.float32, (3, 2 * BLOCK), elements=st.floats(-100, 100, width=32))
@@ -61,3 +64,20 @@ def test_int8_rows_have_half_a_step_of_error_and_reach_127(matrix: F32) -> None:
     assert (off[clear] <= 0.5001 * scales[clear, None]).all()
     assert (largest[clear] == 127).all()
     assert (off[~clear] <= 1e-27).all()
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz])
+@settings(max_examples=60, deadline=None)
+@given(matrix=MATRICES)
+def test_fp8_rows_keep_four_bits_and_reach_the_largest_number(kind: type, matrix: F32) -> None:
+    """Of numbers that are not denormal: a mantissa of three bits is off by 2^-4 at most."""
+    dtype = np.dtype(kind)
+    quants, scales = quantise_fp8(matrix, dtype)
+    found = quants.astype(np.float32) * scales[:, None]
+    limits: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    smallest = np.float32(limits.smallest_normal)
+    normal = (np.abs(matrix) >= smallest * scales[:, None]) & (scales[:, None] > 1e-30)
+    assert (np.abs(found - matrix) <= np.abs(matrix) * 2.0**-4 * 1.001)[normal].all()
+    largest = np.abs(quants.astype(np.float32)).max(axis=1)
+    assert (largest == np.float32(limits.max))[scales > 1e-30].all()
+    np.testing.assert_array_equal(found[scales == 0], 0)

@@ -29,7 +29,7 @@ CASES: list[tuple[str, WeightType]] = [
     (device, weights)
     for device in DEVICES
     for weights in get_args(WeightType)
-    if weights != "int8" or device in HAVE_BYTE_DOT
+    if weights != "fp8" and (weights != "int8" or device in HAVE_BYTE_DOT)
 ]
 # Whole tiles; a first layer and a last.
 SPEC = replace(TINY, head_dim=32)
@@ -175,3 +175,22 @@ def test_the_compiler_of_shortfins_release_has_no_nvidia_gpus(monkeypatch: pytes
     monkeypatch.setattr(target_module, "compiler_release", lambda: OF_SHORTFIN)
     with pytest.raises(BuildError, match=r"newer compiler than IREE 3\.9's.*`make newest-install`"):
         resolve_target("cuda:sm_90")
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("hip:gfx942", "f8E4M3FNUZ"),
+        ("hip:gfx950", "f8E4M3FN"),
+        ("hip:gfx1201", "f8E4M3FN"),
+        ("hip:gfx1100", None),
+        ("hip:gfx90a", None),
+        ("cuda:sm_90a", "f8E4M3FN"),
+        ("cuda:sm_86", None),
+        ("cpu", None),
+    ],
+)
+def test_8_bit_floats_are_of_the_kind_that_matrix_instructions_multiply(
+    newest_compiler: None, device: str, expected: str | None
+) -> None:
+    assert resolve_target(device).fp8 == expected

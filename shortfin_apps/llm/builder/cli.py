@@ -115,7 +115,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         choices=get_args(WeightType),
         default=DEFAULTS.weights,
         help="type the weights are stored in; q8_0 and q4 are blocks of 8 and 4 bits as in GGUF files, "
-        "whose own blocks are kept; int8 multiplies in 8-bit integers, which needs a CPU with AVX-512 VNNI "
+        "whose own blocks are kept; fp8 multiplies in 8-bit floats, on GPUs that can; int8 multiplies in "
+        "8-bit integers, which needs a CPU with AVX-512 VNNI "
         "(default: %(default)s)",
     )
     group.add_argument(

@@ -1,4 +1,4 @@
-"""Weight quantisation: blocks as in GGUF files (q8_0, q4), or int8 with one scale per row.
+"""Weight quantisation: blocks as in GGUF files (q8_0, q4), or bytes (int8, fp8) with one scale per row.
 
 A block is 32 neighbours along a row: `w = scale * q` (8 bits, GGUF's Q8_0) or `w = scale * q + minimum`
 (4 bits, GGUF's Q4_1; Q4_0 is the case of `minimum = -8 * scale`). Source: llama.cpp's `ggml-quants.c`.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -70,6 +71,20 @@ def quantise_rows(
     scales = np.abs(wide).max(axis=1) / np.float32(127)
     safe = np.where(scales > 0, scales, 1)
     return np.rint(wide / safe[:, None]).astype(np.int8), scales
+
+
+def quantise_fp8(
+    values: npt.NDArray[np.floating], dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+    """Quants [rows, columns] of `dtype`, an 8-bit float, and scales [rows] with `values = quants * scale`.
+
+    A row's largest magnitude becomes the format's largest number.
+    """
+    wide = values.astype(np.float32, copy=False)
+    largest = np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    scales = np.abs(wide).max(axis=1) / largest
+    safe = np.where(scales > 0, scales, 1)
+    return (wide / safe[:, None]).clip(-largest, largest).astype(dtype), scales
 
 
 def stack(parts: Sequence[Blocks]) -> Blocks:

@@ -6,6 +6,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from iree.compiler.tools.binaries import find_tool
 
@@ -18,6 +19,13 @@ _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : ten
 _TRIPLES = (None, "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu")
 # The chips that IREE 3.13 describes and has kernels for; PTX for one runs on all that are newer.
 _CUDA_CHIPS = (80, 86, 87, 89, 120)
+Fp8Type = Literal["f8E4M3FN", "f8E4M3FNUZ"]  # E4M3 as OCP defines it, and as gfx942 has it
+# AMD GPUs whose matrix instructions multiply them.
+_AMD_FP8: dict[str, Fp8Type] = {
+    "gfx942": "f8E4M3FNUZ",
+    **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), "f8E4M3FN"),
+}
+_NVIDIA_FP8 = 89  # the first
 _TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}>', re.DOTALL)
 
 
@@ -61,6 +69,13 @@ class Target:
         return self.is_cpu and {"avx512vnni", "avx512f"} <= self.features
 
     @property
+    def fp8(self) -> Fp8Type | None:
+        """The 8-bit floats that its matrix instructions multiply; None if there are none."""
+        if self.architecture == "nvptx":
+            return "f8E4M3FN" if _number(self.cpu) >= _NVIDIA_FP8 else None
+        return None if self.is_cpu else _AMD_FP8.get(self.cpu)
+
+    @property
     def has_wide_vectors(self) -> bool:
         """Whether there are 32 vector registers of 16 f32 each (AVX-512)."""
         return "avx512f" in self.features
@@ -94,7 +109,7 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
             f"{chip} needs a newer compiler than IREE {OF_SHORTFIN}'s, which cannot compile attention for "
             f"NVIDIA GPUs; {HOW_TO_INSTALL_NEWEST}, and build with that one"
         )
-    number = int(chip.removeprefix("sm_").removesuffix("a"))
+    number = _number(chip)
     runnable = [known for known in _CUDA_CHIPS if known <= number]
     if not runnable:
         raise BuildError(f"{chip} is too old; NVIDIA GPUs are supported from sm_{_CUDA_CHIPS[0]} on")
@@ -104,6 +119,11 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
         # With it, the compiler stops at tensors of constants that it would evaluate for the host.
         "--iree-opt-const-eval=false",
     )
+
+
+def _number(chip: str) -> int:
+    """Of an NVIDIA GPU: 90 of "sm_90a"."""
+    return int(chip.removeprefix("sm_").removesuffix("a"))
 
 
 @cache

@@ -115,6 +115,8 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
         (VNNI, replace(TILES, hidden_size=80), "int8", "multiples of 32, not 80; use q8_0"),
         (VNNI, replace(TILES, intermediate_size=40), "bf16", "intermediate_size 40 is not a multiple of 16"),
         (GPU, TILES, "int8", "weights in int8 are for CPUs"),
+        (VNNI, TILES, "fp8", "weights in fp8 are for GPUs"),
+        (replace(GPU, cpu="gfx1100"), TILES, "fp8", "gfx1100 does not multiply 8-bit floats; use q8_0"),
         (GPU, replace(TILES, hidden_size=72), "q8_0", "not triton/layers, .* hidden_size in multiples of 16"),
         (
             GPU,

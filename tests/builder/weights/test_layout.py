@@ -6,10 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.model.family import weight_shapes
+from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.quantise import BLOCK, Bits, quantise, quantise_rows
+from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import (
+    FP8_DTYPES,
     LANES,
     BlockRows,
+    Fp8Rows,
     Int8Panels,
     Panels,
     QuantisedPanels,
@@ -17,7 +22,9 @@ from shortfin_apps.llm.builder.weights.layout import (
     TilePanels,
     WeightLayout,
     num_panels,
+    weight_layout,
 )
+from tests.builder.compiled_model import TINY
 
 
 @dataclass(frozen=True)
@@ -132,3 +139,22 @@ def test_floats_are_quantised_on_the_way(layout: WeightLayout) -> None:
 def test_f16_saturates() -> None:
     [value] = RowMajor("f16").store(np.array([1e6, -1e6, 1.0], np.float32))
     assert value.tolist() == [65504.0, -65504.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", FP8_DTYPES)
+def test_fp8_rows(kind: Fp8Type) -> None:
+    matrix = np.random.default_rng(0).standard_normal((7, 33)).astype(np.float32)
+    layout = Fp8Rows(kind)
+    quants, scales = layout.store(matrix)
+    assert layout.stored("w", matrix.shape) == {"w": (quants.shape, kind), "w.scales": (scales.shape, "f32")}
+    assert quants.dtype == FP8_DTYPES[kind]
+    np.testing.assert_allclose(quants.astype(np.float32) * scales[:, None], matrix, rtol=2**-4, atol=1e-2)
+
+
+def test_of_a_model_in_fp8_embedding_and_head_stay_floats() -> None:
+    options = BuildOptions(device="hip:gfx942", weights="fp8")
+    target = resolve_target(options.device)
+    layouts = {name: weight_layout(name, TINY, options, target) for name in weight_shapes(TINY)}
+    assert layouts["token_embd.weight"] == layouts[TINY.head_weight] == RowMajor("bf16")
+    assert layouts["blk.0.attn_norm.weight"] == RowMajor("f32")
+    assert layouts["blk.0.ffn_down.weight"] == Fp8Rows("f8E4M3FNUZ")

@@ -265,10 +265,14 @@ def _check_sizes(c: LoweringContext) -> None:
     if not target.is_cpu:
         if weights == "int8":
             raise BuildError(f"weights in int8 are for CPUs; use q8_0 or bf16 for {target.device}")
+        if weights == "fp8" and target.fp8 is None:
+            raise BuildError(f"{target.cpu} does not multiply 8-bit floats; use q8_0 or bf16 there")
         return
     for name in ("hidden_size", "intermediate_size"):
         if (size := getattr(c.spec, name)) % LANES:
             raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")
+    if weights == "fp8":
+        raise BuildError("weights in fp8 are for GPUs; use q8_0 on a CPU")
     if weights == "int8" and not target.has_int8_dot:
         raise BuildError(f"int8 needs a CPU with AVX-512 VNNI, which {target.cpu} is not; use q8_0 there")
     if weights == "int8" and hidden % PANEL:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 FloatType = Literal["bf16", "f16", "f32"]
-WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8"]
+WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 KVType = Literal["bf16", "f16", "f32"]
 
 
@@ -102,9 +102,9 @@ class BuildOptions:
 
     @property
     def activations(self) -> FloatType:
-        """The dtype of activations, to which blocks are widened; int8 quantises them on their way in."""
+        """Of activations: blocks are widened to it, and matmuls of int8 and fp8 quantise it as they read."""
         match self.weights:
-            case "q8_0" | "q4" | "int8":
+            case "q8_0" | "q4" | "int8" | "fp8":
                 return "bf16"
             case dtype:
                 return dtype

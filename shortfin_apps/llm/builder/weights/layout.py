@@ -9,6 +9,8 @@ bytes), or 1:
     BlockRows(4)        name           [out, K / 2] i8: two neighbours a byte, the first in its low bits
                         name.scales    [out, K / 32] f16
                         name.minima    [out, K / 32] f16
+    Fp8Rows             name           [out, K] of the target's 8-bit floats
+                        name.scales    [out] f32
     Panels              name           [panels, K / pair, 32 * pair]
     QuantisedPanels(8)  name           [panels, K / pair, 32 * pair] i8
                         name.scales    [panels, K / 32, 32] f16
@@ -33,8 +35,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
-from shortfin_apps.llm.builder.quantise import BLOCK, Bits, Blocks, quantise, quantise_rows
-from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.quantise import BLOCK, Bits, Blocks, quantise, quantise_fp8, quantise_rows
+from shortfin_apps.llm.builder.target import Fp8Type, Target
 
 LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
@@ -47,6 +49,12 @@ FLOAT_DTYPES: dict[FloatType, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
     "f32": np.dtype(np.float32),
+}
+
+
+FP8_DTYPES: dict[Fp8Type, np.dtype[Any]] = {
+    "f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
 }
 
 
@@ -104,6 +112,21 @@ class BlockRows:
             return [blocks.quants, blocks.scales]
         packed = blocks.quants[:, 0::2] | blocks.quants[:, 1::2] << 4
         return [packed.view(np.int8), blocks.scales, blocks.minima]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """Implements WeightLayout: 8-bit floats row by row and a scale for each output feature, for GPUs."""
+
+    dtype: Fp8Type
+    bits: None = None
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        return {name: (shape, self.dtype), f"{name}.scales": ((shape[0],), "f32")}
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        assert not isinstance(value, Blocks)
+        return list(quantise_fp8(value, FP8_DTYPES[self.dtype]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +237,8 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         return RowMajor("f32")
     bits = _block_bits(name, options)
     if not target.is_cpu:
+        if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # not embedding and head
+            return Fp8Rows(target.fp8)
         return RowMajor(options.activations) if bits is None else BlockRows(bits)
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
     block_pair = 4 if fills_tiles(spec, target) else pair

@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.weights.layout import WeightLayout, weight_layout
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 
-_ITEM_BYTES = {"i8": 1, "bf16": 2, "f16": 2, "f32": 4}
+_ITEM_BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "bf16": 2, "f16": 2, "f32": 4}
 
 
 @dataclass(frozen=True, slots=True)

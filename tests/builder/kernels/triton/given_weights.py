@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.model.spec import FloatType
 from shortfin_apps.llm.builder.quantise import BLOCK
-from shortfin_apps.llm.builder.weights.layout import BlockRows, RowMajor, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import FP8_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
@@ -17,14 +19,16 @@ class GivenWeights(WeightTypes):
         self._tensors = tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if self.layout(name).bits is None:
+        if not isinstance(self.layout(name), BlockRows):
             return tuple(int(size) for size in self._tensors[name].shape)
         rows, blocks = self._tensors[f"{name}.scales"].shape
         return int(rows), int(blocks) * BLOCK
 
     def layout(self, name: str) -> WeightLayout:
         if f"{name}.scales" not in self._tensors:
-            return RowMajor("f32")
+            return RowMajor(cast(FloatType, self._tensors[name].dtype))
+        if fp8 := next((kind for kind in FP8_DTYPES if kind == self._tensors[name].dtype), None):
+            return Fp8Rows(fp8)
         return BlockRows(4 if f"{name}.minima" in self._tensors else 8)
 
     def load(self, e: Emitter, name: str) -> list[Tensor]:

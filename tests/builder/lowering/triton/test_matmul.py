@@ -12,22 +12,26 @@ from shortfin_apps.llm.builder.kernels.interface import buffer
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.quantise import Bits
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 from shortfin_apps.llm.gpu_code.code_object import read_code_object
 from tests.builder.compiled_model import TINY
 from tests.hip import CHIPS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 
 SPEC = replace(TINY, hidden_size=576, num_attention_heads=9, num_key_value_heads=3, head_dim=64)
 QKV, GATE_UP = (960, 576), (3072, 576)
+EACH_BITS: tuple[Bits, ...] = (8, 4)
+LAYOUTS: list[WeightLayout] = [BlockRows(8), BlockRows(4), Fp8Rows("f8E4M3FN")]  # besides floats
 
 
-def kernels_of(kernels: MatmulKernels, tokens: Dim, bits: Bits | None = None) -> list[Kernel]:
-    qkv = kernels.project_qkv(QKV, tokens, bits).without({"bias"})
-    return [qkv, kernels.gated_linear(GATE_UP, tokens, bits), kernels.linear((576, 1536), tokens, bits)]
+def kernels_of(kernels: MatmulKernels, tokens: Dim, layout: WeightLayout | None = None) -> list[Kernel]:
+    qkv = kernels.project_qkv(QKV, tokens, layout).without({"bias"})
+    return [qkv, kernels.gated_linear(GATE_UP, tokens, layout), kernels.linear((576, 1536), tokens, layout)]
 
 
 def test_a_grid_covers_all_tokens_and_features() -> None:
@@ -52,29 +56,41 @@ def test_a_tile_is_chosen_by_tokens_and_by_shape() -> None:
     assert asked == [("tokens", QKV), ("tokens", GATE_UP), ("tokens", (576, 1536))]
 
 
-def test_weights_in_blocks_have_operands_for_their_terms() -> None:
-    kernels = MatmulKernels(SPEC, BuildOptions(weights="q4"), lambda *_: MatmulTile(16, 16, 64, Tuning()))
-    by_bits = {bits: kernels.linear((576, 1536), 1, bits) for bits in (None, 8, 4)}
-    stored = {
-        bits: {name: kernel.interface.reads.get(name) for name in ("w", "scales", "minima")}
-        for bits, kernel in by_bits.items()
-    }
-    scales = buffer("f16", 576, 48)
-    assert stored == {
-        None: {"w": buffer("bf16", 576, 1536), "scales": None, "minima": None},
-        8: {"w": buffer("i8", 576, 1536), "scales": scales, "minima": None},
-        4: {"w": buffer("i8", 576, 768), "scales": scales, "minima": scales},
-    }
-    assert len({kernel.name for kernel in by_bits.values()}) == 3
+def test_weights_have_operands_for_their_terms() -> None:
+    kernels = MatmulKernels(SPEC, BuildOptions(), lambda *_: MatmulTile(16, 16, 64, Tuning()))
+    made = [kernels.linear((576, 1536), 1, layout) for layout in (None, *LAYOUTS)]
+    stored = [[kernel.interface.reads.get(name) for name in ("w", "scales", "minima")] for kernel in made]
+    terms = buffer("f16", 576, 48)
+    assert stored == [
+        [buffer("bf16", 576, 1536), None, None],
+        [buffer("i8", 576, 1536), terms, None],
+        [buffer("i8", 576, 768), terms, terms],
+        [buffer("f8E4M3FN", 576, 1536), buffer("f32", 576), None],
+    ]
+    assert len({kernel.name for kernel in made}) == len(made)
 
 
-@pytest.mark.parametrize("bits", [None, 8, 4])
-@pytest.mark.parametrize("tokens", [16, 32, 64, 512])
-@pytest.mark.parametrize("chip", CHIPS)
-def test_no_registers_are_spilled(chip: str, tokens: int, bits: Bits | None) -> None:
+def test_activations_in_8_bit_floats_are_scaled_in_groups_of_one_size() -> None:
+    kernels = MatmulKernels(SPEC, BuildOptions(), tiles_of(resolve_target("hip:gfx950")).matmul)
+    for tokens in (1, 32, 64, 512):
+        for kernel in kernels_of(kernels, tokens, Fp8Rows("f8E4M3FN")):
+            assert kernel.constexprs["DEPTH"] == FP8_GROUP
+
+
+@pytest.mark.parametrize(
+    ("chip", "layout", "tokens"),
+    [
+        *((chip, None, tokens) for chip in CHIPS for tokens in (16, 32, 64, 512)),
+        *((chip, BlockRows(bits), tokens) for chip in CHIPS for bits in EACH_BITS for tokens in (16, 512)),
+        *(("gfx942", Fp8Rows("f8E4M3FNUZ"), tokens) for tokens in (16, 512)),
+        *(("gfx950", Fp8Rows("f8E4M3FN"), tokens) for tokens in (16, 512)),
+    ],
+)
+def test_no_registers_are_spilled(chip: str, layout: WeightLayout | None, tokens: int) -> None:
     device = f"hip:{chip}"
-    kernels = MatmulKernels(SPEC, BuildOptions(device=device), tiles_of(resolve_target(device)).matmul)
-    for kernel in kernels_of(kernels, tokens, bits):
+    target = resolve_target(device)
+    kernels = MatmulKernels(SPEC, BuildOptions(device=device), tiles_of(target).matmul)
+    for kernel in kernels_of(kernels, tokens, layout):
         code = compile_kernel(kernel, "amdgpu", chip)
         for compiled in read_code_object(code.image).kernels:
             assert (compiled.num_vgpr_spills, compiled.num_sgpr_spills) == (0, 0), kernel.name

@@ -15,7 +15,16 @@ from typing import Any
 from shortfin_apps.llm.builder.kernels.ahead_of_time import llvm_ir, ptx
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel
 
-_POINTERS = {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", "i64": "*i64", "i32": "*i32", "i8": "*i8"}
+_POINTERS = {
+    "f32": "*fp32",
+    "f16": "*fp16",
+    "bf16": "*bf16",
+    "f8E4M3FN": "*fp8e4nv",
+    "f8E4M3FNUZ": "*fp8e4b8",
+    "i64": "*i64",
+    "i32": "*i32",
+    "i8": "*i8",
+}
 _WARP = 32  # lanes
 _PTX_VERSION = 84  # of CUDA 12.4: drivers refuse versions that are newer than they are
 _ALIGNMENT = 16  # bytes, of every buffer that IREE passes; lets Triton load 16 bytes a lane

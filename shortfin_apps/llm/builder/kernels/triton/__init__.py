@@ -12,3 +12,4 @@ f32, the sums of squares of GROUP neighbours of x. A matmul multiplies `scaled`,
 """
 
 GROUP = 16  # features whose squares are summed before they are written
+FP8_GROUP = 128  # neighbours along K that share a scale, of activations in 8-bit floats

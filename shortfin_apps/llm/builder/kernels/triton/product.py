@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels.triton.blocks import dequantised, load_terms, pairs_of
+from shortfin_apps.llm.builder.kernels.triton.fp8 import fp8_product
 
 
 @triton.jit
@@ -30,7 +31,10 @@ def normalised_product(
     own = tl.minimum(row, tokens - 1)
     if EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
-    sums = product(x, w, scales, minima, row, tokens, weight_row, IN, DEPTH)
+    if w.dtype.element_ty.is_fp8():
+        sums = fp8_product(x, w, scales, row, tokens, weight_row, IN, DEPTH)
+    else:
+        sums = product(x, w, scales, minima, row, tokens, weight_row, IN, DEPTH)
     if not EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if parts is None:

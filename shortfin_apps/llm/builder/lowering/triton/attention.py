@@ -54,8 +54,8 @@ class TritonAttention:
         batch: Batch,
     ) -> Tensor:
         """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
-        shape, bits = self._weights.shape(weight), self._weights.layout(weight).bits
-        kernel = self._matmuls.project_qkv(shape, batch.tokens, bits)
+        shape, layout = self._weights.shape(weight), self._weights.layout(weight)
+        kernel = self._matmuls.project_qkv(shape, batch.tokens, layout)
         operands = {
             "tokens": batch.tokens,
             "layer": layer,

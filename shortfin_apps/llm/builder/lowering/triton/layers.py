@@ -134,8 +134,8 @@ class TritonLayers:
 
     def gated_linear(self, e: Emitter, x: Tensor | Activations, weight: str) -> Tensor:
         given = _activations(x)
-        shape, bits = self._weights.shape(weight), self._weights.layout(weight).bits
-        kernel = self._matmuls.gated_linear(shape, given.x.shape[0], bits)
+        shape, layout = self._weights.shape(weight), self._weights.layout(weight)
+        kernel = self._matmuls.gated_linear(shape, given.x.shape[0], layout)
         operands = {
             "tokens": given.x.shape[0],
             "x": given.x,
@@ -149,8 +149,8 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         """The layer's output, and what the matmuls behind `norm` read of it."""
         given = _activations(x)
-        shape, bits = self._weights.shape(weight), self._weights.layout(weight).bits
-        kernel = self._matmuls.linear(shape, given.x.shape[0], bits)
+        shape, layout = self._weights.shape(weight), self._weights.layout(weight)
+        kernel = self._matmuls.linear(shape, given.x.shape[0], layout)
         operands = {
             "tokens": given.x.shape[0],
             "x": given.x,
@@ -167,7 +167,7 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         features = self._spec.hidden_size
         block = power_of_two(features)
-        table = matrix(self._act, self._weights.layout(weight).bits, self._weights.shape(weight))
+        table = matrix(self._weights.layout(weight), self._weights.shape(weight))
         kernel = Kernel(
             name="embed",
             function=embed,

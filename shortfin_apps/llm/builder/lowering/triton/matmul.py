@@ -13,9 +13,8 @@ from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile
 from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
-from shortfin_apps.llm.builder.quantise import Bits
-from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, RowMajor
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 Shape = tuple[int, ...]  # of a weight: output features, input features
@@ -25,7 +24,7 @@ MATRIX = ("w", "scales", "minima")  # operands that hold a weight; one in floats
 class MatmulKernels:
     """Makes the Kernel of each matmul; `tile_of` has the tile for a number of tokens and a weight's shape.
 
-    `bits` are those of a weight in blocks, else None.
+    A weight lies in `layout`, by default in floats row by row.
     """
 
     def __init__(
@@ -36,40 +35,42 @@ class MatmulKernels:
         self._act = options.activations
         self._tile_of = tile_of
 
-    def linear(self, shape: Shape, tokens: Dim, bits: Bits | None = None) -> Kernel:
+    def linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """x times the transpose of w, plus `residual`; with `norm`, what the matmuls behind it read."""
         out_features, _ = shape
         tile = self._tile_of(tokens, shape)
         interface = Interface(
             constants=("tokens",),
             reads={
-                **self._reads(shape, bits),
+                **self._reads(shape, layout),
                 "residual": buffer("f32", "tokens", out_features),
                 "norm": buffer("f32", out_features),
             },
             writes={"y": buffer("f32", "tokens", out_features), **deferred(self._act, out_features)},
         )
-        return self._kernel("linear", linear, interface, shape, bits, tile, {"OUT": out_features})
+        return self._kernel("linear", linear, interface, shape, layout, tile, {"OUT": out_features})
 
-    def gated_linear(self, shape: Shape, tokens: Dim, bits: Bits | None = None) -> Kernel:
+    def gated_linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """SiLU of the first half of w's features, times the second half."""
         out_features = shape[0] // 2
         tile = self._tile_of(tokens, shape)
         interface = Interface(
             constants=("tokens",),
-            reads=self._reads(shape, bits),
+            reads=self._reads(shape, layout),
             writes={"y": buffer(self._act, "tokens", out_features)},
         )
-        return self._kernel("gated_linear", gated_linear, interface, shape, bits, tile, {"OUT": out_features})
+        return self._kernel(
+            "gated_linear", gated_linear, interface, shape, layout, tile, {"OUT": out_features}
+        )
 
-    def project_qkv(self, shape: Shape, tokens: Dim, bits: Bits | None = None) -> Kernel:
+    def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """q, rotated, in the cache's type; k, rotated, and v go to the cache."""
         spec, kv = self._spec, self._options.kv
         tile = self._tile_of(tokens, shape)
         interface = Interface(
             constants=("tokens", "layer"),
             reads={
-                **self._reads(shape, bits),
+                **self._reads(shape, layout),
                 "bias": buffer("f32", shape[0]),
                 "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
                 "slots": buffer("i64", "tokens"),
@@ -85,14 +86,14 @@ class MatmulKernels:
             "HEAD_DIM": spec.head_dim,
             "STRIDE": self._options.block_seq_stride,
         }
-        return self._kernel("project_qkv", project_qkv, interface, shape, bits, tile, heads)
+        return self._kernel("project_qkv", project_qkv, interface, shape, layout, tile, heads)
 
-    def _reads(self, shape: Shape, bits: Bits | None) -> dict[str, Buffer]:
+    def _reads(self, shape: Shape, layout: WeightLayout | None) -> dict[str, Buffer]:
         _, in_features = shape
         return {
             "x": buffer(self._act, "tokens", in_features),
             "in_squares": buffer("f32", "tokens", in_features // GROUP),
-            **matrix(self._act, bits, shape),
+            **matrix(layout or RowMajor(self._act), shape),
         }
 
     def _kernel(
@@ -101,16 +102,18 @@ class MatmulKernels:
         function: object,
         interface: Interface,
         shape: Shape,
-        bits: Bits | None,
+        layout: WeightLayout | None,
         tile: MatmulTile,
         constexprs: dict[str, int],
     ) -> Kernel:
         """Its grid is tiles of tokens by tiles of the weight's rows."""
         out_features, in_features = shape
-        if bits and tile.rows > 16:  # blocks take the registers for what is loaded early
-            tile = replace(tile, early=False)
+        if isinstance(layout, Fp8Rows):
+            tile = tile.for_fp8()
+        elif isinstance(layout, BlockRows) and tile.rows > 16:
+            tile = replace(tile, early=False)  # blocks take the registers for what is loaded early
         return Kernel(
-            name=f"{name}{f'_q{bits}' if bits else ''}_{out_features}x{in_features}_{tile.suffix}",
+            name=f"{name}{_kind(layout)}_{out_features}x{in_features}_{tile.suffix}",
             function=function,
             interface=interface,
             constexprs={
@@ -126,9 +129,18 @@ class MatmulKernels:
         )
 
 
-def matrix(act: FloatType, bits: Bits | None, shape: Shape) -> dict[str, Buffer]:
-    """The operands that hold a weight, in floats of type `act` or in blocks."""
-    layout = RowMajor(act) if bits is None else BlockRows(bits)
+def _kind(layout: WeightLayout | None) -> str:
+    """What a kernel's name says of its weight."""
+    match layout:
+        case BlockRows(bits):
+            return f"_q{bits}"
+        case Fp8Rows():
+            return "_fp8"
+    return ""
+
+
+def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:
+    """The operands that hold a weight."""
     stored = layout.stored("w", shape).values()
     return {name: buffer(dtype, *sizes) for name, (sizes, dtype) in zip(MATRIX, stored, strict=False)}
 

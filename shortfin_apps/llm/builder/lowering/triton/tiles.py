@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.target import Target
 
 SPLIT = 128  # slots that a workgroup takes of a single token's attention
@@ -33,6 +34,11 @@ class MatmulTile:
     def suffix(self) -> str:
         """The end of its kernels' names."""
         return f"{self.rows}x{self.columns}x{self.depth_bytes}"
+
+    def for_fp8(self) -> MatmulTile:
+        """The same for a product in 8-bit floats, which keeps a second tile of sums in registers."""
+        tuning = Tuning(self.tuning.num_waves, min(self.tuning.num_stages, 3))
+        return MatmulTile(self.rows, min(self.columns, 128), 2 * FP8_GROUP, tuning, self.rows <= 16)
 
     def constexprs(self, item_bytes: int) -> dict[str, int]:
         sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth_bytes // item_bytes}

@@ -1,0 +1,122 @@
+"""Matmuls of 8-bit floats against numpy, on the chips that have matrix instructions for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
+from shortfin_apps.llm.builder.weights.layout import FP8_DTYPES, Fp8Rows
+from tests.builder.compiled_model import TINY
+from tests.builder.kernels.triton.conftest import Launch, context_of
+from tests.builder.kernels.triton.given_weights import GivenWeights
+from tests.builder.kernels.triton.launched import Inputs, rounded
+from tests.runtimes import needs_shortfin
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
+from shortfin_apps.llm.builder.lowering.triton.layers import Activations, TritonLayers
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
+
+F32 = npt.NDArray[np.float32]
+FEATURES, FFN = 80, 176  # neither is a multiple of what shares a scale, the second is more than that
+SPEC = replace(TINY, hidden_size=FEATURES, intermediate_size=FFN)
+
+
+@pytest.fixture(params=["gfx942", "gfx950", "gfx1201"])
+def chip(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+def fp8_type(chip: str) -> Fp8Type:
+    found = resolve_target(f"hip:{chip}").fp8
+    assert found is not None
+    return found
+
+
+def quantised(x: F32, kind: Fp8Type) -> F32:
+    """x [rows, features] as matmuls take it: rounded to 8 bits, in groups that share a power of two."""
+    dtype, top = FP8_DTYPES[kind], 6 if kind.endswith("FNUZ") else 7
+    parts = []
+    for first in range(0, x.shape[1], FP8_GROUP):
+        part = x[:, first : first + FP8_GROUP]
+        largest = np.abs(part).max(axis=1, keepdims=True)
+        _, exponent = np.frexp(
+            np.where(largest > 0, largest, 1)
+        )  # largest is in [2^(exponent - 1), 2^exponent)
+        scale = np.ldexp(np.float32(1), exponent - 1 - top)
+        parts.append((part / scale).astype(dtype).astype(np.float32) * scale)
+    result: F32 = np.concatenate(parts, axis=1)
+    return result
+
+
+def stored(weight: F32, kind: Fp8Type) -> tuple[npt.NDArray[Any], F32, F32]:
+    """Quants, scales, and what they stand for."""
+    quants, scales = Fp8Rows(kind).store(weight)
+    return quants, scales, quants.astype(np.float32) * scales[:, None]
+
+
+def as_fp8(e: Emitter, given: Tensor, kind: Fp8Type) -> Tensor:
+    """An argument of bytes, as runtimes have no such arrays."""
+    bytes_type, shape = given.type, given.shape
+    result = Tensor(e.fresh(), shape, kind)
+    e.line(f"{result.name} = flow.tensor.bitcast {given.name} : {bytes_type} -> {result.type}")
+    return result
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 30, 50, "tokens"])
+def test_a_feed_forward(tokens: int | str, chip: str, launch: Launch) -> None:
+    kind = fp8_type(chip)
+    random = np.random.default_rng(7)
+    gate_up = random.standard_normal((2 * FFN, FEATURES), np.float32) * np.float32(FEATURES**-0.5)
+    down = random.standard_normal((FEATURES, FFN), np.float32) * np.float32(FFN**-0.5)
+    context = context_of(SPEC, chip, BuildOptions(device=f"hip:{chip}", weights="fp8", kv="f32"))
+    inputs: Inputs = {
+        "x": ("bf16", (tokens, FEATURES)),
+        "residual": ("f32", (tokens, FEATURES)),
+        "gate_up": ("i8", gate_up.shape),
+        "gate_up_scales": ("f32", gate_up.shape[:1]),
+        "down": ("i8", down.shape),
+        "down_scales": ("f32", down.shape[:1]),
+    }
+
+    def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
+        tensors = {
+            name: as_fp8(e, given[name], kind) if name in ("gate_up", "down") else given[name]
+            for name in ("gate_up", "down")
+        }
+        tensors |= {f"{name}.scales": given[f"{name}_scales"] for name in ("gate_up", "down")}
+        layers = TritonLayers(replace(context, weights=GivenWeights(tensors)))
+        gated = layers.gated_linear(e, Activations(given["x"]), "gate_up")
+        return [layers.linear(e, gated, "down", given["residual"])]
+
+    program = launch(inputs, body, context)
+    gate_up_quants, gate_up_scales, gate_up = stored(gate_up, kind)
+    down_quants, down_scales, down = stored(down, kind)
+    for count in [3, 70] if isinstance(tokens, str) else [tokens]:
+        x = rounded(random.standard_normal((count, FEATURES), np.float32), "bf16")
+        x *= np.exp2(random.integers(-20, 20, (count, 1))).astype(np.float32)  # each row has its own scale
+        x[0] = 0
+        residual = random.standard_normal((count, FEATURES), np.float32)
+        (y,) = program(
+            x=x,
+            residual=residual,
+            gate_up=gate_up_quants.view(np.int8),
+            gate_up_scales=gate_up_scales,
+            down=down_quants.view(np.int8),
+            down_scales=down_scales,
+        )
+        gate, up = np.split(quantised(x, kind) @ gate_up.T, 2, axis=1)
+        with np.errstate(over="ignore"):
+            gated = rounded(gate / (1 + np.exp(-gate)) * up, "bf16")
+        expected = residual + quantised(gated, kind) @ down.T
+        size = np.abs(expected).max(axis=1, keepdims=True)
+        np.testing.assert_allclose(y / size, expected / size, rtol=0, atol=2e-2)
