@@ -166,7 +166,7 @@ class BatchRunner:
         )
         drawn: list[int] = self._device.download(token_ids)[: len(taken)].tolist()
         self.device_s += self._clock() - begin
-        self._counts[shape.entry].add([], shape.tokens)
+        self._count(shape, [])
         return drawn
 
     def start_loop(self, batch: Batch, sampling: Sequence[Sequence[int]]) -> DecodeLoop | None:
