@@ -6,7 +6,6 @@ Latencies are measured here, on the HTTP side; the engine's counters are read wh
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
@@ -16,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
-from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, Distribution, EntryCounts, PlanCounts
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import OverloadedError, UnavailableError
 
@@ -35,10 +34,7 @@ class ServerMetrics:
         self.clock = clock
         self._model_name = model_name
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS)
-        self.itl = _TokenHistogram(
-            "vllm:inter_token_latency_seconds", "Between two steps' tokens", TOKEN_BUCKETS, model_name
-        )
-        self.registry.register(self.itl)
+        self.itl = self._histogram("inter_token_latency_seconds", "Between two steps' tokens", TOKEN_BUCKETS)
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean of a request after its first token", TOKEN_BUCKETS
         )
@@ -133,26 +129,6 @@ class RequestTimer:
             metrics.tpot.observe((self._last - self.first_s) / (self.num_tokens - 1))
 
 
-class _TokenHistogram(Collector):
-    """A histogram for what each token observes, in the event loop alone: it takes no lock. The
-    library's own takes one, and four times as long."""
-
-    def __init__(self, name: str, help_text: str, buckets: tuple[float, ...], model_name: str) -> None:
-        self._name, self._help_text, self._model_name = name, help_text, model_name
-        self._bounds = buckets
-        self._bins = [0] * (len(buckets) + 1)
-        self._total = 0.0
-
-    def observe(self, amount: float) -> None:
-        self._bins[bisect_left(self._bounds, amount)] += 1
-        self._total += amount
-
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._help_text, labels=["model_name"])
-        family.add_metric([self._model_name], _cumulative(self._bounds, self._bins), self._total)
-        yield family
-
-
 class _EngineCollector(Collector):
     def __init__(self, engine: EngineClient, model_name: str) -> None:
         self._engine = engine
@@ -189,7 +165,7 @@ class _EngineCollector(Collector):
                 tokens.add_metric([*values, kind], count)
             distributions = (counts.tasks, counts.prefill_tokens, counts.decode_tokens)
             for mix, distribution in zip(mixes, distributions, strict=True):
-                mix.add_metric(values, _cumulative(BOUNDS, distribution.bins), distribution.total)
+                mix.add_metric(values, _cumulative(distribution), distribution.total)
         yield from (invocations, tokens, *mixes)
 
     def _patches(self, plans: PlanCounts) -> Metric:
@@ -223,10 +199,10 @@ def _tokens_by_kind(counts: EntryCounts) -> list[tuple[str, int]]:
     ]
 
 
-def _cumulative(bounds: Sequence[float], bins: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative buckets of a histogram; `bins` has one more for what is over the last bound."""
-    names = [*(str(float(bound)) for bound in bounds), "+Inf"]
-    return list(zip(names, accumulate(bins), strict=True))
+def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
+    """Cumulative buckets of a histogram, the last bound infinite."""
+    bounds = [*(str(float(bound)) for bound in BOUNDS), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.bins), strict=True))
 
 
 def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
