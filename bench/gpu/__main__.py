@@ -22,6 +22,7 @@ wheels that they need for another machine's Python. Needs the compiler, Triton f
 PACK_EPILOG = """\
 examples:
   python -m bench.gpu pack gpu-pack                                # for an H200: cuda:sm_90, about 55 MB
+  python -m bench.gpu pack q4-pack --models llama-3.1-8b --weights q4
   python -m bench.gpu pack tiny-pack --models random-tiny --device cpu --no-wheels"""
 RUN = """\
 Makes a virtual environment of the pack's wheels and the weights of each model (in the temporary folder: 16 GB
@@ -29,7 +30,8 @@ for the 8B model; TMPDIR names another), and measures part by part:
 
   tokens        random:tiny's greedy tokens are those that the CPU chose
   entries       each entry, one call at a time (sync) and many in flight (queued)
-  engine        steady decodes in process at each batch size, with sampling on the host and with decode loops
+  engine        steady decodes in process at each batch size, with decode loops and without, greedy and from
+                the whole vocabulary
   http          the server over loopback with 64 clients: 128 in / 128 out, and 16 to 512 in / 64 out
   transformers  the same shapes by torch and transformers, if this machine's own Python has them
 
@@ -62,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     pack.add_argument("pack", type=Path, metavar="DIR", help="the folder to write; an older pack is replaced")
     pack.add_argument(
         "--device", default="cuda:sm_90", help="as for `shortfin-llm build` (default: %(default)s)"
+    )
+    pack.add_argument(
+        "--weights", help="as for `shortfin-llm build`, of the models that are timed (default: bf16)"
     )
     pack.add_argument("--python", default="3.12", help="of the other machine (default: %(default)s)")
     pack.add_argument("--no-wheels", action="store_true", help="for a machine that has the wheels installed")
@@ -98,7 +103,7 @@ def _pack(args: argparse.Namespace) -> int:
     from bench.gpu.models import MODELS
     from bench.gpu.pack import pack
 
-    models = [MODELS[name].for_device(args.device) for name in args.models or MODELS]
+    models = [MODELS[name].for_device(args.device, args.weights) for name in args.models or MODELS]
     pack(args.pack.resolve(), models, None if args.no_wheels else args.python)
     print(args.pack)
     return 0

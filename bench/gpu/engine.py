@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
 SEED = 7
 MEASURED_TOKENS = 64  # of each request
+SAMPLINGS = {"greedy": 0.0, "whole vocabulary": 1.0}  # temperatures
 UNMEASURED_TOKENS = 4  # of each request, before the measured ones
 # All prompts are computed before the first decode, so that all requests decode the same number of tokens.
 PROMPTS_FIRST = DefaultModeOptions(prefills_per_decode=1_000_000, token_budget=2048)
@@ -60,15 +61,15 @@ def generate(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int) ->
     return list(tokens.values())
 
 
-def steady_steps(engine: Engine, model: Model, requests: int) -> Steps:
-    """Greedy decodes of so many requests at once, around the model's context. Raises LlmError.
+def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> Steps:
+    """Decodes of so many requests at once, around the model's context. Raises LlmError.
 
-    The engine is one with `PROMPTS_FIRST`.
+    The engine is one with `PROMPTS_FIRST`; `sampling` is one of SAMPLINGS.
     """
     measured, context = min(MEASURED_TOKENS, model.context // 4), model.context
     length = context - measured // 2 - UNMEASURED_TOKENS
     max_tokens = measured + UNMEASURED_TOKENS
-    _add(engine, prompts(model.spec.vocab_size, requests, length), max_tokens)
+    _add(engine, prompts(model.spec.vocab_size, requests, length), max_tokens, SAMPLINGS[sampling])
     counts = dict.fromkeys(map(str, range(requests)), 0)
     while min(counts.values()) < UNMEASURED_TOKENS:
         _count(engine, counts)
@@ -93,8 +94,10 @@ def pages(model: Model) -> int:
     return 1 + max(sizes(model)) * (-(-model.context // model.options.block_seq_stride) + 2)
 
 
-def _add(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int) -> None:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+def _add(
+    engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int, temperature: float = SAMPLINGS["greedy"]
+) -> None:
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
     for index, prompt in enumerate(asked):
         engine.add(GenerateCall(request_id=str(index), prompt_token_ids=tuple(prompt), params=params))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, RopeScaling
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, RopeScaling, WeightType
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC as TINY_SPEC
 
 
@@ -32,9 +32,13 @@ class Model:
     def name(self) -> str:
         return self.spec.name
 
-    def for_device(self, device: str) -> Model:
-        """The same, compiled for a target in the spelling of `shortfin-llm build --device`."""
-        return replace(self, options=replace(self.options, device=device))
+    def for_device(self, device: str, weights: WeightType | None = None) -> Model:
+        """The same, compiled for a target in the spelling of `shortfin-llm build --device`.
+
+        A model that `is_timed` gets these weights, if any are named.
+        """
+        chosen = weights if weights and self.is_timed else self.options.weights
+        return replace(self, options=replace(self.options, device=device, weights=chosen))
 
 
 _EXTENDS = BuildOptions.for_device("cuda").extend_sizes

@@ -52,7 +52,8 @@ def throughput(records: Sequence[Record], model: str) -> list[Line]:
         entries = [each for each in _part(found, "entries") if each["entry"].startswith(family)]
         points = [(each["rows"], each["tokens_per_s"]) for each in entries]
         lines.append(Line(f"{family}*, queued", points))
-        chosen = [each for each in _part(found, "engine") if each["decode_ahead"] == setting]
+        asked = (setting, "greedy")
+        chosen = [e for e in _part(found, "engine") if (e["decode_ahead"], e["sampling"]) == asked]
         points = [(each["requests"], each["tokens_per_s"]) for each in chosen]
         lines.append(Line(f"engine, decode ahead {setting}", points))
     static = [each for each in _part(found, "transformers") if each["kind"] == "static"]
@@ -85,14 +86,14 @@ def _entries(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 def _engine(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
     """A step's time over that of its entry, and what is left of it when the queued entry's is taken off."""
     yield (
-        *("model", "requests", "decode ahead", "step ms", "of them on the host", "tokens/s"),
+        *("model", "requests", "decode ahead", "sampling", "step ms", "of them on the host", "tokens/s"),
         *("step / entry, sync", "step / entry, queued", "device idle ms"),
     )
     for each in _part(records, "engine"):
         entry = _decode_entry(records, each)
         yield (
-            *(each["model"], f"{each['requests']:,}", each["decode_ahead"], f"{each['step_ms']:.2f}"),
-            *(f"{each['host_ms']:.2f}", f"{each['tokens_per_s']:,.0f}"),
+            *(each["model"], f"{each['requests']:,}", each["decode_ahead"], each["sampling"]),
+            *(f"{each['step_ms']:.2f}", f"{each['host_ms']:.2f}", f"{each['tokens_per_s']:,.0f}"),
             f"{each['step_ms'] / entry['sync_ms']:.2f}" if entry else "",
             f"{each['step_ms'] / entry['queued_ms']:.2f}" if entry else "",
             f"{max(0.0, each['step_ms'] - entry['queued_ms']):.2f}" if entry else "",

@@ -35,6 +35,8 @@ from shortfin_apps.llm.irpa import ArchiveEntry, write_archive
 
 LIST = "parameters.json"
 SEED = 20261122
+BLOCK_TERMS = (".scales", ".minima")
+QUANT_DEVIATION = 74  # of random bytes
 NOT_HASHED = ""  # in place of the SHA-256 of parameters, which are served with `--verify size`
 
 Array = npt.NDArray[Any]
@@ -74,9 +76,10 @@ def complete(packed: Path, out: Path) -> None:
 
 
 def write_noise(parameters: Sequence[Parameter], path: Path) -> None:
-    """Writes an archive of normal noise, seeded by the parameter's name.
+    """Writes an archive of noise, seeded by the parameter's name.
 
-    Its deviation is 1 / sqrt(input features), with which activations neither vanish nor overflow.
+    Weights are normal and have a deviation of 1 / sqrt(input features), with which activations neither vanish
+    nor overflow; so do those in blocks, of which quants are bytes and their terms f16.
     """
     entries = [
         ArchiveEntry(each.name, prod(each.shape) * MLIR_DTYPES[each.dtype].itemsize) for each in parameters
@@ -86,12 +89,17 @@ def write_noise(parameters: Sequence[Parameter], path: Path) -> None:
 
 def _noise(parameter: Parameter) -> bytes | memoryview:
     random = np.random.default_rng([SEED, zlib.crc32(parameter.name.encode())])
+    dtype = MLIR_DTYPES[parameter.dtype]
+    if dtype == np.int8:
+        quants: Array = random.integers(-128, 128, parameter.shape, np.int8)
+        return quants.reshape(-1).data
     values: Array = random.standard_normal(parameter.shape, np.float32)
-    if len(parameter.shape) == 1:  # a norm
+    if len(parameter.shape) == 1:  # a norm, or scales of a weight in 8-bit floats
         values = 1 + 0.1 * values
     else:
-        values *= 1 / np.float32(np.sqrt(parameter.features))
-    stored: Array = values.astype(MLIR_DTYPES[parameter.dtype])
+        is_term = parameter.name.endswith(BLOCK_TERMS)
+        values *= 1 / np.float32(np.sqrt(parameter.features)) / (QUANT_DEVIATION if is_term else 1)
+    stored: Array = values.astype(dtype)
     return stored.view(np.uint8).reshape(-1).data
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,13 +141,14 @@ def _measure_engine(
     gc.collect()  # the memory of what was measured before
     most = max(engine_part.sizes(model))
     engine = _engine(model, device, artifact, setting, engine_part.PROMPTS_FIRST, pages, most)
-    for requests in engine_part.sizes(model):
-        steps = engine_part.steady_steps(engine, model, requests)
+    for requests, sampling in product(engine_part.sizes(model), engine_part.SAMPLINGS):
+        steps = engine_part.steady_steps(engine, model, requests, sampling)
         emit(
             {
                 "part": "engine",
                 "model": model.name,
                 "decode_ahead": setting,
+                "sampling": sampling,
                 "requests": requests,
                 "context": model.context,
                 **steps.record(),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,9 @@ def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None
     ]
     assert all(each[name] > 0 for each in entries for name in ("run_ms", "sync_ms", "queued_ms"))
     engine = [record for record in records if record["part"] == "engine"]
-    assert [(each["decode_ahead"], each["requests"]) for each in engine] == [
-        ("off", 1),
-        ("off", 8),
-        ("on", 1),
-        ("on", 8),
-    ]
+    assert [(each["decode_ahead"], each["requests"], each["sampling"]) for each in engine] == list(
+        product(("off", "on"), (1, 8), ("greedy", "whole vocabulary"))
+    )
     assert all(each["steps"] == 64 for each in engine)
     assert "## Engine, steady decode" in (tmp_path / "results.md").read_text()
     assert (tmp_path / "random-tiny.svg").exists()

@@ -18,8 +18,8 @@ ENTRY = {
 }  # fmt: skip
 PREFILL = {**ENTRY, "entry": "prefill_bs8"}
 ENGINE = {
-    "part": "engine", "model": "m", "decode_ahead": "off", "requests": 8, "context": 256, "steps": 60,
-    "step_ms": 5.0, "host_ms": 0.5, "tokens_per_s": 1600.0,
+    "part": "engine", "model": "m", "decode_ahead": "off", "sampling": "greedy", "requests": 8,
+    "context": 256, "steps": 60, "step_ms": 5.0, "host_ms": 0.5, "tokens_per_s": 1600.0,
 }  # fmt: skip
 
 
@@ -29,17 +29,17 @@ def text_of(*records: dict[str, Any]) -> str:
 
 def test_a_step_is_compared_with_the_decode_entry_of_as_many_rows() -> None:
     text = text_of(MACHINE, PREFILL, {**ENTRY, "rows": 1, "queued_ms": 0.1}, ENTRY, ENGINE)
-    assert "| m | 8 | off | 5.00 | 0.50 | 1,600 | 2.00 | 2.50 | 3.00 |" in text
+    assert "| m | 8 | off | greedy | 5.00 | 0.50 | 1,600 | 2.00 | 2.50 | 3.00 |" in text
 
 
 def test_a_step_of_a_decode_loop_is_compared_with_its_own_entry() -> None:
     loop = {**ENTRY, "entry": "decode_loop_bs8", "sync_ms": 4.0, "queued_ms": 1.0}
     text = text_of(MACHINE, ENTRY, loop, {**ENGINE, "decode_ahead": "on"})
-    assert "| m | 8 | on | 5.00 | 0.50 | 1,600 | 1.25 | 5.00 | 4.00 |" in text
+    assert "| m | 8 | on | greedy | 5.00 | 0.50 | 1,600 | 1.25 | 5.00 | 4.00 |" in text
 
 
 def test_a_step_without_its_entry_has_no_ratio() -> None:
-    assert "| m | 8 | off | 5.00 | 0.50 | 1,600 |  |  |  |" in text_of(MACHINE, ENGINE)
+    assert "| m | 8 | off | greedy | 5.00 | 0.50 | 1,600 |  |  |  |" in text_of(MACHINE, ENGINE)
 
 
 def test_parts_without_results_have_no_table() -> None:

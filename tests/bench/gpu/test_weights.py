@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -29,6 +30,25 @@ def test_an_archive_has_each_parameter_in_its_type(tmp_path: Path) -> None:
         "output.weight": 2 * 8 * 256,
         "blk.0.attn_norm.weight": 4 * 1024,
     }
+
+
+def test_noise_in_blocks_has_the_deviation_of_other_weights(tmp_path: Path) -> None:
+    quants = Parameter("w", (64, 256), "i8", 256)
+    scales = Parameter("w.scales", (64, 8), "f16", 256)
+    write_noise([quants, scales], tmp_path / "noise.irpa")
+    content = (tmp_path / "noise.irpa").read_bytes()
+    terms = np.frombuffer(content[-2 * 64 * 8 :], np.float16).astype(np.float32)
+    bytes_ = np.frombuffer(content[-2 * 64 * 8 - 64 * 256 : -2 * 64 * 8], np.int8)
+    values = bytes_.reshape(64, 8, 32) * terms.reshape(64, 8, 1)
+    assert values.std() == pytest.approx(1 / 16, rel=0.2)
+
+
+def test_noise_in_8_bit_floats_is_finite(tmp_path: Path) -> None:
+    write_noise([Parameter("w", (64, 4096), "f8E4M3FN", 4096)], tmp_path / "noise.irpa")
+    content = (tmp_path / "noise.irpa").read_bytes()
+    values = np.frombuffer(content[-64 * 4096 :], ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert np.isfinite(values).all()
+    assert values.std() == pytest.approx(1 / 64, rel=0.1)
 
 
 @pytest.mark.parametrize(("parameter", "mean", "deviation"), [(MATRIX, 0.0, 1 / 16), (NORM, 1.0, 0.1)])
