@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
@@ -110,8 +109,8 @@ class MatmulKernels:
         out_features, in_features = shape
         if isinstance(layout, Fp8Rows):
             tile = tile.for_fp8()
-        elif isinstance(layout, BlockRows) and tile.rows > 16:
-            tile = replace(tile, early=False)  # blocks take the registers for what is loaded early
+        elif isinstance(layout, BlockRows):
+            tile = tile.for_blocks()
         return Kernel(
             name=f"{name}{_kind(layout)}_{out_features}x{in_features}_{tile.suffix}",
             function=function,

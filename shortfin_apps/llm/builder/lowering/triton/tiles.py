@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
@@ -34,6 +34,11 @@ class MatmulTile:
     def suffix(self) -> str:
         """The end of its kernels' names."""
         return f"{self.rows}x{self.columns}x{self.depth_bytes}"
+
+    def for_blocks(self) -> MatmulTile:
+        """The same for weights in blocks, which take registers while they are widened."""
+        columns = self.columns if self.rows < 128 else min(self.columns, 128)
+        return replace(self, columns=columns, early=self.early and self.rows <= 16)
 
     def for_fp8(self) -> MatmulTile:
         """The same for a product in 8-bit floats, which keeps a second tile of sums in registers."""
