@@ -130,7 +130,7 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True)
 class LeftRows:
-    """What an entry left of the rows to draw from, and how: the arguments of a `sample_bs{N}` (`abi.py`).
+    """Rows of an entry's results, and how tokens are drawn from them: the arguments of a `sample_bs{N}`.
 
     Values and logits have the shape of an argument, as IREE would copy them to reshape them.
     """

@@ -102,7 +102,7 @@ class BuildOptions:
 
     @property
     def activations(self) -> FloatType:
-        """Of activations: blocks are widened to it, and matmuls of int8 and fp8 quantise it as they read."""
+        """The dtype of activations. Blocks are widened to it; matmuls of int8 and fp8 quantise it."""
         match self.weights:
             case "q8_0" | "q4" | "int8" | "fp8":
                 return "bf16"

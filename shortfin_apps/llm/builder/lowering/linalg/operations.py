@@ -42,7 +42,7 @@ class LinalgOperations:
     def sample(
         self, e: Emitter, values: Tensor, indices: Tensor, logits: Tensor, state: LoopState
     ) -> tuple[Tensor, LoopState]:
-        """Of candidates alone."""
+        """Samples from the candidates alone; a whole row is sampled on the host."""
         token_ids = sample(e, values, indices, state.sampling, state.positions)
         tokens, positions = advance(e, token_ids, state.tokens, state.positions)
         return token_ids, LoopState(tokens, positions, state.sampling)

@@ -129,7 +129,7 @@ class MatmulKernels:
 
 
 def _kind(layout: WeightLayout | None) -> str:
-    """What a kernel's name says of its weight."""
+    """The part of a kernel's name that tells the layout of its weight."""
     match layout:
         case BlockRows(bits):
             return f"_q{bits}"
