@@ -216,6 +216,8 @@ class Engine:
 
     def _draw(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
         """The rows of the batch whose tokens the device draws from all their logits."""
+        if not self._runner.buckets.draws_rows:
+            return {}
         draws = [
             RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
             for index, task in enumerate(batch.tasks)
