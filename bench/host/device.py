@@ -17,9 +17,8 @@ from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 STRIDE, MAX_SEQ_LEN, TOP_K = 32, 2048, 8
 _SEED, _TABLE_STEPS = 7, 64
-_NUM_BYTES = (
-    256  # the first tokens of a byte-level vocabulary: parts of characters, which no text is sent for
-)
+# The first tokens of a byte-level vocabulary: parts of characters, which no text is sent for.
+_NUM_BYTES = 256
 
 
 @dataclass(slots=True)

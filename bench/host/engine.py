@@ -6,8 +6,8 @@ import statistics
 import time
 from pathlib import Path
 
+from bench.gpu.engine import PROMPTS_FIRST
 from bench.host.device import IdleDevice, model_config
-from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
@@ -15,8 +15,6 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
 PROMPT_TOKENS, OUTPUT_TOKENS, UNMEASURED_STEPS = 128, 512, 8
 VOCAB_SIZE = 4096
-# All prompts are computed before the first decode, so that all requests decode the same number of tokens.
-PROMPTS_FIRST = DefaultModeOptions(prefills_per_decode=1_000_000, token_budget=2048)
 
 
 def idle_engine(rows: int, vocab_size: int, *, step_s: float = 0.0) -> Engine:

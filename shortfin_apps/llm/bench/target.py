@@ -90,11 +90,11 @@ async def open_target(label: str, url: str, options: TargetOptions) -> AsyncIter
     async with LlmClient(url, options.api_key, timeout_s=30.0, max_retries=1) as client:
         base_url = client.base_url
         model = options.model or await _first_model(client)
-    async with http_client(base_url, options.api_key, options.timeout_s) as http:
+    async with http_client(base_url, options.api_key, timeout_s=options.timeout_s) as http:
         yield Target(label, base_url, model, http, _prompts(http, model, options))
 
 
-def http_client(base_url: str, api_key: str | None = None, timeout_s: float = 600.0) -> httpx.AsyncClient:
+def http_client(base_url: str, api_key: str | None = None, *, timeout_s: float) -> httpx.AsyncClient:
     """A client without a limit on connections, over aiohttp: httpx's own transport costs several times the
     CPU time for each chunk of a stream, which a server on the same machine then lacks."""
     return HttpxAiohttpClient(
@@ -157,9 +157,7 @@ async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]
     try:
         try:
             response = await http.post("/tokenize", json=body)
-        except (
-            httpx.ConnectTimeout
-        ):  # as aiohttp's errors of a connection that the server had closed are mapped
+        except httpx.ConnectTimeout:  # httpx-aiohttp raises it for a connection that the server has closed
             response = await http.post("/tokenize", json=body)
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error

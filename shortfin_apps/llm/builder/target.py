@@ -122,7 +122,7 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
 
 
 def _number(chip: str) -> int:
-    """Of an NVIDIA GPU: 90 of "sm_90a"."""
+    """The number of an NVIDIA chip: 90 for "sm_90a"."""
     return int(chip.removeprefix("sm_").removesuffix("a"))
 
 

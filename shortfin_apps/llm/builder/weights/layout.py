@@ -255,7 +255,7 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
 
 
 def _block_bits(name: str, options: BuildOptions) -> Bits | None:
-    """Of the blocks of a matrix, if it has blocks."""
+    """The bits of a matrix's quants; None if it is not in blocks."""
     match options.weights:
         case "q8_0":
             return 8

@@ -1,7 +1,7 @@
 """Products of 8-bit floats (E4M3): weights with a scale for each output feature, activations quantised here.
 
-Of a row of activations, FP8_GROUP neighbours along K share a scale: a power of two that makes the largest
-magnitude among them almost the format's largest number. Scaling by a power of two rounds nothing, so that a
+Of a row of activations, FP8_GROUP neighbours along K share a scale: a power of two that brings the largest
+magnitude among them near the format's largest number. Scaling by a power of two rounds nothing, so that a
 host gets the same quants to the bit.
 """
 
