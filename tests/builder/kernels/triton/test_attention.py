@@ -15,6 +15,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
+from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
@@ -23,7 +24,7 @@ from tests.runtimes import needs_shortfin
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.tiles import MOST_SPLITS, SPLIT
+from shortfin_apps.llm.builder.lowering.triton.tiles import MOST_SPLITS, tiles_of
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
@@ -212,7 +213,7 @@ def test_pages_of_any_size(stride: int, chip: str, launch: Launch) -> None:
 
 
 def test_workgroups_take_more_slots_of_a_context_too_long_for_all(chip: str, launch: Launch) -> None:
-    most = SPLIT * MOST_SPLITS
+    most = tiles_of(resolve_target(f"hip:{chip}")).split * MOST_SPLITS
     starts = [most - 1, 5, most, most + 700, 2 * most]
     check(TINY, "f32", chip, launch, [Rows(starts, [1] * len(starts), chunk=1)])
 
@@ -229,3 +230,18 @@ def test_a_single_token_gets_the_same_bits_packed_and_in_a_decode(chip: str, lau
         **arguments(TINY, "bf16", rows)
     )
     np.testing.assert_array_equal(packed, decoded)
+
+
+def test_a_token_gets_the_same_bits_whatever_tokens_share_its_tile(chip: str, launch: Launch) -> None:
+    """So that slots which all of a tile see, and are attended without masks, make no difference."""
+    length, start = 200, 67
+    whole, rest = Rows([0], [length], chunk=length), Rows([start], [length - start], chunk=length - start)
+    context = context_of(TINY, chip, options(chip, "bf16", whole.stride))
+    program = launch(
+        inputs_of(TINY, "bf16", whole.stride),
+        lambda e, given: attend_twice(e, context, given, length),
+        context,
+    )
+    given = arguments(TINY, "bf16", whole)
+    shorter = {**given, **rest.arguments, "q": given["q"][start:]}
+    np.testing.assert_array_equal(program(**given)[0][start:], program(**shorter)[0])

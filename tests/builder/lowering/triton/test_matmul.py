@@ -45,15 +45,18 @@ def test_a_grid_covers_all_tokens_and_features() -> None:
     assert {kernel.constexprs["DEPTH"] for kernel in kernels_of(kernels, 40)} == {128}
 
 
-def test_a_tile_is_chosen_by_tokens_and_by_shape() -> None:
-    asked: list[tuple[Dim, tuple[int, ...]]] = []
+def test_a_tile_is_chosen_by_tokens_and_by_the_shape_and_layout_of_a_weight() -> None:
+    asked: list[tuple[Dim, tuple[int, ...], WeightLayout | None]] = []
 
-    def tile_of(tokens: Dim, shape: tuple[int, ...]) -> MatmulTile:
-        asked.append((tokens, shape))
+    def tile_of(tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None) -> MatmulTile:
+        asked.append((tokens, shape, layout))
         return MatmulTile(16, 16, 64, Tuning())
 
-    kernels_of(MatmulKernels(SPEC, BuildOptions(), tile_of), "tokens")
-    assert asked == [("tokens", QKV), ("tokens", GATE_UP), ("tokens", (576, 1536))]
+    kernels = MatmulKernels(SPEC, BuildOptions(), tile_of)
+    kernels_of(kernels, "tokens")
+    kernels.linear((576, 576), 4, BlockRows(4))
+    shapes = QKV, GATE_UP, (576, 1536)
+    assert asked == [*(("tokens", shape, None) for shape in shapes), (4, (576, 576), BlockRows(4))]
 
 
 def test_weights_have_operands_for_their_terms() -> None:

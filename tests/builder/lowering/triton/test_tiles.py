@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.builder.lowering.triton.tiles import TileTable, tiles_of
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
+from shortfin_apps.llm.builder.lowering.triton.tiles import AttentionTile, TileTable, fitted, tiles_of
 from shortfin_apps.llm.builder.target import Target
 
 AMD = Target("hip:gfx942", (), "amdgpu", "gfx942", frozenset())
@@ -63,3 +64,9 @@ def test_tokens_that_are_not_known_count_as_a_prefill_of_some_hundred() -> None:
 def test_other_nvidia_gpus_have_tiles_of_their_own() -> None:
     assert tiles_of(AMPERE) != tiles_of(HOPPER)
     assert tiles_of(replace(HOPPER, cpu="sm_90a")) == tiles_of(HOPPER)
+
+
+def test_an_attention_has_fewer_slots_of_wide_heads_and_room_for_all_that_share_them() -> None:
+    tile = AttentionTile(16, 128, Tuning(), most_key_bytes=16 << 10)
+    sizes = [(fitted(tile, sharing, head_bytes)) for sharing, head_bytes in ((3, 128), (24, 256), (1, 160))]
+    assert [(each.queries, each.columns) for each in sizes] == [(16, 128), (32, 64), (16, 64)]

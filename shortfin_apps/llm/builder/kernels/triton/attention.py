@@ -9,8 +9,8 @@ order, depends on a row's length alone.
 Both read q [tokens, HEADS * HEAD_DIM] and write softmax(q K / sqrt(HEAD_DIM)) V of that shape to `out`;
 padding gets zeros. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64 are the
 batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
-elements. A tile has QUERIES queries, each a head of a token. BLOCK_DIM is HEAD_DIM rounded up to a power of
-two.
+elements. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and BLOCK_SPLITS are HEAD_DIM and
+MOST_SPLITS rounded up to a power of two.
 """
 
 import triton
@@ -49,11 +49,12 @@ def attend(
     """Attention of tiles of TOKENS tokens; LEAVES_SINGLES leaves the token of a row that has one to
     `attend_singles`.
 
-    Row r has tiles from offsets[r] // TOKENS + r on: as many as it needs, and none that is another's.
+    Row r has tiles from offsets[r] // TOKENS + r on: as many as it needs, and none that is another's. The
+    last ones begin first, as they tend to see the most slots.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    tile = tl.cdiv(tokens, TOKENS) + rows - 1 - tl.program_id(1)
     row = row_at(offsets, rows, tile, TOKENS, 1)
     offset, end = span_of(offsets, rows, row, tokens)
     begin = offset + (tile - offset // TOKENS - row) * TOKENS
@@ -70,12 +71,16 @@ def attend(
         position = start + token - offset
         # Slots that a query sees: none if it is padding.
         seen = tl.where(is_query & (position < seq_len), position + 1, 0)
+        last = tl.max(seen, axis=0)
+        # What the first token sees, unless all are padding.
+        shared = tl.minimum(start + begin - offset + 1, last) // COLUMNS * COLUMNS
         at = token.to(tl.int64) * HEADS + kv_head * SHARING + query % SHARING
         _, total, sums = attend_slots(
             load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
             seen,
             0,
-            tl.max(seen, axis=0),
+            shared,
+            last,
             cache,
             blocks + row.to(tl.int64) * width,
             layer,
@@ -86,7 +91,7 @@ def attend(
             PAGE_ROWS,
             COLUMNS,
         )
-        store_heads(out, at, is_query, total, sums, HEAD_DIM)
+        store_heads(out, at, is_query, tl.where(seen > 0, total, 0.0), sums, HEAD_DIM)
 
 
 @triton.jit
@@ -115,6 +120,7 @@ def attend_singles(
     COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
 ):
     """Attention of rows of a single token, and of no others. Without `offsets` all rows have one.
 
@@ -147,6 +153,7 @@ def attend_singles(
             load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
             tl.where(is_query, last, 0),
             share * slots,
+            share * slots,
             tl.minimum(last, (share + 1) * slots),
             cache,
             blocks + row.to(tl.int64) * width,
@@ -164,7 +171,9 @@ def attend_singles(
             store_part(parts, states, first + share, is_query, peak, total, sums, HEAD_DIM)
             is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
             if is_last:
-                total, sums = combine(parts, states, first, shares, is_query, HEAD_DIM, BLOCK_DIM)
+                total, sums = combine(
+                    parts, states, first, shares, is_query, HEAD_DIM, BLOCK_DIM, BLOCK_SPLITS
+                )
         if is_last:
             store_heads(out, at, is_query, total, sums, HEAD_DIM)
 
@@ -186,10 +195,10 @@ def load_heads(x, at, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr)
 
 @triton.jit
 def store_heads(out, at, is_query, total, sums, HEAD_DIM: tl.constexpr):
-    """The weighed values to the heads `at`: zeros where nothing was seen."""
+    """The weighed values to the heads `at`: zeros where nothing was seen, of which the total is 0."""
     dim = tl.arange(0, sums.shape[1])
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
-    values = sums / tl.where(total > 0, total, 1.0)[:, None]
+    values = tl.where((total > 0)[:, None], sums / total[:, None], 0.0)
     tl.store(out + at[:, None] * HEAD_DIM + dim[None, :], values.to(out.dtype.element_ty), mask=inside)
 
 
@@ -198,6 +207,7 @@ def attend_slots(
     queries,
     seen,
     first,
+    shared,
     last,
     cache,
     table,
@@ -211,47 +221,96 @@ def attend_slots(
 ):
     """Attention of queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1 of those that each has `seen`.
 
-    `table` is the row's pages. Returns the state of a softmax to base 2, in f32: the peak of the weights
-    [QUERIES], the sum of their powers [QUERIES], and the values weighed with these [QUERIES, BLOCK_DIM];
-    powers are relative to the peak.
+    Slots `first` to `shared` - 1, a multiple of COLUMNS, are seen by all, but for queries that see none: they
+    are attended without masks, to the same bits; what comes of queries that see none is of no use. `table` is
+    the row's pages. Returns the state of a softmax to base 2, in f32: the peak of the weights [QUERIES], the
+    sum of their powers [QUERIES], and the values weighed with these [QUERIES, BLOCK_DIM]; powers are relative
+    to the peak.
     """
-    ROW: tl.constexpr = KV_HEADS * HEAD_DIM
-    dim = tl.arange(0, queries.shape[1])
     peak = tl.full(seen.shape, LOWEST, tl.float32)
     total = tl.zeros(seen.shape, tl.float32)
     sums = tl.zeros(queries.shape, tl.float32)
-    for at in range(first, last, COLUMNS):
+    heads = cache + kv_head * HEAD_DIM
+    for at in range(first, shared, COLUMNS):
+        slot = at + tl.arange(0, COLUMNS)
+        key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS)
+        peak, total, sums = attend_columns(
+            queries, None, heads, key, None, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE
+        )
+    for at in range(shared, last, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
         exists = slot < last
-        row = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
-        keys_at = cache + (row * ROW + kv_head * HEAD_DIM)[:, None] + dim[None, :]
-        kept = exists[:, None] & (dim < HEAD_DIM)[None, :]
-        keys = tl.load(keys_at, mask=kept, other=0.0)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * (LOG2_E * HEAD_DIM**-0.5)
-        powers, decay, peak, total = soften(scores, slot[None, :] < seen[:, None], peak, total)
-        values = tl.load(keys_at + STRIDE * ROW, mask=kept, other=0.0)
-        sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+        key = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
+        visible = slot[None, :] < seen[:, None]
+        peak, total, sums = attend_columns(
+            queries, visible, heads, key, exists, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE
+        )
     return peak, total, sums
+
+
+@triton.jit
+def attend_columns(
+    queries,
+    visible,
+    heads,
+    key,
+    exists,
+    peak,
+    total,
+    sums,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+):
+    """One step of `attend_slots`, to the keys in rows `key` [COLUMNS] of `heads`.
+
+    `exists` [COLUMNS] are those that are there, `visible` [QUERIES, COLUMNS] those that each query sees: all
+    where they are None. Returns the new peak, total and sums.
+    """
+    ROW: tl.constexpr = KV_HEADS * HEAD_DIM
+    keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
+    keys = load_rows(keys_at, exists, HEAD_DIM)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    powers, decay, peak, total = soften(scores, visible, LOG2_E * HEAD_DIM**-0.5, peak, total)
+    values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM)
+    sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+    return peak, total, sums
+
+
+@triton.jit
+def load_rows(at, exists, HEAD_DIM: tl.constexpr):
+    """What is `at` [COLUMNS, BLOCK_DIM], zeros behind HEAD_DIM and in rows that do not exist."""
+    inside = tl.arange(0, at.shape[1])[None, :] < HEAD_DIM
+    if exists is not None:
+        return tl.load(at, mask=exists[:, None] & inside, other=0.0)
+    if at.shape[1] == HEAD_DIM:
+        return tl.load(at)
+    return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
 def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr):
     """[COLUMNS] i64: the cache's rows with the keys of a row's slots; values lie STRIDE rows behind."""
-    page = tl.load(table + slot // STRIDE, mask=exists, other=0)
+    page = tl.load(table + slot // STRIDE, mask=exists, other=None if exists is None else 0)
     return page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
 
 
 @triton.jit
-def soften(scores, visible, peak, total):
-    """One step of a running softmax: `scores` [QUERIES, COLUMNS] join what `peak` and `total` stand for.
+def soften(scores, visible, scale, peak, total):
+    """One step of a running softmax: `scores` [QUERIES, COLUMNS] times `scale` join what `peak` and `total`
+    stand for. Those that are not `visible` do not, unless that is None.
 
-    Returns their powers of two, the factor of all before them, and the new peak and total.
+    Returns their powers of two, the factor of all before them, and the new peak and total. Products are
+    rounded with the sums that they are in, so that the bits are the same whether there is a mask or not.
     """
-    scores = tl.where(visible, scores, LOWEST)
-    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-    powers = tl.where(visible, tl.exp2(scores - new_peak[:, None]), 0.0)
+    if visible is not None:
+        scores = tl.where(visible, scores, LOWEST)
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale)
+    powers = tl.exp2(tl.fma(scores, scale, -new_peak[:, None]))
+    if visible is not None:
+        powers = tl.where(visible, powers, 0.0)
     decay = tl.exp2(peak - new_peak)
-    return powers, decay, new_peak, total * decay + tl.sum(powers, axis=1)
+    return powers, decay, new_peak, tl.fma(total, decay, tl.sum(powers, axis=1))
 
 
 @triton.jit
@@ -275,25 +334,35 @@ def is_last_of(shares, counter):
 
 
 @triton.jit
-def combine(parts, states, first, shares, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+def combine(
+    parts,
+    states,
+    first,
+    shares,
+    is_query,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
     """The sums of `shares` parts from `first` [QUERIES] on, in their order: the total of all weights' powers
     of two, and of the values that they weigh. A part's state is the peak of its weights, and their total.
     """
+    each = tl.arange(0, BLOCK_SPLITS)
+    states_at = states + (first[:, None] + each[None, :]) * 2
+    is_part = is_query[:, None] & (each < shares)[None, :]
+    peaks = tl.load(states_at, mask=is_part, other=LOWEST, cache_modifier=".cg")
+    totals = tl.load(states_at + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+    peak = tl.max(peaks, axis=1)
+    total = tl.sum(totals * tl.exp2(peaks - peak[:, None]), axis=1)
+
     dim = tl.arange(0, BLOCK_DIM)
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
-    peak = tl.full(first.shape, LOWEST, tl.float32)
-    total = tl.zeros(first.shape, tl.float32)
     sums = tl.zeros((first.shape[0], BLOCK_DIM), tl.float32)
-    for share in range(shares):
+    # Loads of several parts are in flight at once.
+    for share in tl.range(shares, loop_unroll_factor=4):
         part = first + share
         part_peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
-        part_total = tl.load(states + part * 2 + 1, mask=is_query, other=0.0, cache_modifier=".cg")
         at = parts + part[:, None] * HEAD_DIM + dim[None, :]
         values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-        new_peak = tl.maximum(peak, part_peak)
-        decay = tl.exp2(peak - new_peak)
-        weight = tl.exp2(part_peak - new_peak)
-        total = total * decay + part_total * weight
-        sums = sums * decay[:, None] + values * weight[:, None]
-        peak = new_peak
+        sums = tl.fma(values, tl.exp2(part_peak - peak)[:, None], sums)
     return total, sums

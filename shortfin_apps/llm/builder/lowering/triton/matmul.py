@@ -21,13 +21,17 @@ MATRIX = ("w", "scales", "minima")  # operands that hold a weight; one in floats
 
 
 class MatmulKernels:
-    """Makes the Kernel of each matmul; `tile_of` has the tile for a number of tokens and a weight's shape.
+    """Makes the Kernel of each matmul; `tile_of` has the tile for a number of tokens and a weight's shape and
+    layout.
 
     A weight lies in `layout`, by default in floats row by row.
     """
 
     def __init__(
-        self, spec: ModelSpec, options: BuildOptions, tile_of: Callable[[Dim, Shape], MatmulTile]
+        self,
+        spec: ModelSpec,
+        options: BuildOptions,
+        tile_of: Callable[[Dim, Shape, WeightLayout | None], MatmulTile],
     ) -> None:
         self._spec = spec
         self._options = options
@@ -37,7 +41,7 @@ class MatmulKernels:
     def linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """x times the transpose of w, plus `residual`; with `norm`, what the matmuls behind it read."""
         out_features, _ = shape
-        tile = self._tile_of(tokens, shape)
+        tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
             constants=("tokens",),
             reads={
@@ -52,7 +56,7 @@ class MatmulKernels:
     def gated_linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """SiLU of the first half of w's features, times the second half."""
         out_features = shape[0] // 2
-        tile = self._tile_of(tokens, shape)
+        tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
             constants=("tokens",),
             reads=self._reads(shape, layout),
@@ -65,7 +69,7 @@ class MatmulKernels:
     def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """q, rotated, in the cache's type; k, rotated, and v go to the cache."""
         spec, kv = self._spec, self._options.kv
-        tile = self._tile_of(tokens, shape)
+        tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
             constants=("tokens", "layer"),
             reads={
@@ -107,10 +111,6 @@ class MatmulKernels:
     ) -> Kernel:
         """Its grid is tiles of tokens by tiles of the weight's rows."""
         out_features, in_features = shape
-        if isinstance(layout, Fp8Rows):
-            tile = tile.for_fp8()
-        elif isinstance(layout, BlockRows):
-            tile = tile.for_blocks()
         return Kernel(
             name=f"{name}{_kind(layout)}_{out_features}x{in_features}_{tile.suffix}",
             function=function,

@@ -10,9 +10,9 @@ from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 
-SPLIT = 128  # slots that a workgroup takes of a single token's attention
-MOST_SPLITS = 64  # workgroups that share such slots; above, each takes a multiple of SPLIT
+MOST_SPLITS = 64  # workgroups that share the slots of a single token's attention
 _ANY = sys.maxsize
 _UNKNOWN_TOKENS = 512  # what a number counts as that is not known when a kernel is compiled
 
@@ -52,11 +52,12 @@ class MatmulTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """A workgroup's tile of an attention: `queries` by `columns` slots."""
+    """A workgroup's tile of an attention: `queries` by `columns` slots, fewer if these have more keys."""
 
     queries: int
     columns: int
     tuning: Tuning
+    most_key_bytes: int = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,34 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileTable:
-    """The tiles of one kind of GPU. Of `matmuls` the first that fits is used."""
+    """The tiles of one kind of GPU. Of `matmuls` the first that fits is used.
+
+    `blocks` and `fp8` are those of weights in blocks and in 8-bit floats, which else come from `matmuls`.
+    `split`: the slots that a workgroup takes of a single token's attention, or the least multiple for which
+    MOST_SPLITS workgroups suffice.
+    """
 
     matmuls: Sequence[Use]
+    blocks: Sequence[Use] = ()
+    fp8: Sequence[Use] = ()
+    split: int = 128
     decode_attention: AttentionTile
     attention: AttentionTile
 
-    def matmul(self, tokens: Dim, shape: tuple[int, ...]) -> MatmulTile:
-        """The tile for a number of tokens, where a str stands for any, and the shape of a weight."""
+    def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
+        """The tile for a number of tokens, where a str stands for any, and the shape and layout of a weight,
+        by default floats row by row."""
         known = tokens if isinstance(tokens, int) else _UNKNOWN_TOKENS
-        return next(use.tile for use in self.matmuls if known <= use.tokens and shape[0] <= use.features)
+
+        def first(uses: Sequence[Use]) -> MatmulTile:
+            return next(use.tile for use in uses if known <= use.tokens and shape[0] <= use.features)
+
+        match layout:
+            case Fp8Rows():
+                return first(self.fp8) if self.fp8 else first(self.matmuls).for_fp8()
+            case BlockRows():
+                return first(self.blocks) if self.blocks else first(self.matmuls).for_blocks()
+        return first(self.matmuls)
 
 
 _AMD = TileTable(
@@ -91,6 +110,12 @@ _AMD = TileTable(
     ),
     decode_attention=AttentionTile(16, 32, Tuning(4, 2)),
     attention=AttentionTile(64, 64, Tuning(4, 2)),
+)
+# Triton 3.9 miscompiles attention's pipelined loads there: they read LDS before it is written.
+_CDNA4 = replace(
+    _AMD,
+    decode_attention=replace(_AMD.decode_attention, tuning=Tuning(4, 1)),
+    attention=replace(_AMD.attention, tuning=Tuning(4, 1)),
 )
 # The quickest of five sets on an H200 that need less shared memory than those of _HOPPER.
 _NVIDIA = TileTable(
@@ -104,7 +129,7 @@ _NVIDIA = TileTable(
     attention=AttentionTile(128, 64, Tuning(8, 2)),
 )
 # The quickest on an H200, or close to it, of those in bench/matmul_candidates.py, for the shapes of
-# Llama 3.1 8B and SmolLM2-135M in bf16 (bench/tune_matmul.py).
+# Llama 3.1 8B and SmolLM2-135M in bf16 (bench/tune_matmul.py); of attention those in bench/tune_attention.py.
 _HOPPER = TileTable(
     matmuls=(
         Use(16, 2048, MatmulTile(16, 16, 512, Tuning(2, 6))),
@@ -131,22 +156,23 @@ _HOPPER = TileTable(
         Use(_ANY, 3584, MatmulTile(128, 128, 128, Tuning(8, 4))),
         Use(_ANY, _ANY, MatmulTile(128, 256, 128, Tuning(8, 4))),
     ),
-    decode_attention=AttentionTile(16, 128, Tuning(4, 2)),
-    attention=AttentionTile(128, 64, Tuning(8, 2)),
+    split=256,
+    decode_attention=AttentionTile(16, 128, Tuning(4, 2), most_key_bytes=32 << 10),
+    attention=AttentionTile(64, 128, Tuning(4, 3)),
 )
 
 
 def tiles_of(target: Target) -> TileTable:
     """The table for a GPU."""
     if target.architecture != "nvptx":
-        return _AMD
+        return _CDNA4 if target.cpu == "gfx950" else _AMD
     return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:
     """The tile with room for the `sharing` query heads of a K/V head, and fewer slots of wide heads."""
-    columns = max(16, min(tile.columns, (16 << 10) // power_of_two(head_bytes)))
-    return AttentionTile(max(tile.queries, power_of_two(sharing)), columns, tile.tuning)
+    columns = max(16, min(tile.columns, tile.most_key_bytes // power_of_two(head_bytes)))
+    return replace(tile, queries=max(tile.queries, power_of_two(sharing)), columns=columns)
 
 
 def power_of_two(number: int) -> int:
