@@ -12,32 +12,28 @@ GB/s counts the weights only. `now` marks the tile that a build takes.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import statistics
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import count, groupby
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from cuda_driver import Cuda, CudaError, Function
+from kernel_times import F32, assemble_all, from_bf16, seconds_of, to_bf16
 
 FOLDER = Path(__file__).parent
 ROTATED_BYTES = 240 << 20  # several times the L2 of an H200
-GRAPH_S = 2e-3  # about what one graph takes
-REPEATS = 5
-MAX_ERROR = 1e-2  # of bf16 results, relative to their norm
+MAX_ERROR = {"fp8": 5e-2}  # of results, relative to their norm; activations of fp8 are rounded too
+MAX_BF16_ERROR = 1e-2
+BLOCK = 32  # weights that share a scale
 GROUP = 16  # features whose squares are summed
 
-F32 = npt.NDArray[np.float32]
 Entry = Mapping[str, Any]  # of kernels.json
-_BYTES = {"bf16": 2, "f32": 4, "i64": 8}
+_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i64": 8, "i8": 1, "f8E4M3FN": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +41,7 @@ class Time:
     """Of one kernel with a number of tokens; the error is relative, or None where it failed."""
 
     case: str
+    weights: str
     tokens: int
     tile: str
     is_built: bool
@@ -62,7 +59,7 @@ class Time:
         speed = f"{giga:6.0f} GB/s {tera:6.1f} TFLOP/s"
         remarks = [
             *(["now"] if self.is_built else []),
-            *(["WRONG"] if not self.error < MAX_ERROR else []),
+            *(["WRONG"] if not self.error < MAX_ERROR.get(self.weights, MAX_BF16_ERROR) else []),
             *([f"spills {self.spilled_bytes}"] if self.spilled_bytes else []),
         ]
         return (
@@ -74,8 +71,7 @@ class Time:
 def main() -> None:
     args = _parse()
     table = [each for each in json.loads((FOLDER / "kernels.json").read_text()) if args.only in _case(each)]
-    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        images = list(pool.map(_assemble, [each["file"] for each in table], chunksize=4))
+    images = assemble_all(FOLDER, [each["file"] for each in table], args.jobs)
     cuda = Cuda()
     print(cuda.name, f"{len(table)} kernels", flush=True)
     times: list[Time] = []
@@ -110,20 +106,6 @@ def _best(times: Sequence[Time], show: int) -> Iterator[str]:
             rivals = [each for each in times if (each.case, each.tokens) == (case, tokens)]
             rivals.sort(key=lambda each: each.seconds)
             yield from (each.line for n, each in enumerate(rivals) if n < show or each.is_built)
-
-
-_assembler: Cuda | None = None
-
-
-def _assemble(file: str) -> bytes:
-    """The machine code of a PTX file. The driver assembles one at a time in a process."""
-    global _assembler
-    _assembler = _assembler or Cuda()
-    try:
-        return _assembler.assemble(gzip.decompress((FOLDER / file).read_bytes()))
-    except CudaError as error:
-        print(f"{file}: {error}", flush=True)
-        return b""
 
 
 def _times_of_case(cuda: Cuda, group: Sequence[tuple[Entry, bytes]]) -> list[Time]:
@@ -165,14 +147,7 @@ def _time(
     launch()
     got = {name: operands.rows(name, rows) for name in expected}
     errors = [np.linalg.norm(got[name] - expected[name]) / np.linalg.norm(expected[name]) for name in got]
-    return _time_of(entry, function, tokens, _seconds(cuda, launch), float(max(errors)), got)
-
-
-def _seconds(cuda: Cuda, launch: Any) -> float:
-    """The median time of a launch."""
-    single = min(cuda.times_s(lambda: [launch() for _ in range(4)], 2)) / 4
-    launches = int(min(400, max(5, GRAPH_S / single)))
-    return statistics.median(cuda.times_s(lambda: [launch() for _ in range(launches)], REPEATS)) / launches
+    return _time_of(entry, function, tokens, seconds_of(cuda, launch), float(max(errors)), got)
 
 
 def _time_of(
@@ -181,6 +156,7 @@ def _time_of(
     out_features, in_features = entry["shape"]
     return Time(
         case=_case(entry),
+        weights=entry["weights"],
         tokens=tokens,
         tile=entry["tile"],
         is_built=entry["is_built"],
@@ -189,9 +165,14 @@ def _time_of(
         bits=zlib.crc32(b"".join(np.ascontiguousarray(values[0]).tobytes() for values in got.values())),
         registers=function.registers,
         spilled_bytes=function.spilled_bytes,
-        weight_bytes=_BYTES["bf16"] * out_features * in_features,
+        weight_bytes=_num_weight_bytes(entry),
         flops=2 * tokens * out_features * in_features,
     )
+
+
+def _num_weight_bytes(entry: Entry) -> int:
+    buffers = [entry["buffers"][name] for name in ("w", "scales", "minima") if name in entry["buffers"]]
+    return sum(_BYTES[dtype] * int(np.prod(shape)) for dtype, shape in buffers)
 
 
 class _Operands:
@@ -205,6 +186,7 @@ class _Operands:
         self._entry = entry
         self._sizes = {"tokens": tokens, "pages": -(-tokens // entry["stride"])}
         self.inputs = _inputs(entry, tokens)
+        self._stored = _stored(entry, self.inputs)
         self._memory = {name: self._upload(name) for name in entry["buffers"]}
         self._weights = [self._memory["w"], *self._copies_of_weight()]
 
@@ -212,7 +194,9 @@ class _Operands:
         """The address of a new buffer, with its values if it is an input."""
         dtype, _ = self._entry["buffers"][name]
         address = self._cuda.allocate(self._num_bytes(name))
-        if name in self.inputs:
+        if name in self._stored:
+            self._cuda.upload(address, self._stored[name])
+        elif name in self.inputs:
             self._cuda.upload(address, _encoded(self.inputs[name], dtype))
         return address
 
@@ -225,7 +209,7 @@ class _Operands:
 
     def poison(self) -> None:
         """Makes all results NaN."""
-        for name in self._memory.keys() - self.inputs.keys():
+        for name in self._memory.keys() - self.inputs.keys() - self._stored.keys():
             self._cuda.fill(self._memory[name], self._num_bytes(name), 0xFF)
         self._cuda.wait()
 
@@ -244,7 +228,7 @@ class _Operands:
             at = np.stack([keys, keys + stride], axis=1)
         data = self._cuda.download(self._memory[name], (int(at.max()) + 1) * features * _BYTES[dtype])
         raw = np.frombuffer(data, np.uint16 if dtype == "bf16" else np.float32).reshape(-1, features)[at]
-        return (_from_bf16(raw) if dtype == "bf16" else raw).reshape(len(rows), -1)
+        return (from_bf16(raw) if dtype == "bf16" else raw).reshape(len(rows), -1)
 
     def free(self) -> None:
         for address in {*self._memory.values(), *self._weights}:
@@ -262,8 +246,8 @@ def _inputs(entry: Entry, tokens: int) -> dict[str, F32]:
     # Fewer numbers than the weights have, repeated: no power of two, so that no two rows are alike.
     some = rng.standard_normal(min(out_features * in_features, (1 << 22) + 1), np.float32) / in_features**0.5
     inputs = {
-        "x": _from_bf16(_to_bf16(rng.standard_normal((tokens, in_features), np.float32))),
-        "w": np.resize(_from_bf16(_to_bf16(some.astype(np.float32))), (out_features, in_features)),
+        "x": from_bf16(to_bf16(rng.standard_normal((tokens, in_features), np.float32))),
+        "w": np.resize(from_bf16(to_bf16(some.astype(np.float32))), (out_features, in_features)),
         "in_squares": rng.uniform(8, 24, (tokens, in_features // GROUP)).astype(np.float32),
         "residual": rng.standard_normal((tokens, out_features), np.float32),
         "norm": rng.uniform(0.5, 1.5, out_features).astype(np.float32),
@@ -273,6 +257,42 @@ def _inputs(entry: Entry, tokens: int) -> dict[str, F32]:
     token, stride = np.arange(tokens), entry["stride"]
     inputs["slots"] = (token // stride * 2 * stride + token % stride).astype(np.float32)
     return inputs
+
+
+def _stored(entry: Entry, inputs: dict[str, F32]) -> dict[str, bytes]:
+    """The bytes of a quantised weight's operands; `inputs["w"]` becomes what they stand for."""
+    if entry["weights"] == "bf16":
+        return {}
+    rng = np.random.default_rng(9)
+    out_features, in_features = entry["shape"]
+    rows = np.resize(np.arange(256), out_features)  # as many different rows as numpy makes quickly
+    scales = rng.uniform(0.5, 1.5, (256, in_features // BLOCK)).astype(np.float16)
+    match entry["weights"]:
+        case "q8_0":
+            quants = rng.integers(-127, 128, (256, in_features)).astype(np.int8)
+            stored = {"w": quants, "scales": (scales / 74 / in_features**0.5).astype(np.float16)}
+            values = quants * np.repeat(stored["scales"].astype(np.float32), BLOCK, axis=1)
+        case "q4":
+            quants = rng.integers(0, 16, (256, in_features)).astype(np.uint8)
+            scales = (scales / 5 / in_features**0.5).astype(np.float16)
+            minima = (scales * np.float16(-7.5)).astype(np.float16)
+            stored = {"w": quants[:, 0::2] | quants[:, 1::2] << 4, "scales": scales, "minima": minima}
+            wide, least = (np.repeat(each.astype(np.float32), BLOCK, axis=1) for each in (scales, minima))
+            values = quants * wide + least
+        case _:
+            magnitudes = rng.integers(0x28, 0x40, (256, in_features)).astype(np.uint8)  # 0.125 to 2
+            quants = magnitudes | rng.integers(0, 2, magnitudes.shape).astype(np.uint8) << 7
+            stored = {"w": quants, "scales": np.full(256, in_features**-0.5, np.float32)}
+            values = _from_e4m3(quants) * stored["scales"][:, None]
+    inputs["w"] = values.astype(np.float32)[rows]
+    return {name: each[rows].tobytes() for name, each in stored.items()}
+
+
+def _from_e4m3(quants: npt.NDArray[np.uint8]) -> F32:
+    """Of normal numbers."""
+    exponent, mantissa = (quants >> 3 & 15).astype(np.float32), (quants & 7).astype(np.float32)
+    values: F32 = np.where(quants & 0x80, -1, 1) * 2 ** (exponent - 7) * (1 + mantissa / 8)
+    return values.astype(np.float32)
 
 
 def _expected(entry: Entry, inputs: Mapping[str, F32], rows: Sequence[int]) -> dict[str, F32]:
@@ -308,18 +328,8 @@ def _rotated(entry: Entry, qkv: F32, rotary: F32) -> dict[str, F32]:
 
 def _encoded(values: F32, dtype: str) -> bytes:
     if dtype == "bf16":
-        return _to_bf16(values).tobytes()
+        return to_bf16(values).tobytes()
     return values.astype({"f32": np.float32, "i64": np.int64}[dtype]).tobytes()
-
-
-def _to_bf16(values: F32) -> npt.NDArray[np.uint16]:
-    """Rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-
-
-def _from_bf16(bits: npt.NDArray[np.uint16]) -> F32:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 
 # Of one layer, so that the cache is no larger than it has to be.
 MODELS = {
@@ -47,10 +48,22 @@ class Case:
     kind: str
     shape: tuple[int, int]
     absent: frozenset[str] = frozenset()
+    weights: WeightType = "bf16"
+
+    @property
+    def layout(self) -> WeightLayout:
+        match self.weights:
+            case "q8_0":
+                return BlockRows(8)
+            case "q4":
+                return BlockRows(4)
+            case "fp8":
+                return Fp8Rows("f8E4M3FN")
+        return RowMajor("bf16")
 
     def kernel(self, device: str, tile: MatmulTile) -> Kernel:
         kernels = MatmulKernels(MODELS[self.model], BuildOptions(device=device), lambda *_: tile)
-        made: Kernel = getattr(kernels, self.kind)(self.shape, "tokens")
+        made: Kernel = getattr(kernels, self.kind)(self.shape, "tokens", self.layout)
         return made.without(self.absent)
 
 
@@ -68,13 +81,15 @@ class Job:
 def main() -> None:
     args = _parse()
     args.folder.mkdir(parents=True, exist_ok=True)
-    cases = [case for case in _cases(args.model) if re.search(args.only, case.name)]
+    cases = [
+        replace(case, weights=args.weights) for case in _cases(args.model) if re.search(args.only, case.name)
+    ]
     jobs = [job for case in cases for job in _jobs(args.device, case, args.tile, args.tokens)]
     with ProcessPoolExecutor(args.jobs) as pool:
         made = list(pool.map(_compile, jobs, [args.folder] * len(jobs)))
     table = [entry for entry in made if entry]
     (args.folder / "kernels.json").write_text(json.dumps(table))
-    for name in ("matmul_times.py", "cuda_driver.py"):
+    for name in ("matmul_times.py", "kernel_times.py", "cuda_driver.py"):
         shutil.copy(Path(__file__).parent / name, args.folder / name)
     print(f"{len(table)} kernels in {args.folder}; {len(made) - len(table)} do not compile")
 
@@ -87,6 +102,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda:sm_90", help="the GPU to compile for")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
     parser.add_argument("--only", default="", metavar="PATTERN", help="matmuls by name: qkv, o, gate_up, ...")
+    parser.add_argument("--weights", choices=("bf16", "q8_0", "q4", "fp8"), default="bf16")
     parser.add_argument("--tokens", type=_numbers, default=TOKENS, metavar="N,N,...")
     parser.add_argument("--tile", type=tile_of, action="append", help="ROWSxCOLUMNSxBYTES:WAVES:STAGES")
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
@@ -123,7 +139,7 @@ def _jobs(
     built = tiles_of(resolve_target(device))
     built_for: dict[MatmulTile, list[int]] = {}
     for each in tokens:
-        built_for.setdefault(built.matmul(each, case.shape), []).append(each)
+        built_for.setdefault(built.matmul(each, case.shape, case.layout), []).append(each)
     for tile, most in built_for.items():
         yield Job(device, case, tile, most, is_built=True)
     for tile in tiles or map(tile_of, CANDIDATES):
@@ -166,6 +182,7 @@ def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> di
         "case": case.name,
         "kind": case.kind,
         "shape": case.shape,
+        "weights": case.weights,
         "eps": spec.rms_norm_eps,
         "heads": [spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim],
         "stride": BuildOptions().block_seq_stride,

@@ -1,0 +1,267 @@
+"""Checks and times the attention kernels that bench/tune_attention.py compiled into this folder.
+
+    python3 attention_times.py                        # every kernel
+    python3 attention_times.py --only 8b.prefill --json times.json
+
+Results are compared with numpy's in f32 for a few tokens. Times are of launches back to back in a CUDA graph,
+the median of some graphs; the layer rotates, so that keys and values come from memory, as a model's do.
+TFLOP/s counts what causal attention needs, GB/s the keys and values of decodes. `now` marks the tile that a
+build takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cuda_driver import Cuda, CudaError, Function
+from kernel_times import F32, assemble_all, from_bf16, seconds_of, to_bf16
+
+FOLDER = Path(__file__).parent
+RANDOM_PAGES = 61  # that are repeated; no divisor of a batch's
+MAX_ERROR = 2e-2  # of bf16 results, relative to their norm
+
+Entry = Mapping[str, Any]  # of kernels.json
+_BYTES = {"bf16": 2, "f32": 4, "i64": 8, "i32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of some tokens each, behind some that are cached."""
+
+    rows: int
+    tokens: int
+    cached: int
+
+    @property
+    def length(self) -> int:
+        return self.cached + self.tokens
+
+    @property
+    def label(self) -> str:
+        return f"{self.rows} x {self.tokens} behind {self.cached}"
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Of one kernel with a batch; the error is relative."""
+
+    case: str
+    batch: str
+    tile: str
+    is_built: bool
+    seconds: float
+    error: float
+    registers: int
+    spilled_bytes: int
+    cache_bytes: int
+    flops: int
+
+    @property
+    def line(self) -> str:
+        giga, tera = self.cache_bytes / self.seconds / 1e9, self.flops / self.seconds / 1e12
+        remarks = [
+            *(["now"] if self.is_built else []),
+            *(["WRONG"] if not self.error < MAX_ERROR else []),
+            *([f"spills {self.spilled_bytes}"] if self.spilled_bytes else []),
+        ]
+        return (
+            f"{self.case:>12} {self.batch:>21} {self.tile:>16} {self.seconds * 1e6:8.1f} us {giga:6.0f} GB/s "
+            f"{tera:6.1f} TFLOP/s {self.registers:4} registers error {self.error:.0e} {' '.join(remarks)}"
+        )
+
+
+def main() -> None:
+    args = _parse()
+    table = [each for each in json.loads((FOLDER / "kernels.json").read_text()) if args.only in each["case"]]
+    images = assemble_all(FOLDER, [each["file"] for each in table], args.jobs)
+    cuda = Cuda()
+    print(cuda.name, f"{len(table)} kernels", flush=True)
+    times: list[Time] = []
+    for _, group in groupby(zip(table, images, strict=True), lambda pair: str(pair[0]["case"])):
+        made = list(group)
+        for sizes in made[0][0]["batches"]:
+            found = sorted(_times_of(cuda, made, Batch(*sizes)), key=lambda each: each.seconds)
+            for n, each in enumerate(found):
+                if n < args.show or each.is_built:
+                    print(each.line, flush=True)
+            times += found
+    if args.json:
+        args.json.write_text(json.dumps([asdict(each) for each in times]))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in MODEL.KIND")
+    parser.add_argument("--show", type=int, default=5, help="lines for each case and batch")
+    parser.add_argument("--json", type=Path, help="write every time to this file")
+    parser.add_argument("--jobs", type=int, default=8, help="kernels assembled at once")
+    return parser.parse_args()
+
+
+def _times_of(cuda: Cuda, group: Sequence[tuple[Entry, bytes]], batch: Batch) -> Iterator[Time]:
+    operands = _Operands(cuda, [entry for entry, _ in group], batch)
+    expected = operands.expected()
+    for entry, image in group:
+        if not image:
+            continue
+        try:
+            function = cuda.load(image, entry["name"], entry["threads"], entry["shared_bytes"])
+            yield _time(cuda, entry, function, operands, expected)
+        except CudaError as error:
+            print(f"{entry['file']}, {batch.label}: {error}", flush=True)
+    operands.free()
+
+
+def _time(cuda: Cuda, entry: Entry, function: Function, operands: _Operands, expected: F32) -> Time:
+    batch, turn = operands.batch, count()
+    grid = [each if isinstance(each, int) else operands.count(each, entry) for each in entry["grid"]]
+    addresses = operands.addresses(entry)
+
+    def launch() -> None:
+        layer = next(turn) % entry["layers"]
+        cuda.launch(function, grid, addresses, [*operands.numbers, layer])
+
+    operands.reset()
+    launch()
+    error = float(np.linalg.norm(operands.result() - expected) / np.linalg.norm(expected))
+    heads, kv_heads, head_dim = entry["heads"]
+    pairs = batch.rows * sum(range(batch.cached + 1, batch.length + 1))
+    return Time(
+        case=entry["case"],
+        batch=batch.label,
+        tile=entry["tile"],
+        is_built=entry["is_built"],
+        seconds=seconds_of(cuda, launch),
+        error=error,
+        registers=function.registers,
+        spilled_bytes=function.spilled_bytes,
+        cache_bytes=2 * _BYTES["bf16"] * batch.rows * batch.length * kv_heads * head_dim,
+        flops=4 * pairs * heads * head_dim,
+    )
+
+
+class _Operands:
+    """The operands of a batch, which all kernels of a case share, here and on the device."""
+
+    def __init__(self, cuda: Cuda, entries: Sequence[Entry], batch: Batch) -> None:
+        self.batch = batch
+        self._cuda = cuda
+        self._entry = entry = entries[0]
+        self._width = -(-batch.length // entry["stride"])
+        self._tokens = batch.rows * batch.tokens
+        self._sizes = {
+            "tokens": self._tokens,
+            "rows": batch.rows,
+            "width": self._width,
+            "pages": batch.rows * self._width + 1,
+        }
+        rng = np.random.default_rng(7)
+        _, page_elements = entry["buffers"]["cache"][1]
+        self._q = _rounded(rng, (self._tokens, entry["buffers"]["q"][1][1]))
+        self._pages = _rounded(rng, (RANDOM_PAGES, page_elements))
+        self._blocks = rng.permutation(np.arange(1, self._sizes["pages"])).reshape(batch.rows, -1)
+        most = max(entries, key=lambda each: int(each["most_splits"]))
+        self._memory = {name: cuda.allocate(self._num_bytes(most, name)) for name in most["buffers"]}
+        self._most = most
+        for name, values in self._integers().items():
+            if name in self._memory:
+                cuda.upload(self._memory[name], values.astype(np.int64).tobytes())
+        cuda.upload(self._memory["q"], to_bf16(self._q).tobytes())
+        self._upload_cache()
+
+    @property
+    def numbers(self) -> list[int]:
+        """tokens, rows, width."""
+        return [self._tokens, self.batch.rows, self._width]
+
+    def count(self, tiles: Mapping[str, Any], entry: Entry) -> int:
+        """Workgroups of one dimension of the grid."""
+        splits = min(-(-self._width * entry["stride"] // entry["split"]), entry["most_splits"])
+        sizes = {**self._sizes, "splits": splits}
+        more = sizes[tiles["more"]] if tiles["more"] else 0
+        return int(-(-sizes[tiles["operand"]] // tiles["size"]) + more)
+
+    def addresses(self, entry: Entry) -> list[int]:
+        return [self._memory[name] for name in entry["buffers"]]
+
+    def reset(self) -> None:
+        """Makes all results NaN, and counters 0."""
+        self._cuda.wait()
+        for name in self._memory.keys() & {"out", "parts", "states", "counters"}:
+            value = 0 if name == "counters" else 0xFF
+            self._cuda.fill(self._memory[name], self._num_bytes(self._most, name), value)
+        self._cuda.wait()
+
+    def result(self) -> F32:
+        """Rows of `out`, as of `expected`."""
+        data = self._cuda.download(self._memory["out"], self._num_bytes(self._most, "out"))
+        return from_bf16(np.frombuffer(data, np.uint16)).reshape(self._q.shape)[self._compared()]
+
+    def expected(self) -> F32:
+        """By numpy, in layer 0: the first, a middle and the last token of the first and the last row."""
+        return np.stack([self._attended(token) for token in self._compared()])
+
+    def free(self) -> None:
+        for address in self._memory.values():
+            self._cuda.free(address)
+
+    def _compared(self) -> list[int]:
+        tokens = self.batch.tokens
+        last_row = (self.batch.rows - 1) * tokens
+        return sorted({row + at for row in (0, last_row) for at in (0, tokens // 2, tokens - 1)})
+
+    def _attended(self, token: int) -> F32:
+        row, at = divmod(token, self.batch.tokens)
+        heads, kv_heads, head_dim = self._entry["heads"]
+        shape = (RANDOM_PAGES, self._entry["layers"], 2, self._entry["stride"], kv_heads, head_dim)
+        pages = self._pages.reshape(shape)[self._blocks[row] % RANDOM_PAGES, 0]
+        seen = self.batch.cached + at + 1
+        slots = pages.swapaxes(0, 1).reshape(2, -1, kv_heads, head_dim)[:, :seen]
+        keys, values = np.repeat(slots, heads // kv_heads, axis=2)
+        scores = np.einsum("hd,nhd->hn", self._q[token].reshape(heads, head_dim), keys) / np.sqrt(head_dim)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        attended: F32 = np.einsum("hn,nhd->hd", weights, values).reshape(-1)
+        return attended
+
+    def _integers(self) -> dict[str, npt.NDArray[np.int64]]:
+        batch = self.batch
+        return {
+            "offsets": np.arange(batch.rows) * batch.tokens,
+            "starts": np.full(batch.rows, batch.cached),
+            "seq_lens": np.full(batch.rows, batch.length),
+            "blocks": self._blocks,
+        }
+
+    def _upload_cache(self) -> None:
+        """Page n has what random page n % RANDOM_PAGES has: the copies double what is there."""
+        address, total = self._memory["cache"], self._num_bytes(self._most, "cache")
+        data = to_bf16(self._pages).tobytes()
+        self._cuda.upload(address, data[:total])
+        done = len(data)
+        while done < total:
+            some = min(done, total - done)
+            self._cuda.copy(address + done, address, some)
+            done += some
+
+    def _num_bytes(self, entry: Entry, name: str) -> int:
+        dtype, shape = entry["buffers"][name]
+        return int(np.prod([self._sizes.get(size, size) for size in shape])) * _BYTES[dtype]
+
+
+def _rounded(rng: np.random.Generator, shape: tuple[int, ...]) -> F32:
+    return from_bf16(to_bf16(rng.standard_normal(shape, np.float32)))
+
+
+if __name__ == "__main__":
+    main()

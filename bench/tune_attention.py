@@ -1,0 +1,171 @@
+"""Times of the attention kernels with many tiles, for two models, on a GPU that needs no compiler.
+
+    python -m bench.tune_attention FOLDER                       # here: compiles, from the repository's root
+    python3 FOLDER/attention_times.py                           # there: checks and times what FOLDER holds
+
+The second needs Python with numpy and the GPU's driver only. A tile is written as in
+`lowering/triton/tiles.py`: queries, slots, waves, stages, and a decode's split: `--tile 16x64:4:2:128`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.models import MODELS as GPU_MODELS
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
+from shortfin_apps.llm.builder.lowering.triton.tiles import AttentionTile, TileTable, tiles_of
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.target import resolve_target
+
+MODELS = {short: GPU_MODELS[name].spec for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))}
+# Rows, the tokens of each, and those before them.
+DECODES = {
+    "8b": ((1, 1, 1023), (8, 1, 1023), (64, 1, 1023), (1, 1, 8000)),
+    "135m": ((1, 1, 255), (32, 1, 255), (128, 1, 255), (1, 1, 8000)),
+}
+PREFILLS = {
+    "8b": ((1, 512, 0), (1, 2048, 0), (4, 512, 0), (1, 512, 3584)),
+    "135m": ((1, 512, 0), (4, 128, 0), (1, 2048, 0)),
+}
+DECODE_TILES = tuple(
+    f"16x{columns}:{waves}:{stages}:{split}"
+    for columns, waves, stages, split in itertools.product((64, 128), (1, 2, 4), (2, 3), (128, 256))
+)
+PREFILL_TILES = (
+    *("64x64:4:2", "64x64:4:3", "64x64:4:4", "64x128:4:2", "64x128:4:3", "128x64:8:2", "128x64:8:3"),
+    *("128x128:8:2", "128x128:8:3", "128x32:8:3", "256x64:8:3"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What is tried: the tile, and a decode's split."""
+
+    tile: AttentionTile
+    split: int = 128
+
+    @property
+    def label(self) -> str:
+        """As `--tile` takes it."""
+        tile = self.tile
+        sizes = f"{tile.queries}x{tile.columns}:{tile.tuning.num_waves}:{tile.tuning.num_stages}"
+        return f"{sizes}:{self.split}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A kernel to compile; `is_built`: a build has it."""
+
+    device: str
+    model: str
+    is_decode: bool
+    tile: Tile
+    is_built: bool
+
+    def kernel(self) -> Kernel:
+        tried = replace(
+            tiles_of(resolve_target(self.device)),
+            split=self.tile.split,
+            **{"decode_attention" if self.is_decode else "attention": self.tile.tile},
+        )
+        kernels = AttentionKernels(MODELS[self.model], BuildOptions(device=self.device), tried)
+        return kernels.attend_singles().without({"offsets"}) if self.is_decode else kernels.attend(False)
+
+
+def main() -> None:
+    args = _parse()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    jobs = list(_jobs(args.device, args.model or list(MODELS), args.only, args.tile))
+    with ProcessPoolExecutor(args.jobs) as pool:
+        made = list(pool.map(_compile, jobs, [args.folder] * len(jobs)))
+    table = [entry for entry in made if entry]
+    (args.folder / "kernels.json").write_text(json.dumps(table))
+    for name in ("attention_times.py", "kernel_times.py", "cuda_driver.py"):
+        shutil.copy(Path(__file__).parent / name, args.folder / name)
+    print(f"{len(table)} kernels in {args.folder}; {len(made) - len(table)} do not compile")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda:sm_90", help="the GPU to compile for")
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
+    parser.add_argument("--only", choices=("decode", "prefill"), help="default: both")
+    parser.add_argument("--tile", type=tile_of, action="append", help="QUERIESxSLOTS:WAVES:STAGES[:SPLIT]")
+    parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
+    return parser.parse_args()
+
+
+def tile_of(text: str) -> Tile:
+    sizes, *numbers = text.split(":")
+    queries, columns = map(int, sizes.split("x"))
+    waves, stages, *split = map(int, numbers)
+    return Tile(AttentionTile(queries, columns, Tuning(waves, stages), sys.maxsize), *split)
+
+
+def _jobs(
+    device: str, models: Sequence[str], only: str | None, given: Sequence[Tile] | None
+) -> Iterator[Job]:
+    """The tile of a build, then others."""
+    table = tiles_of(resolve_target(device))
+    for model in models:
+        for kind, labels in (("decode", DECODE_TILES), ("prefill", PREFILL_TILES)):
+            if only in (None, kind):
+                is_decode = kind == "decode"
+                built = _built(table, is_decode)
+                yield Job(device, model, is_decode, built, is_built=True)
+                for tile in given or map(tile_of, labels):
+                    if tile.label != built.label:
+                        yield Job(device, model, is_decode, tile, is_built=False)
+
+
+def _built(table: TileTable, is_decode: bool) -> Tile:
+    return Tile(table.decode_attention, table.split) if is_decode else Tile(table.attention)
+
+
+def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
+    """Writes the kernel's PTX and returns its entry of the table; None if Triton cannot compile it."""
+    target, kernel, spec = resolve_target(job.device), job.kernel(), MODELS[job.model]
+    kind = "decode" if job.is_decode else "prefill"
+    try:
+        code = compile_kernel(kernel, target.architecture, target.cpu)
+    except Exception as error:  # Triton raises what it likes
+        print(f"{job.model} {kind} {job.tile.label}: {error!s}")
+        return None
+    file = f"{job.model}.{kind}.{job.tile.label.replace(':', '_')}.ptx.gz"
+    (folder / file).write_bytes(gzip.compress(code.image))
+    return {
+        "file": file,
+        "case": f"{job.model}.{kind}",
+        "is_built": job.is_built,
+        "tile": job.tile.label,
+        "batches": (DECODES if job.is_decode else PREFILLS)[job.model],
+        "layers": spec.num_hidden_layers,
+        "heads": [spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim],
+        "stride": BuildOptions().block_seq_stride,
+        "split": job.tile.split,
+        "name": kernel.name,
+        "threads": code.threads,
+        "shared_bytes": code.shared_bytes,
+        "grid": [asdict(each) if isinstance(each, Tiles) else each for each in kernel.grid],
+        "buffers": {name: [each.dtype, each.shape] for name, each in kernel.interface.buffers.items()},
+        "most_splits": kernel.constexprs.get("MOST_SPLITS", 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
