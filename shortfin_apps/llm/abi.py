@@ -37,7 +37,8 @@ entries takes NO_TOP_K in its decode loops too.
 
 An entry whose reflection data has CALLER_OWNED allocates nothing: behind the slabs it takes a buffer for each
 of the results that it declares, which it writes instead of returning them, and a workspace, i8 `[bytes]`, of
-at least as many bytes as its WORKSPACE_BYTES says.
+at least as many bytes as its WORKSPACE_BYTES says. The results of such an `extend_t{T}` have a fixed number
+of rows, which is the most that it takes; those behind its R rows are undefined.
 
 Other results are logits `[rows, 1 or S, V]` where config.json has no `top_k`, else values and indices (i64)
 `[rows, 1 or S, K]`, and then perhaps logits. Our own entries return all three, for each row's last token.

@@ -58,7 +58,10 @@ def artifact(
     with emulated_gpus.watch(request.param):
         # Few buckets, as every engine first runs each of them once; test_hip_entries.py has them all.
         options = BuildOptions(
-            device=f"hip:{request.param}", prefill_batch_sizes=(2,), decode_batch_sizes=(4,)
+            device=f"hip:{request.param}",
+            prefill_batch_sizes=(2,),
+            decode_batch_sizes=(4,),
+            extend_sizes=(64,),
         )
         yield build_tiny(options)
 

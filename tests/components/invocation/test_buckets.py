@@ -80,6 +80,20 @@ def test_packed_tokens_take_the_nearest_bucket_or_the_dynamic_entry() -> None:
     assert made.nearest(Batch(EntryFamily.EXTEND, mixed * 3)) == Shape("extend", Layout.PACKED, 6, 21, 2)
 
 
+def test_more_rows_than_an_extend_has_results_for_take_the_next() -> None:
+    tokens, types = TensorType((None,), np.dtype(np.int64)), np.dtype(np.float32)
+    results = {"extend_t8": (TensorType((2, 1, 3), types),), "extend": (TensorType((None, 1, 3), types),)}
+    names = ("decode_bs1", "prefill_bs1", "extend_t8", "extend_t16", "extend")
+    made = Buckets(
+        {name: EntrySignature(name, (tokens,), results.get(name)) for name in names},
+        4,
+        has_prefill_position=True,
+    )
+    decodes = (task(1, 5),) * 3
+    assert made.nearest(Batch(EntryFamily.EXTEND, decodes[:2])).entry == "extend_t8"
+    assert made.nearest(Batch(EntryFamily.EXTEND, decodes)).entry == "extend_t16"
+
+
 def test_an_extend_entry_with_tokens_of_rank_two_is_padded() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "extend", extend_rank=2)
     shape = made.nearest(Batch(EntryFamily.EXTEND, (task(1, 5), task(6, 0))))

@@ -17,6 +17,8 @@ VALUES = TensorType((4, 1, 8), F32)
 LOGITS = TensorType((4, 1, 1 << 20), F32)
 LOOP = EntrySignature("decode_loop_bs4", None, (IDS,), workspace_bytes=100)
 DECODE = EntrySignature("decode_bs4", None, (VALUES, LOGITS), workspace_bytes=300)
+PREFILL = EntrySignature("prefill_bs4_s8", None, (VALUES, LOGITS), workspace_bytes=200)
+SAMPLE = EntrySignature("sample_bs4", None, (IDS,), workspace_bytes=10)
 EXTEND = EntrySignature("extend", None, (VALUES,))
 
 
@@ -29,7 +31,7 @@ class Recorder:
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
-        return {signature.name: signature for signature in (LOOP, DECODE, EXTEND)}
+        return {signature.name: signature for signature in (LOOP, DECODE, PREFILL, SAMPLE, EXTEND)}
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         self.calls.append(arguments)
@@ -72,6 +74,20 @@ def test_steps_of_a_loop_take_two_buffers_in_turn() -> None:
     first, second, third = (invoker.submit("decode_loop_bs4", []).wait()[0] for _ in range(3))
     assert first is not second
     assert third is first
+
+
+def test_entries_with_as_many_rows_share_their_logits() -> None:
+    recorder, invoker = make()
+    first = invoker.submit("decode_bs4", []).wait()
+    assert invoker.submit("prefill_bs4_s8", []).wait() is first
+    assert len(recorder.allocated) == 2 + 1
+
+
+def test_a_draw_leaves_the_ids_of_a_step_in_flight_alone() -> None:
+    _, invoker = make()
+    steps = [invoker.submit("decode_loop_bs4", []).wait()[0] for _ in range(2)]
+    drawn = invoker.submit("sample_bs4", []).wait()[0]
+    assert all(drawn is not step for step in steps)
 
 
 def test_one_workspace_serves_all_entries_and_nothing_is_allocated_twice() -> None:

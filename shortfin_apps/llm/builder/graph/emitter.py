@@ -11,6 +11,20 @@ import numpy.typing as npt
 Dim = int | str  # a str is the SSA name of an index value
 
 
+class Bounded(str):
+    """The SSA name of an index value that is at most `most`.
+
+    A tensor of that size has room for as many, and so a static type; what is behind the value is undefined.
+    """
+
+    most: int
+
+    def __new__(cls, name: str, most: int) -> Bounded:
+        bounded = super().__new__(cls, name)
+        bounded.most = most
+        return bounded
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An SSA value of tensor type."""
@@ -26,7 +40,7 @@ class Tensor:
     @property
     def sizes(self) -> str:
         """The dynamic sizes as flow and hal operations take them: `{%a, %b}`, or nothing."""
-        names = [dim for dim in self.shape if isinstance(dim, str)]
+        names = _dynamic(self.shape)
         return "{" + ", ".join(names) + "}" if names else ""
 
     @property
@@ -35,8 +49,17 @@ class Tensor:
 
 
 def tensor_type(shape: Sequence[Dim], dtype: str) -> str:
-    dims = [str(dim) if isinstance(dim, int) else "?" for dim in shape]
+    dims = ["?" if isinstance(dim, str) else str(dim) for dim in map(room, shape)]
     return f"tensor<{'x'.join([*dims, dtype])}>"
+
+
+def room(dim: Dim) -> Dim:
+    """The size of a tensor that holds `dim` elements."""
+    return dim.most if isinstance(dim, Bounded) else dim
+
+
+def _dynamic(shape: Sequence[Dim]) -> list[str]:
+    return [dim for dim in map(room, shape) if isinstance(dim, str)]
 
 
 def dense(array: npt.NDArray[np.float32]) -> str:
@@ -117,15 +140,16 @@ class Emitter:
         if count == columns:
             return source
         return self.tensor(
-            f"tensor.extract_slice {source.name}[0, {first}] [{rows}, {count}] [1, 1] : "
+            f"tensor.extract_slice {source.name}[0, {first}] [{room(rows)}, {count}] [1, 1] : "
             f"{source.type} to {tensor_type((rows, count), source.dtype)}",
             (rows, count),
             source.dtype,
         )
 
     def empty(self, shape: Sequence[Dim], dtype: str) -> Tensor:
-        sizes = ", ".join(dim for dim in shape if isinstance(dim, str))
-        return self.tensor(f"tensor.empty({sizes}) : {tensor_type(shape, dtype)}", shape, dtype)
+        return self.tensor(
+            f"tensor.empty({', '.join(_dynamic(shape))}) : {tensor_type(shape, dtype)}", shape, dtype
+        )
 
     def fill(self, number: str, shape: Sequence[Dim], dtype: str) -> Tensor:
         scalar = self.value(f"arith.constant {number} : {dtype}")

@@ -18,9 +18,13 @@ from shortfin_apps.llm.abi import (
     SamplingField,
 )
 from shortfin_apps.llm.builder.graph.batch import Batch
-from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.lowering import LeftRows, Values
 from shortfin_apps.llm.builder.model.spec import BuildOptions
+
+# Rows that an `extend_t{T}` whose caller owns its results has room for. Each row has logits, and as many rows
+# as the largest decode has share its memory.
+MOST_PACKED_ROWS = 256
 
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 Draw = Callable[[Emitter, LeftRows], Tensor]
@@ -48,12 +52,14 @@ def write_entry(
     """
     e = Emitter()
     tokens, batch = _arguments(e, entry, options, elements)
+    if static_workspace:
+        batch.rows = _bounded(batch)
     values = body(e, {"tokens": tokens}, batch)
     results = {
         name: e.reshape(values[name], (batch.rows, 1, values[name].shape[1]))
         for name in ("values", "indices", "logits")
     }
-    owned = static_workspace and isinstance(batch.tokens, int) and isinstance(batch.rows, int)
+    owned = static_workspace and isinstance(batch.tokens, int)
     types = _argument_types(entry, options, elements)
     return _function(e, entry, types, results, {"cache": batch.cache}, owned=owned)
 
@@ -98,6 +104,13 @@ def write_sample(
         sampling=_import(e, "sampling", (len(SamplingField), rows), "i64"),
     )
     return _function(e, entry, types, {"token_ids": draw(e, drawn_from)}, {}, owned=static_workspace)
+
+
+def _bounded(batch: Batch) -> Dim:
+    """The number of rows, bounded where rows are packed in a fixed number of tokens."""
+    if isinstance(batch.rows, str) and isinstance(batch.tokens, int):
+        return Bounded(batch.rows, min(batch.tokens, MOST_PACKED_ROWS))
+    return batch.rows
 
 
 # Of a row of a decode loop, which is padding if its position is negative.

@@ -37,6 +37,7 @@ class Buckets:
         self._prefill: dict[int, str] = {}  # any S
         self._static_prefill: dict[tuple[int, int], str] = {}
         self._extend: dict[int, str] = {}
+        self._most_rows: dict[int, int] = {}  # of those in `_extend`
         self._loops: dict[int, str] = {}
         self._samples: dict[int, str] = {}
         self._dynamic_extend: str | None = None
@@ -118,6 +119,7 @@ class Buckets:
                 self._samples[rows] = entry.name
             case Entry(EntryFamily.EXTEND, _, int(length)):
                 self._extend[length] = entry.name
+                self._most_rows[length] = _declared_rows(signature) or length
             case _:
                 self._dynamic_extend = entry.name
                 self._extend_layout = entry.layout(signature.tokens_rank)
@@ -138,7 +140,8 @@ class Buckets:
             blocks = self._prefill_blocks(tasks, length)
             return Shape(self._dynamic_extend, Layout.PREFILL, len(tasks), len(tasks) * length, blocks)
         total = sum(len(task.token_ids) for task in tasks)
-        bucket = min((t for t in self._extend if t >= total), default=None)
+        holding = (t for t, rows in self._most_rows.items() if t >= total and rows >= len(tasks))
+        bucket = min(holding, default=None)
         entry = self._dynamic_extend if bucket is None else self._extend[bucket]
         return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
 
@@ -161,6 +164,11 @@ class Buckets:
             return self._prefill[rows], rows, length
         nearest = min(s for n, s in self._static_prefill if n == rows and s >= length)
         return self._static_prefill[rows, nearest], rows, nearest
+
+
+def _declared_rows(signature: EntrySignature) -> int | None:
+    """The rows of results of a fixed size."""
+    return signature.results[0].shape[0] if signature.results else None
 
 
 def _sample_shape(rows: int, entry: str) -> Shape:

@@ -30,18 +30,20 @@ Results = Sequence[DeviceBuffer]
 
 
 class Invoker:
-    """Calls the entries of one program. Results hold until the same entry is called again, those of a decode
-    loop once longer, as they are read while the next step is in flight.
+    """Calls the entries of one program. Logits and candidates hold until another entry returns some; token
+    ids until the same entry is called again, those of a decode loop once longer, as they are read while the
+    next step is in flight.
 
-    All entries share one workspace, as invocations run one after the other. Buffers are made when an entry is
-    first called and kept; `num_bytes` counts them.
+    All entries share one workspace, as invocations run one after the other, and those of as many rows their
+    logits and candidates. Buffers are made when an entry is first called and kept; `num_bytes` counts them.
     """
 
     def __init__(self, device: Device, program: Program) -> None:
         self._device = device
         self._program = program
         self._workspace: DeviceBuffer | None = None
-        self._results: dict[str, cycle[Results]] = {}
+        self._token_ids: dict[str, cycle[Results]] = {}  # by entry
+        self._rows: dict[tuple[TensorType, ...], Results] = {}
         self.num_bytes = 0
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
@@ -49,20 +51,26 @@ class Invoker:
         signature = self._program.entries[entry]
         if signature.workspace_bytes is None:
             return self._program.submit(entry, arguments)
-        results = next(self._sets_of(signature))
+        results = self._results_of(signature)
         pending = self._program.submit(entry, [*arguments, *results, self._shared_workspace()])
         return _OwnedPending(pending, results)
 
-    def _sets_of(self, signature: EntrySignature) -> cycle[Results]:
-        if signature.name not in self._results:
-            self._results[signature.name] = cycle(self._new_sets(signature))
-        return self._results[signature.name]
+    def _results_of(self, signature: EntrySignature) -> Results:
+        """What the next call of this entry writes."""
+        name, kinds = signature.name, signature.results
+        assert kinds is not None, "an entry whose results the caller owns declares them"
+        entry = Entry.parse(name)
+        if entry is None or not entry.returns_token_ids:
+            if kinds not in self._rows:
+                self._rows[kinds] = self._new_results(kinds)
+            return self._rows[kinds]
+        if name not in self._token_ids:
+            count = 2 if entry.family is EntryFamily.DECODE_LOOP else 1
+            self._token_ids[name] = cycle([self._new_results(kinds) for _ in range(count)])
+        return next(self._token_ids[name])
 
-    def _new_sets(self, signature: EntrySignature) -> list[Results]:
-        assert signature.results is not None, "an entry whose results the caller owns declares them"
-        entry = Entry.parse(signature.name)
-        count = 2 if entry is not None and entry.family is EntryFamily.DECODE_LOOP else 1
-        return [[self._new_result(kind) for kind in signature.results] for _ in range(count)]
+    def _new_results(self, kinds: Sequence[TensorType]) -> Results:
+        return [self._new_result(kind) for kind in kinds]
 
     def _new_result(self, kind: TensorType) -> DeviceBuffer:
         shape = tuple(size for size in kind.shape if size is not None)
