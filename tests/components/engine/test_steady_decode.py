@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
+from shortfin_apps.llm.components.kvcache.base import Lease
 from shortfin_apps.llm.components.request.messages import Delta, Terms
 from shortfin_apps.llm.components.request.request import Request
 from tests.components.engine_fixture import Rig, call, make_rig
@@ -189,3 +190,54 @@ def test_full_pages_are_shared_while_the_decode_goes_on() -> None:
         rig.step()
     tokens = [1, 2, 3, *rig.outputs["a"]]
     assert rig.cache.match_length(tokens) >= (len(tokens) - 1) // 4 * 4 - 4
+
+
+@dataclass
+class Held:
+    """A steady decode of "a", beside pages that somebody else holds; "b" waits for as many."""
+
+    rig: Rig
+    lease: Lease
+
+    @property
+    def holds(self) -> bool:
+        steady = self.rig.engine._steady
+        return steady is not None and steady.holds
+
+
+@pytest.fixture
+def held() -> Held:
+    rig = make_rig(fake_config(stride=16, pages=8, max_seq_len=96), loop_sizes=(2,), prefix_cache="none")
+    lease = rig.cache.acquire([])
+    assert rig.cache.reserve(lease, 4 * 16)
+    rig.engine.add(call("a", [1, 2, 3], 40))
+    rig.engine.add(call("b", [1] * 40, 40))
+    made = Held(rig, lease)
+    for _ in range(4):
+        rig.step()
+    assert made.holds
+    return made
+
+
+def test_it_ends_when_a_waiting_request_may_start(held: Held) -> None:
+    held.rig.cache.release(held.lease)
+    assert not held.holds
+    for _ in range(2):
+        held.rig.step()
+    assert [request.request_id for request in held.rig.scheduler.running] == ["a", "b"]
+
+
+def test_it_ends_when_pages_are_to_be_cleared(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held.rig.scheduler, "may_admit", lambda: False)
+    held.lease.is_suspect = True
+    held.rig.cache.release(held.lease)
+    assert held.rig.cache.suspects
+    assert not held.holds
+    for _ in range(2):
+        held.rig.step()
+    assert not held.rig.cache.suspects
+
+
+def test_it_ends_with_a_request_of_it(held: Held) -> None:
+    held.rig.engine.abort("a")
+    assert not held.holds
