@@ -41,6 +41,9 @@ class OneProgram:
             shape, dtype, stage=stage, only_dispatches=only_dispatches, on_host=on_host
         )
 
+    def spare_bytes(self, stage: int = 0) -> int | None:
+        return self._device.spare_bytes(stage)
+
     def upload(self, array: Array) -> DeviceBuffer:
         return self._device.upload(array)
 

@@ -98,6 +98,9 @@ class IdleDevice:
     ) -> HostBuffer:
         return HostBuffer(np.zeros(shape, dtype))
 
+    def spare_bytes(self, stage: int = 0) -> int | None:
+        return None
+
     def upload(self, array: Array) -> HostBuffer:
         return HostBuffer(array.copy())
 

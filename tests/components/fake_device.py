@@ -310,6 +310,7 @@ class FakeDevice:
 
     def __init__(self, program: FakeProgram) -> None:
         self.program = program
+        self.spare: int | None = None
         self.uploads = 0
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> FakeProgram:
@@ -325,6 +326,9 @@ class FakeDevice:
         on_host: bool = False,
     ) -> FakeBuffer:
         return FakeBuffer(np.zeros(shape, dtype))
+
+    def spare_bytes(self, stage: int = 0) -> int | None:
+        return self.spare
 
     def upload(self, array: Array) -> FakeBuffer:
         self.program.faults.call("upload")

@@ -6,6 +6,7 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components import loading
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.loading import EngineOptions, load_engine, make_engine
@@ -15,6 +16,7 @@ from shortfin_apps.llm.errors import ArtifactError
 from tests.conftest import BuildTiny
 
 NO_EOS: frozenset[int] = frozenset()
+CONTEXT_PAGES = SPEC.max_position_embeddings // BuildOptions().block_seq_stride
 
 
 def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed(
@@ -58,3 +60,32 @@ def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifa
             (EngineOptions(max_running=3), 3),
         ):
             assert make_engine(device, *files, options).max_running == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "pages"),
+    [
+        (EngineOptions(pages=9), 9),
+        (EngineOptions(pages="auto", max_running=1), CONTEXT_PAGES + 1),
+        (EngineOptions(device="hip", max_running=2), 2 * CONTEXT_PAGES + 1),
+    ],
+)
+def test_pages_are_those_given_or_what_there_is_memory_for(
+    tiny_artifact: Artifact, options: EngineOptions, pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
+    with closing(open_device()) as device:
+        monkeypatch.setattr(device, "spare_bytes", lambda stage: 1 << 30)
+        assert make_engine(device, *files, options).stats().pages.total == pages - 1
+
+
+def test_a_device_that_does_not_tell_its_memory_has_the_recorded_pages(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded = tiny_artifact.config.paged_kv_cache.device_block_count
+    files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
+    with closing(open_device()) as device:
+        monkeypatch.setattr(device, "spare_bytes", lambda stage: None)
+        engine = make_engine(device, *files, EngineOptions(pages="auto"))
+        assert engine.stats().pages.total == recorded - 1
+    assert "--pages" in caplog.text

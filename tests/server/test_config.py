@@ -33,6 +33,8 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--decode-ahead", "2"], "`--decode-ahead`"),
         (["DIR", "--token-budget", "256", "--max-pages-per-batch", "16"], "not both"),
         (["DIR", "--max_pages_per_batch", "1"], "`--max-pages-per-batch`"),
+        (["DIR", "--pages", "1"], "`--pages`"),
+        (["DIR", "--pages", "all"], "`--pages`"),
         (["DIR", "--num_beams", "0"], "`--num-beams`"),
         (["DIR", "--default-temperature", "nan"], "`--default-temperature`"),
         (["DIR", "--config", "no-such-file"], "no-such-file"),

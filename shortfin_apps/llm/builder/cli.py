@@ -154,7 +154,11 @@ def _add_shapes(parser: argparse.ArgumentParser) -> None:
     for flag, default, what in (
         ("--context-length", None, "most tokens of one request (default: the model's own, at most 8192)"),
         ("--block-seq-stride", DEFAULTS.block_seq_stride, "tokens in a page (default: %(default)s)"),
-        ("--pages", None, "pages of the KV cache (default: 8 full contexts within 1 GiB)"),
+        (
+            "--pages",
+            None,
+            "pages of the KV cache (default: 8 contexts within 1 GiB; on GPUs `serve` chooses)",
+        ),
         (
             "--top-k",
             DEFAULTS.top_k,

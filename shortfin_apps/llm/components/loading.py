@@ -16,6 +16,8 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.page_count import pages_that_fit
 from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
@@ -29,17 +31,19 @@ logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]  # what is done, and what is to be done in all
 UseDecodeLoops = Literal["auto", "on", "off"]
+Pages = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How to serve a model; None leaves a choice to the artefact or the machine.
 
-    `pages` overrides the size of the page table. `max_running` is the most requests in progress at once
-    (default: the mode's own), `max_queue` the most that wait besides them, `max_queue_tokens` the most
-    prompt tokens that wait. `decode_ahead` is whether decode loops are used: "auto" where the VMFB has them,
-    "on" needs them. `vocab_size` is the size of the model's vocabulary by its manifest, which the
-    tokenizer's must fit. `stall_timeout_s` is how long a step may take.
+    `pages` is the size of the page table, "auto" what the device has memory for; None is "auto" on GPUs, and
+    on CPUs, where other programs live, the size in `config.json`. `max_running` is the most requests in
+    progress at once (default: the mode's own), `max_queue` the most that wait besides them,
+    `max_queue_tokens` the most prompt tokens that wait. `decode_ahead` is whether decode loops are used:
+    "auto" where the VMFB has them, "on" needs them. `vocab_size` is the size of the model's vocabulary by its
+    manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a step may take.
     """
 
     device: str = "cpu"
@@ -50,7 +54,7 @@ class EngineOptions:
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING
     prefix_cache: PrefixCache = "trie"
     decode_ahead: UseDecodeLoops = "auto"
-    pages: int | None = None
+    pages: Pages | None = None
     max_running: int | None = None
     max_queue: int = 0
     max_queue_tokens: int = MAX_QUEUE_TOKENS
@@ -103,16 +107,16 @@ def make_engine(
 
     `on_warm_up` is told the number of entries that have run once, and of all.
     """
-    num_pages = options.pages or config.paged_kv_cache.device_block_count
-    if num_pages < 2:
-        raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
     check_vocabulary(options.vocab_size, options.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config, options.tokenizer_vocab_size)
     check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
-    runner = make_runner(device, program, config, num_pages)
     on_gpu = options.device in GPU_NAMES
-    mode = options.mode.chosen(runner.buckets, on_gpu=on_gpu)
+    buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+    mode = options.mode.chosen(buckets, on_gpu=on_gpu)
+    max_running = options.max_running or mode.default_max_running(config)
+    num_pages = _num_pages(device, program, config, options, max_running)
+    runner = make_runner(device, program, config, num_pages)
     logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
     if options.decode_ahead == "on" and not runner.buckets.has_decode_loops:
         raise ArtifactError(
@@ -132,7 +136,7 @@ def make_engine(
         scheduler=Scheduler(
             cache,
             mode.make(config, runner.buckets, on_gpu=on_gpu),
-            options.max_running or mode.default_max_running(config),
+            max_running,
             options.scheduling,
         ),
         cache=cache,
@@ -140,6 +144,38 @@ def make_engine(
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
         decode_ahead=options.decode_ahead != "off",
     )
+
+
+def _num_pages(
+    device: Device, program: Program, config: ModelConfig, options: EngineOptions, max_running: int
+) -> int:
+    """Raises ArtifactError for too few."""
+    recorded = config.paged_kv_cache.device_block_count
+    chosen = options.pages or ("auto" if options.device in GPU_NAMES else recorded)
+    if chosen == "auto":
+        return _pages_that_fit(device, program, config, max_running) or recorded
+    if chosen < 2:
+        raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
+    return chosen
+
+
+def _pages_that_fit(device: Device, program: Program, config: ModelConfig, max_running: int) -> int | None:
+    found = pages_that_fit(device, program, config, max_running)
+    if found is None:
+        logger.warning(
+            "%s does not tell how much memory is free: the KV cache has the size in config.json; "
+            "`--pages` sets it",
+            device.name,
+        )
+        return None
+    page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
+    logger.info(
+        "the KV cache takes %.1f GiB of the memory that is left: %d pages of %d tokens (`--pages`)",
+        found * page_bytes / 2**30,
+        found,
+        config.stride,
+    )
+    return found
 
 
 def make_runner(device: Device, program: Program, config: ModelConfig, num_pages: int) -> BatchRunner:

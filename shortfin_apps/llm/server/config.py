@@ -163,8 +163,10 @@ class ServerConfig(BaseSettings):
         description="queue a decode step before the tokens of the one before are back, sampled on the "
         "device: auto where the model has decode loops (`build --decode-loop-sizes`)",
     )
-    pages: int | None = Field(
-        None, ge=2, description="pages of the KV cache (default: device_block_count in config.json)"
+    pages: Annotated[int, Field(ge=2)] | Literal["auto"] | None = Field(
+        None,
+        description="pages of the KV cache, or auto: as many as there is memory for beside the model "
+        "(default: those given to `build`, else auto on GPUs, and 8 full contexts within 1 GiB on CPUs)",
     )
     max_queue: int = Field(
         256, ge=1, description="most requests that wait to run; further ones are answered 429"

@@ -6,7 +6,7 @@ import argparse
 import logging
 import types
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import SecretStr
 
@@ -85,7 +85,7 @@ def _metavar(annotation: object) -> str:
     options = [a for a in get_args(annotation) if a is not types.NoneType]
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, options)) + "}"
-    if get_origin(annotation) in (Union, types.UnionType):
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
         return _metavar(options[0])
     if get_origin(annotation) is tuple:
         return _metavar(options[0])

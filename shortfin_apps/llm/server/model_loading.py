@@ -103,6 +103,14 @@ def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
         raise ServerConfigError(f"--num-beams: {error}") from None
 
 
+def _given_pages(artifact: Artifact) -> int | None:
+    """Those in config.json, unless `build` chose them."""
+    manifest = artifact.manifest
+    if manifest is not None and manifest.options.device_block_count is None:
+        return None
+    return artifact.config.paged_kv_cache.device_block_count
+
+
 def load_engine(
     artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig, confirm: Callable[[], None]
 ) -> RunningEngine:
@@ -118,7 +126,7 @@ def load_engine(
         scheduling=config.scheduling_options(),
         prefix_cache=config.prefix_cache,
         decode_ahead=config.decode_ahead,
-        pages=config.pages,
+        pages=config.pages or _given_pages(artifact),
         max_running=config.max_running,
         max_queue=config.max_queue,
         max_queue_tokens=config.max_queue_tokens,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shortfin_apps.llm.components.invocation.invoker import Invoker
+from shortfin_apps.llm.components.invocation.invoker import Invoker, owned_bytes
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, TensorType
 from tests.components.fake_device import F32, I64, FakeBuffer, FakePending
 
@@ -88,6 +88,14 @@ def test_a_draw_leaves_the_ids_of_a_step_in_flight_alone() -> None:
     steps = [invoker.submit("decode_loop_bs4", []).wait()[0] for _ in range(2)]
     drawn = invoker.submit("sample_bs4", []).wait()[0]
     assert all(drawn is not step for step in steps)
+
+
+def test_what_all_buffers_take_is_known_before_they_are_made() -> None:
+    recorder, invoker = make()
+    program: Any = recorder
+    for entry in recorder.entries:
+        invoker.submit(entry, [])
+    assert owned_bytes(program) == invoker.num_bytes > 0
 
 
 def test_one_workspace_serves_all_entries_and_nothing_is_allocated_twice() -> None:

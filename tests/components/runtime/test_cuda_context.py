@@ -25,6 +25,10 @@ class Driver:
         out._obj.value = self.current.get(threading.get_ident())
         return self.status
 
+    def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:
+        free._obj.value, total._obj.value = 700, 1000
+        return self.status
+
     def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:
         self.num_set += 1
         self.current[threading.get_ident()] = context.value
@@ -47,6 +51,10 @@ def test_another_thread_gets_the_context_once() -> None:
     context.enter()  # on the thread that has it
     assert seen == [OF_IREE] * 3
     assert driver.num_set == 1
+
+
+def test_a_tenth_of_the_memory_is_not_spare() -> None:
+    assert CudaContext(Driver()).spare_bytes() == 700 - 100
 
 
 def test_a_refusal_is_an_error() -> None:

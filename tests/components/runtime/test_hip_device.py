@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import cast
 
@@ -147,6 +147,16 @@ def test_steps_of_one_shape_allocate_nothing(control: Control, gpu: Device, prog
 
     # On a busy machine a step may begin before the driver's own thread has freed what the one before used.
     assert any(allocates_nothing() for _ in range(10))
+
+
+def test_spare_memory_is_the_chosen_gpus_own(control: Control, gpu: Device, runtime: Runtime) -> None:
+    with closing(open_device("hip", runtime, device_ids=["0"])) as other:
+        before = gpu.spare_bytes(), other.spare_bytes()
+        kept = gpu.allocate((256 << 20,), np.dtype(np.int8))
+        after = gpu.spare_bytes(), other.spare_bytes()
+    assert before[0] is not None
+    assert after == (before[0] - (256 << 20), before[1])
+    assert kept.shape == (256 << 20,)
 
 
 def test_a_buffer_on_the_host_is_read_without_asking_the_device(

@@ -27,6 +27,14 @@ _MOST_HOST_BYTES = 1 << 20
 _BYTE = np.dtype(np.int8)
 
 Results = Sequence[DeviceBuffer]
+_Key = str | tuple[TensorType, ...]  # whose results they are: an entry's, or those of all that have the types
+
+
+def owned_bytes(program: Program) -> int:
+    """The bytes of all buffers that an Invoker makes for the program."""
+    owned = [signature for signature in program.entries.values() if signature.workspace_bytes is not None]
+    sizes = {key: count * sum(map(_bytes_of, kinds)) for key, kinds, count in map(_sets_of, owned)}
+    return sum(sizes.values()) + _workspace_bytes(program)
 
 
 class Invoker:
@@ -42,8 +50,7 @@ class Invoker:
         self._device = device
         self._program = program
         self._workspace: DeviceBuffer | None = None
-        self._token_ids: dict[str, cycle[Results]] = {}  # by entry
-        self._rows: dict[tuple[TensorType, ...], Results] = {}
+        self._results: dict[_Key, cycle[Results]] = {}
         self.num_bytes = 0
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
@@ -57,34 +64,45 @@ class Invoker:
 
     def _results_of(self, signature: EntrySignature) -> Results:
         """What the next call of this entry writes."""
-        name, kinds = signature.name, signature.results
-        assert kinds is not None, "an entry whose results the caller owns declares them"
-        entry = Entry.parse(name)
-        if entry is None or not entry.returns_token_ids:
-            if kinds not in self._rows:
-                self._rows[kinds] = self._new_results(kinds)
-            return self._rows[kinds]
-        if name not in self._token_ids:
-            count = 2 if entry.family is EntryFamily.DECODE_LOOP else 1
-            self._token_ids[name] = cycle([self._new_results(kinds) for _ in range(count)])
-        return next(self._token_ids[name])
-
-    def _new_results(self, kinds: Sequence[TensorType]) -> Results:
-        return [self._new_result(kind) for kind in kinds]
+        key, kinds, count = _sets_of(signature)
+        if key not in self._results:
+            self._results[key] = cycle([[self._new_result(kind) for kind in kinds] for _ in range(count)])
+        return next(self._results[key])
 
     def _new_result(self, kind: TensorType) -> DeviceBuffer:
-        shape = tuple(size for size in kind.shape if size is not None)
-        assert len(shape) == len(kind.shape), "an entry whose results the caller owns is of static shape"
-        num_bytes = prod(shape) * kind.dtype.itemsize
+        shape, num_bytes = _static_shape(kind), _bytes_of(kind)
         self.num_bytes += num_bytes
         return self._device.allocate(shape, kind.dtype, on_host=num_bytes <= _MOST_HOST_BYTES)
 
     def _shared_workspace(self) -> DeviceBuffer:
         if self._workspace is None:
-            size = max(signature.workspace_bytes or 0 for signature in self._program.entries.values())
+            size = _workspace_bytes(self._program)
             self._workspace = self._device.allocate((size,), _BYTE)
             self.num_bytes += size
         return self._workspace
+
+
+def _sets_of(signature: EntrySignature) -> tuple[_Key, tuple[TensorType, ...], int]:
+    """The results of an entry: what they are known by, their types, and the number of sets in turn."""
+    assert signature.results is not None, "an entry whose results the caller owns declares them"
+    entry = Entry.parse(signature.name)
+    if entry is None or not entry.returns_token_ids:
+        return signature.results, signature.results, 1
+    return signature.name, signature.results, 2 if entry.family is EntryFamily.DECODE_LOOP else 1
+
+
+def _workspace_bytes(program: Program) -> int:
+    return max((signature.workspace_bytes or 0 for signature in program.entries.values()), default=0)
+
+
+def _static_shape(kind: TensorType) -> tuple[int, ...]:
+    shape = tuple(size for size in kind.shape if size is not None)
+    assert len(shape) == len(kind.shape), "an entry whose results the caller owns is of static shape"
+    return shape
+
+
+def _bytes_of(kind: TensorType) -> int:
+    return prod(_static_shape(kind)) * kind.dtype.itemsize
 
 
 class _OwnedPending:

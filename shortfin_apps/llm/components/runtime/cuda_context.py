@@ -10,6 +10,8 @@ import ctypes
 import threading
 from typing import Any
 
+from shortfin_apps.llm.components.runtime.free_memory import spare_gpu_bytes
+
 
 class CudaContext:
     """The context that is current on this thread; `library` is the CUDA driver's."""
@@ -26,6 +28,10 @@ class CudaContext:
         if not getattr(self._of_thread, "entered", False):
             self._check(self._library.cuCtxSetCurrent(self._context))
             self._of_thread.entered = True
+
+    def spare_bytes(self) -> int | None:
+        """What may still be taken of the GPU's memory; on a thread that has entered."""
+        return spare_gpu_bytes(self._library.cuMemGetInfo_v2)
 
     def _check(self, status: int) -> None:
         if status != 0:

@@ -116,6 +116,13 @@ class Device(Protocol):
         """
         ...
 
+    def spare_bytes(self, stage: int = 0) -> int | None:
+        """Bytes of the stage's memory that may still be taken: those that are free, but for a margin.
+
+        None where that is not known.
+        """
+        ...
+
     def upload(self, array: Array) -> DeviceBuffer:
         """Copies `array` to the device; the caller may change it afterwards."""
         ...

@@ -11,6 +11,7 @@ from typing import Any
 
 import shortfin as sf
 
+from shortfin_apps.llm.components.runtime.free_memory import spare_hip_bytes
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.shortfin_device import ShortfinDevice
 from shortfin_apps.llm.errors import ArtifactError
@@ -28,12 +29,14 @@ def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:
     builder = sf.amdgpu.SystemBuilder(
         env_prefix=None, amdgpu_async_allocations=False, amdgpu_async_caching=True
     )
-    builder.visible_devices = select("hip", device_ids or ("0",), _available(builder))
+    available = _available(builder)
+    builder.visible_devices = chosen = select("hip", device_ids or ("0",), available)
     try:
         system = builder.create_system()
     except Exception as error:
         raise unopenable("hip", error) from None
-    return ShortfinDevice("hip", system, unified=False)
+    ordinals = [available.index(name) for name in chosen]
+    return ShortfinDevice("hip", system, lambda stage: spare_hip_bytes(ordinals[stage]), unified=False)
 
 
 def _available(builder: Any) -> list[str]:

@@ -161,6 +161,9 @@ class IreeDevice(ABC):
     ) -> DeviceBuffer: ...
 
     @abstractmethod
+    def spare_bytes(self, stage: int = 0) -> int | None: ...
+
+    @abstractmethod
     def upload(self, array: Array) -> DeviceBuffer: ...
 
     @abstractmethod

@@ -27,6 +27,7 @@ import numpy as np
 from shortfin_apps.llm.components.runtime.cuda_context import CudaContext
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
 from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
+from shortfin_apps.llm.components.runtime.free_memory import spare_hip_bytes
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
 from shortfin_apps.llm.components.runtime.iree_staging import IreeStaging, IreeStagingPool
@@ -56,12 +57,13 @@ def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
             "one GPU serves a model on the iree runtime; give one of --device-ids, or serve pipeline stages "
             "with `--runtime shortfin`"
         )
-    (name,) = select(driver, device_ids or ("0",), _available(driver))
+    available = _available(driver)
+    (name,) = select(driver, device_ids or ("0",), available)
     with _devices_lock:
         if (driver, name) not in _hal_devices:
             made = _create_hal_device(driver, name)
             _hal_devices[driver, name] = made, CudaContext() if driver == "cuda" else None
-        return GpuDevice(driver, *_hal_devices[driver, name])
+        return GpuDevice(driver, available.index(name), *_hal_devices[driver, name])
 
 
 def _available(driver: GpuDriver) -> list[str]:
@@ -106,8 +108,9 @@ class GpuDevice(IreeDevice):
     buffer_type = GpuBuffer
     submissions_per_trim = 4096  # freeing memory waits for the device
 
-    def __init__(self, driver: GpuDriver, hal_device: Any, context: CudaContext | None) -> None:
+    def __init__(self, driver: GpuDriver, ordinal: int, hal_device: Any, context: CudaContext | None) -> None:
         super().__init__(driver, hal_device)
+        self._ordinal = ordinal
         self._context = context
         self._writes_host = driver == "cuda"
         self._staging = IreeStagingPool(self._allocator)
@@ -124,6 +127,11 @@ class GpuDevice(IreeDevice):
     ) -> GpuBuffer:
         dtype = np.dtype(dtype)
         return self._guard(lambda: self._allocate(shape, dtype, on_host))
+
+    def spare_bytes(self, stage: int = 0) -> int | None:
+        if self._context is None:
+            return spare_hip_bytes(self._ordinal)
+        return self._guard(self._context.spare_bytes)
 
     def upload(self, array: Array) -> GpuBuffer:
         buffer = GpuBuffer(None, array.shape, array.dtype)

@@ -17,6 +17,7 @@ import iree.runtime as iree
 import numpy as np
 
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
+from shortfin_apps.llm.components.runtime.free_memory import spare_host_bytes
 from shortfin_apps.llm.components.runtime.huge_pages import empty_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
 from shortfin_apps.llm.components.runtime.parameters import read_parameters
@@ -109,6 +110,9 @@ class LocalDevice(IreeDevice):
         buffer = self._hal_device.from_dlpack_capsule(memory.__dlpack__()).get_buffer()
         memory.fill(0)
         return LocalBuffer(iree.HalBufferView(buffer, shape, ELEMENTS[dtype]), shape, dtype)
+
+    def spare_bytes(self, stage: int = 0) -> int | None:
+        return spare_host_bytes()
 
     def upload(self, array: Array) -> LocalBuffer:
         _, copy = self._new_buffer(array.shape, array.dtype)

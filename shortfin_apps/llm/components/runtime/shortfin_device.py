@@ -45,6 +45,7 @@ from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.device_loss import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from shortfin_apps.llm.components.runtime.free_memory import spare_host_bytes
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.components.runtime.shortfin_buffer import ShortfinBuffer, read, write
 from shortfin_apps.llm.components.runtime.shortfin_errors import (
@@ -75,7 +76,7 @@ def open_hostcpu() -> ShortfinDevice:
     shortfin has no setting for hardware threads, nor for spinning workers.
     """
     builder = sf.host.CPUSystemBuilder(env_prefix=None, hostcpu_allocators="caching")
-    return ShortfinDevice("hostcpu", builder.create_system(), unified=True)
+    return ShortfinDevice("hostcpu", builder.create_system(), lambda _: spare_host_bytes(), unified=True)
 
 
 class ShortfinPending:
@@ -150,10 +151,13 @@ class _Completion:
 
 
 class ShortfinDevice:
-    """`unified`: the host may read and write device memory."""
+    """`unified`: the host may read and write device memory; `spare_bytes` tells how much of it, by stage."""
 
-    def __init__(self, name: str, system: Any, unified: bool) -> None:
+    def __init__(
+        self, name: str, system: Any, spare_bytes: Callable[[int], int | None], *, unified: bool
+    ) -> None:
         self._name = name
+        self._spare_bytes = spare_bytes
         self._system = system
         self._unified = unified
         self._worker = system.create_worker("device")
@@ -206,6 +210,9 @@ class ShortfinDevice:
         on_host: bool = False,
     ) -> ShortfinBuffer:
         return self._call(lambda: self._allocate(shape, np.dtype(dtype), stage, on_host)).result()
+
+    def spare_bytes(self, stage: int = 0) -> int | None:
+        return self._spare_bytes(stage)
 
     def upload(self, array: Array) -> ShortfinBuffer:
         return self._buffer(array.shape, array.dtype, np.array(array, order="C"))

@@ -1,0 +1,69 @@
+"""What is left of a host's and a GPU's memory, as their files and drivers tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.components.runtime import free_memory
+from shortfin_apps.llm.components.runtime.free_memory import (
+    loaded_library,
+    spare_gpu_bytes,
+    spare_hip_bytes,
+    spare_host_bytes,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of a host that has 512 MiB available."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 4194304 kB\nMemFree: 1 kB\nMemAvailable: 524288 kB\n")
+    monkeypatch.setattr(free_memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
+    return tmp_path
+
+
+def test_half_of_what_a_host_has_available_may_be_taken(host: Path) -> None:
+    assert spare_host_bytes() == 256 * MIB
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max", 256), (str(300 * MIB), 100), (str(50 * MIB), 0)])
+def test_a_control_group_may_leave_less(host: Path, limit: str, expected: int) -> None:
+    (host / "memory.max").write_text(limit + "\n")
+    (host / "memory.current").write_text(f"{100 * MIB}\n")
+    assert spare_host_bytes() == expected * MIB
+
+
+def test_a_host_without_proc_tells_nothing(host: Path) -> None:
+    (host / "meminfo").unlink()
+    assert spare_host_bytes() is None
+
+
+@pytest.mark.parametrize(("free", "total", "expected"), [(900, 1000, 800), (50, 1000, 0)])
+def test_a_tenth_of_a_gpu_is_left_alone(free: int, total: int, expected: int) -> None:
+    def get_info(free_bytes: Any, total_bytes: Any) -> int:
+        free_bytes._obj.value, total_bytes._obj.value = free, total
+        return 0
+
+    assert spare_gpu_bytes(get_info) == expected
+
+
+def test_a_driver_that_refuses_tells_nothing() -> None:
+    assert spare_gpu_bytes(lambda free, total: 1) is None
+
+
+def test_a_library_is_found_where_it_was_loaded_from() -> None:
+    library = loaded_library("libc.so")
+    assert library is not None
+    assert library.getpid() > 0
+
+
+def test_without_its_library_a_gpu_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loaded_library("libnothing.so") is None
+    monkeypatch.setattr(free_memory, "HIP", "libnothing.so")
+    assert spare_hip_bytes(0) is None
