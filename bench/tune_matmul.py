@@ -123,7 +123,7 @@ def _cases(models: Sequence[str] | None) -> Iterator[Case]:
     for model in models or MODELS:
         spec = MODELS[model]
         hidden, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
-        yield Case(model, "qkv", "project_qkv", (spec.qkv_features, hidden), frozenset({"bias"}))
+        yield Case(model, "qkv", "project_qkv", (spec.qkv_features, hidden), frozenset({"bias", "head_norm"}))
         yield Case(model, "o", "linear", (hidden, heads), frozenset({"in_squares"}))
         yield Case(model, "gate_up", "gated_linear", (2 * spec.intermediate_size, hidden))
         yield Case(model, "down", "linear", (hidden, spec.intermediate_size), frozenset({"in_squares"}))

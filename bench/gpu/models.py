@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, RopeScaling, WeightType
+from shortfin_apps.llm.builder.model.rope import Llama3Scaling
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC as TINY_SPEC
 
 
@@ -98,7 +99,7 @@ _LLAMA = Model(
         max_position_embeddings=131072,
         rms_norm_eps=1e-5,
         rope_theta=5e5,
-        rope_scaling=RopeScaling(
+        rope_scaling=Llama3Scaling(
             factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
         ),
     ),

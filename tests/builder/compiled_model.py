@@ -17,12 +17,13 @@ from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
+from shortfin_apps.llm.builder.model.rope import YarnScaling
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.builder.weights.layout import Int8Panels, cast_floats, weight_layout
+from shortfin_apps.llm.builder.weights.layout import Int8Panels, RowMajor, cast_floats, weight_layout
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from tests.kernel_families import note_executed
@@ -55,6 +56,14 @@ TINY = ModelSpec(
     rope_theta=10000.0,
     tie_word_embeddings=True,
 )
+# With all that a layer may have beside what Llama's has.
+FEATURED = replace(
+    TINY,
+    qkv_bias=True,
+    output_bias=True,
+    qk_norm=True,
+    rope_scaling=YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=1.1),
+)
 
 
 @dataclass(frozen=True)
@@ -84,10 +93,16 @@ class CompiledModel:
 
     @classmethod
     def build(
-        cls, spec: ModelSpec, options: BuildOptions, device: Device, folder: Path, target: Target = HOST
+        cls,
+        spec: ModelSpec,
+        options: BuildOptions,
+        device: Device,
+        folder: Path,
+        target: Target = HOST,
+        weights: Mapping[str, npt.NDArray[np.float32]] | None = None,
     ) -> CompiledModel:
-        weights = random_weights(spec)
-        stored, known = store(weights, spec, options, target)
+        """With random weights unless they are given."""
+        stored, known = store(weights or random_weights(spec), spec, options, target)
         write_parameters(stored, folder / "model.irpa")
         text = ModelModule(spec, options, target).text()
         vmfb = compile_cached(text, target)
@@ -159,7 +174,7 @@ def store(
             quants, scales = quantise_rows(value)
             known[name] = quants * scales[:, None]
         elif layout.bits is None:
-            dtype: FloatType = "f32" if name.endswith("norm.weight") else options.activations
+            dtype = layout.dtype if isinstance(layout, RowMajor) else options.activations
             known[name] = cast_floats(value, dtype).astype(np.float32)
         else:
             kept = quantise(value, layout.bits)

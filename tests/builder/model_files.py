@@ -35,9 +35,10 @@ def write_gguf(
     tensors: Mapping[str, Array] | None = None,
     without: str | None = None,
     quantised: GGMLQuantizationType | None = None,
+    whole: Mapping[str, Array] | None = None,
 ) -> Path:
     """Writes a GGUF file. `keys` (`llama.` keys without prefix) and `tensors` add to or replace its content;
-    matrices are `quantised`."""
+    matrices are `quantised`. `whole` are the tensors of another model, as the file is to have them."""
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
         "block_count": SPEC.num_hidden_layers,
@@ -55,9 +56,10 @@ def write_gguf(
         add(f"{architecture}.{key}", value)  # type: ignore[operator]
     writer.add_name(SPEC.name)
     _add_vocabulary(writer, TINY.tokenizer_files())
-    for name, array in {**tiny_tensors(), **(tensors or {})}.items():
+    ours = {**tiny_tensors(), **(tensors or {})}
+    for name, array in (whole or {n: _interleaved(n, array) for n, array in ours.items()}).items():
         if name != without:
-            _add_tensor(writer, name, _interleaved(name, array), quantised)
+            _add_tensor(writer, name, array, quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -136,14 +138,17 @@ def _add_vocabulary(writer: GGUFWriter, files: TokenizerFiles) -> None:
 
 
 def _interleaved(name: str, array: Array) -> Array:
-    """The `permute` of llama.cpp's convert_hf_to_gguf.py, which the GGUF reader reverses."""
     heads = {"attn_q": SPEC.num_attention_heads, "attn_k": SPEC.num_key_value_heads}
     kind = name.split(".")[-2]
     if kind not in heads or array.ndim == 1:
         return array
-    rows, columns = array.shape
-    split = array.reshape(heads[kind], 2, rows // heads[kind] // 2, columns)
-    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows, columns)
+    return interleaved(array, heads[kind])
+
+
+def interleaved(array: Array, heads: int) -> Array:
+    """The `permute` of llama.cpp's convert_hf_to_gguf.py, which the GGUF reader reverses."""
+    split = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(array.shape)
 
 
 def _hf_name(name: str) -> str:

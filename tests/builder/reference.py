@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.builder.model.rope import LinearScaling, Llama3Scaling, YarnScaling
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
@@ -30,8 +31,8 @@ def forward(
         }
         h = _rms_norm(spec, x, block["attn_norm.weight"])
         x = x + (
-            _attention(spec, h @ block["attn_qkv.weight"].T, cos, sin, past[layer])
-            @ block["attn_output.weight"].T
+            _attention(spec, _qkv(spec, h, block), cos, sin, past[layer]) @ block["attn_output.weight"].T
+            + block.get("attn_output.bias", 0)
         )
         h = _rms_norm(spec, x, block["ffn_norm.weight"])
         gate, up = np.split(h @ block["ffn_gate_up.weight"].T, 2, axis=-1)
@@ -47,9 +48,20 @@ def _rms_norm(spec: ModelSpec, x: F32, weight: F32) -> F32:
     return normal
 
 
+def _qkv(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
+    """[tokens, heads, head_dim]: q, k and v before the rotation."""
+    qkv = x @ block["attn_qkv.weight"].T + block.get("attn_qkv.bias", 0)
+    qkv = qkv.reshape(len(x), -1, spec.head_dim)
+    if spec.qk_norm:
+        heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
+        weights = np.repeat(block["attn_qk_norm.weight"].reshape(2, -1), [heads, kv_heads], axis=0)
+        qkv[:, : heads + kv_heads] = _rms_norm(spec, qkv[:, : heads + kv_heads], weights)
+    return qkv
+
+
 def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32, past: F32) -> F32:
     tokens, heads, kv_heads, dim = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-    q, k, v = np.split(qkv.reshape(tokens, -1, dim), [heads, heads + kv_heads], axis=1)
+    q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=1)
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     k, v = (np.concatenate(pair) for pair in zip(past, (k, v), strict=True))
     k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
@@ -68,19 +80,41 @@ def _rotate(x: F32, cos: F32, sin: F32) -> F32:
 
 
 def _rotary(spec: ModelSpec, start: int, tokens: int) -> tuple[F32, F32]:
-    """[tokens, 1, head_dim / 2] each. Llama 3's scaling follows its reference code's three cases."""
-    frequencies = []
-    for i in range(spec.head_dim // 2):
-        frequency = spec.rope_theta ** (-2 * i / spec.head_dim)
-        if (s := spec.rope_scaling) is not None:
+    """[tokens, 1, head_dim / 2] each."""
+    frequencies = [
+        _scaled(spec, i, spec.rope_theta ** (-2 * i / spec.head_dim)) for i in range(spec.head_dim // 2)
+    ]
+    angles = np.arange(start, start + tokens)[:, None, None] * np.array(frequencies)
+    magnitude = spec.rope_scaling.attention_factor if isinstance(spec.rope_scaling, YarnScaling) else 1.0
+    return (magnitude * np.cos(angles)).astype(np.float32), (magnitude * np.sin(angles)).astype(np.float32)
+
+
+def _scaled(spec: ModelSpec, index: int, frequency: float) -> float:
+    """The frequency after the model's scaling, case by case as in the papers' code."""
+    match spec.rope_scaling:
+        case None:
+            return frequency
+        case LinearScaling(factor=factor):
+            return frequency / factor
+        case Llama3Scaling() as s:
             wavelength = 2 * np.pi / frequency
             if wavelength > s.original_max_position_embeddings / s.low_freq_factor:
-                frequency /= s.factor
-            elif wavelength > s.original_max_position_embeddings / s.high_freq_factor:
-                smooth = (s.original_max_position_embeddings / wavelength - s.low_freq_factor) / (
-                    s.high_freq_factor - s.low_freq_factor
-                )
-                frequency = (1 - smooth) * frequency / s.factor + smooth * frequency
-        frequencies.append(frequency)
-    angles = np.arange(start, start + tokens)[:, None, None] * np.array(frequencies)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+                return frequency / s.factor
+            if wavelength <= s.original_max_position_embeddings / s.high_freq_factor:
+                return frequency
+            smooth = (s.original_max_position_embeddings / wavelength - s.low_freq_factor) / (
+                s.high_freq_factor - s.low_freq_factor
+            )
+            return (1 - smooth) * frequency / s.factor + smooth * frequency
+        case YarnScaling() as s:
+            low, high = (
+                spec.head_dim
+                * np.log(s.original_max_position_embeddings / (turns * 2 * np.pi))
+                / (2 * np.log(spec.rope_theta))
+                for turns in (s.beta_fast, s.beta_slow)
+            )
+            if s.truncate:
+                low, high = np.floor(low), np.ceil(high)
+            low, high = max(low, 0), min(high, spec.head_dim - 1)
+            ramp = min(max((index - low) / (high - low), 0), 1)
+            return float(frequency / s.factor * ramp + frequency * (1 - ramp))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, cast_floats, weight_layout
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from tests.builder.cached_rows import CachedRows
-from tests.builder.compiled_model import CompiledModel
+from tests.builder.compiled_model import FEATURED, CompiledModel
 from tests.builder.reference import F32
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
@@ -129,6 +130,21 @@ def test_quantised_weights_agree_with_the_reference(
             num_rows = entry.rows or len(POSITIONS)
             use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, tolerance), entry, num_rows)
     model.device.close()
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_biases_norms_of_heads_and_yarn_agree_with_the_reference(
+    chip: str, tmp_path: Path, emulated_gpus: EmulatedGpus
+) -> None:
+    options = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=())
+    device = emulated_gpus.open(chip)
+    spec = replace(FEATURED, head_dim=24, max_position_embeddings=1024)
+    model = CompiledModel.build(spec, options, device, tmp_path, resolve_target(f"hip:{chip}"))
+    with emulated_gpus.watch(chip):
+        for entry in entries_of(options):
+            num_rows = entry.rows or len(POSITIONS)
+            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)
+    device.close()
 
 
 @pytest.mark.parametrize("chip", CHIPS)

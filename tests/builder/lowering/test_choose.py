@@ -27,7 +27,8 @@ AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 VNNI = resolve_target("cpu:znver4")
 HASWELL = resolve_target("cpu:haswell")
 GPU = resolve_target("hip:gfx942")
-ON_CPU = dict.fromkeys(("Embed", "AddBias", "LastTokens", "Sample"), "linalg") | {"TopK": "cpu/top_k"}
+LINALG_ON_CPU = ("Embed", "AddBias", "NormHeads", "LastTokens", "Sample")
+ON_CPU = dict.fromkeys(LINALG_ON_CPU, "linalg") | {"TopK": "cpu/top_k"}
 
 
 def between_attentions(name: str) -> dict[str, str]:
@@ -78,7 +79,7 @@ def test_a_decode_attends_within_the_fused_layer() -> None:
 def test_a_gpu_takes_triton_and_linalg_what_is_left() -> None:
     choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
     linalg = {kind.__name__ for kind, choice in choices.items() if choice.candidate.name == "linalg"}
-    assert linalg == {"AddBias"}
+    assert linalg == {"AddBias", "NormHeads"}
     assert choices[TopK].candidate.name == "triton/top_k"
     assert choices[Linear].candidate.name == "triton/layers"
     assert "; not cpu/rms_norm, which needs a CPU" in str(choices[Norm])

@@ -7,21 +7,36 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.builder.model.family import operations, tensor_shapes, weight_shapes
-from shortfin_apps.llm.builder.model.operations import Attend, Embed, GatedLinear, LastTokens, Linear, Norm
-from tests.builder.compiled_model import TINY
+from shortfin_apps.llm.builder.model.operations import (
+    AddBias,
+    Attend,
+    Embed,
+    GatedLinear,
+    LastTokens,
+    Linear,
+    Norm,
+    NormHeads,
+)
+from shortfin_apps.llm.builder.model.spec import ModelSpec
+from tests.builder.compiled_model import FEATURED, TINY
+
+WEIGHTED = Embed | Norm | Linear | AddBias | NormHeads | GatedLinear
+SPECS = pytest.mark.parametrize("spec", [TINY, FEATURED], ids=["plain", "featured"])
 
 
+@SPECS
 @pytest.mark.parametrize("tied", [True, False])
-def test_operations_read_every_weight(tied: bool) -> None:
-    spec = replace(TINY, tie_word_embeddings=tied)
-    read = [o.weight for o in operations(spec) if isinstance(o, Embed | Norm | Linear | GatedLinear)]
+def test_operations_read_every_weight(spec: ModelSpec, tied: bool) -> None:
+    spec = replace(spec, tie_word_embeddings=tied)
+    read = [o.weight for o in operations(spec) if isinstance(o, WEIGHTED)]
     assert list(dict.fromkeys(read)) == list(weight_shapes(spec))
     assert len(read) - len(set(read)) == tied
 
 
+@SPECS
 @pytest.mark.parametrize("tied", [True, False])
-def test_shapes_fit_from_the_tokens_to_the_logits(tied: bool) -> None:
-    spec = replace(TINY, tie_word_embeddings=tied)
+def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -> None:
+    spec = replace(spec, tie_word_embeddings=tied)
     shapes = weight_shapes(spec)
     features: dict[str, int] = {}
     for operation in operations(spec):
@@ -31,6 +46,13 @@ def test_shapes_fit_from_the_tokens_to_the_logits(tied: bool) -> None:
             case Norm():
                 assert shapes[operation.weight] == (features[operation.x],)
                 features[operation.out] = features[operation.x]
+            case AddBias():
+                assert shapes[operation.weight] == (features[operation.x],)
+                assert operation.out == operation.x
+            case NormHeads():
+                assert shapes[operation.weight] == (2 * spec.head_dim,)
+                assert features[operation.x] == spec.qkv_features
+                assert operation.out == operation.x
             case Linear() | GatedLinear():
                 rows, columns = shapes[operation.weight]
                 assert features[operation.x] == columns

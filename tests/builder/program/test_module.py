@@ -9,31 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, RopeScaling, WeightType
+from shortfin_apps.llm.builder.model.rope import Llama3Scaling
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.components.runtime.device import Device
-from tests.builder.compiled_model import GENERIC, NAN_BYTE, TINY, CompiledModel, Result, block_table
-from tests.builder.reference import forward
+from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
+from tests.builder.compiled_model import GENERIC, NAN_BYTE, TINY, CompiledModel, block_table
 
-STRIDE = 16
-# Logits have a standard deviation of about 1. bf16 keeps 8 bits of every activation and of K and V, which
-# the reference does not: over 600 random prompts the largest error was 0.05, and 6e-6 in f32. int8 keeps a
-# 254th of a token's largest activation.
-TOLERANCE = {"f32": 3e-5, "f16": 1e-2, "bf16": 0.1, "int8": 0.3}
-LLAMA3 = RopeScaling(
+LLAMA3 = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
 )
 PREFILLS = [("prefill_bs1", 1), ("prefill_bs1_s32", 1), ("prefill_bs3", 3), ("prefill_bs3_s32", 3)]
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
-Tokens = npt.NDArray[np.int64]
 
-
-@pytest.fixture(params=["f32", "bf16", "int8"])
+@pytest.fixture(params=["f32", "bf16", "int8", "featured"])
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)
@@ -42,45 +35,6 @@ def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> C
 
 def random_tokens(rng: np.random.Generator, *lengths: int) -> list[Tokens]:
     return [rng.integers(0, TINY.vocab_size, length) for length in lengths]
-
-
-def pages_for(length: int) -> int:
-    return -(-length // STRIDE)
-
-
-def prefill_row(
-    model: CompiledModel, tokens: Tokens, blocks: Tokens, chunk: int, entry: str = "prefill_bs1"
-) -> Result:
-    """Prefills one sequence in chunks of `chunk` tokens (the last one shorter, padded to the stride)."""
-    for start in range(0, len(tokens), chunk):
-        part = tokens[start : start + chunk]
-        padded = np.zeros((1, pages_for(len(part)) * STRIDE), np.int64)
-        padded[0, : len(part)] = part
-        result = model.prefill(entry, padded, np.array([start]), np.array([start + len(part)]), blocks)
-    return result
-
-
-def expect(model: CompiledModel, logits: npt.NDArray[np.float32], tokens: Tokens) -> None:
-    """`logits` [vocab] are the reference's for the last of `tokens`."""
-    expected = forward(model.spec, model.weights, tokens)[-1]
-    options = model.options
-    tolerance = max(TOLERANCE.get(kind, 0) for kind in (options.weights, options.activations, options.kv))
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance)
-
-
-def expect_extend(model: CompiledModel, sequence: Tokens, cut: int, tables: Tokens) -> None:
-    """One extend decodes the last of `sequence` again and, beside it, computes from `cut` to it anew.
-
-    `tables` [2, width]: the sequence's pages, and others that are to hold what comes from `cut` on.
-    """
-    tables[1, : cut // model.options.block_seq_stride] = tables[0, : cut // model.options.block_seq_stride]
-    last = len(sequence) - 1
-    padding = [0, 0]
-    packed = np.concatenate([sequence[last:], sequence[cut:last], padding])
-    starts, seq_lens = np.array([last, cut]), np.array([last + 1, last])
-    result = model.extend("extend", packed, np.array([0, 1]), starts, seq_lens, tables)
-    expect(model, result.logits[0], sequence)
-    expect(model, result.logits[1], sequence[:last])
 
 
 @pytest.mark.parametrize(("entry", "rows"), PREFILLS)

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.model.spec import RopeScaling
-from shortfin_apps.llm.builder.sources.gguf_file import GgufSource, model_name, rope_factors
+from shortfin_apps.llm.builder.model.rope import Llama3Scaling
+from shortfin_apps.llm.builder.sources.gguf_file import GgufSource, model_name
+from shortfin_apps.llm.builder.sources.gguf_rope import rope_factors
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_gguf
 
@@ -65,7 +66,7 @@ def test_dequantises(tmp_path: Path) -> None:
 
 
 def test_llama3_rotary_scaling_is_recognised_by_its_factors(tmp_path: Path) -> None:
-    scaling = RopeScaling(
+    scaling = Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
     theta = 500000.0
@@ -94,7 +95,10 @@ def test_a_sliding_window_caps_the_context(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"expert_count": 8}, "mixture of experts"),
-        ({"rope.scaling.type": "yarn"}, "rotary scaling `yarn`"),
+        ({"rope.scaling.type": "longrope"}, "rotary scaling `longrope`"),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, "rotary scaling `none` by 2.0"),
+        ({"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor` is 0.5"),
+        ({"rope.freq_base": 1.0}, "must exceed 1"),
         ({"rope.dimension_count": 8}, "part of the head"),
         ({"attention.value_length": 8}, "value head"),
         ({"attention.head_count": 0}, "attention.head_count"),
@@ -102,7 +106,6 @@ def test_a_sliding_window_caps_the_context(tmp_path: Path) -> None:
         ({"feed_forward_length": 96}, "has shape"),
         ({"block_count": 2**31}, "too few"),
         ({"logit_scale": 0.5}, r"`llama\.logit_scale` is 0.5, which is not supported"),
-        ({"rope.scaling.factor": 4.0}, r"`llama\.rope\.scaling\.factor` is 4.0"),
         ({"attention.scale": 0.25}, r"`llama\.attention\.scale` is 0.25"),
         ({"hyper_gates": 3}, r"`llama\.hyper_gates` is 3, and whether .*`--accept-field llama\.hyper_gates`"),
     ],
@@ -119,16 +122,19 @@ def test_neutral_keys_pass_and_unknown_ones_may_be_accepted(tmp_path: Path) -> N
 
 
 def test_refuses_another_architecture_by_name(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"`qwen2` is not supported; supported are Llama 2 and 3, SmolLM2"):
-        GgufSource(write_gguf(tmp_path / "qwen.gguf", architecture="qwen2"))
+    with pytest.raises(BuildError, match=r"`gemma2` is not supported; supported are Llama 2 and 3, SmolLM2"):
+        GgufSource(write_gguf(tmp_path / "gemma.gguf", architecture="gemma2"))
 
 
 def test_refuses_missing_and_foreign_tensors(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"`blk\.1\.ffn_up\.weight` is missing"):
         GgufSource(write_gguf(tmp_path / "less.gguf", without="blk.1.ffn_up.weight"))
-    bias = {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
-    with pytest.raises(BuildError, match=r"`blk\.0\.attn_q\.bias` belongs to no model"):
+    bias = {"blk.0.ffn_up.bias": np.zeros(128, np.float32)}
+    with pytest.raises(BuildError, match=r"`blk\.0\.ffn_up\.bias` belongs to no model"):
         GgufSource(write_gguf(tmp_path / "more.gguf", tensors=bias))
+    bias = {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
+    with pytest.raises(BuildError, match=r"`blk\.0\.attn_k\.bias` is missing"):
+        GgufSource(write_gguf(tmp_path / "half.gguf", tensors=bias))
 
 
 def test_refuses_nan_and_infinity(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.model.spec import RopeScaling
+from shortfin_apps.llm.builder.model.rope import Llama3Scaling, YarnScaling
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.errors import BuildError
+from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import SPEC, TINY, tiny_tensors, write_hf
 
 
@@ -63,7 +65,7 @@ def test_llama3_rotary_scaling(tmp_path: Path, key: str) -> None:
         **({"rope_theta": 500000.0} if key == "rope_parameters" else {}),
     }
     spec = HfDirectorySource(write_hf(tmp_path, config={key: rope})).spec
-    assert spec.rope_scaling == RopeScaling(
+    assert spec.rope_scaling == Llama3Scaling(
         factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
     assert spec.rope_theta == (500000.0 if key == "rope_parameters" else SPEC.rope_theta)
@@ -78,6 +80,33 @@ def test_mistral_with_a_window_gets_its_window_as_context(tmp_path: Path) -> Non
     assert HfDirectorySource(directory).spec == expected
 
 
+def test_yarn_takes_what_is_missing_from_the_context(tmp_path: Path) -> None:
+    rope = {"type": "yarn", "factor": 4.0}
+    assert HfDirectorySource(
+        write_hf(tmp_path, config={"rope_scaling": rope})
+    ).spec.rope_scaling == YarnScaling(
+        factor=4.0,
+        original_max_position_embeddings=SPEC.max_position_embeddings,
+        attention_factor=0.1 * math.log(4) + 1,
+    )
+    rope = {"type": "yarn", "original_max_position_embeddings": 256, "mscale": 2.0, "mscale_all_dim": 1.0}
+    scaling = HfDirectorySource(write_hf(tmp_path, config={"rope_scaling": rope})).spec.rope_scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.factor == SPEC.max_position_embeddings / 256
+    assert scaling.attention_factor == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
+
+
+@pytest.mark.parametrize(("switch", "context"), [(True, 256), (False, SPEC.max_position_embeddings)])
+def test_a_qwen_has_its_window_only_where_it_is_switched_on(
+    tmp_path: Path, switch: bool, context: int
+) -> None:
+    family = GoldenFamily.of("qwen3")
+    config = {"sliding_window": 256, "use_sliding_window": switch, "max_position_embeddings": 1024}
+    family.config.update(config)
+    spec = HfDirectorySource(family.write_hf(tmp_path)).spec
+    assert spec.max_position_embeddings == context
+
+
 def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
     assert HfDirectorySource(
         write_hf(tmp_path, config={"tie_word_embeddings": True})
@@ -87,11 +116,17 @@ def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "qwen3"}, "architecture `qwen3` is not supported; supported are Llama"),
+        ({"model_type": "gemma2"}, "architecture `gemma2` is not supported; supported are Llama"),
         ({"hidden_act": "gelu"}, "activation `gelu`"),
-        ({"attention_bias": True}, "bias"),
+        ({"attention_bias": True}, r"`blk\.0\.attn_k\.bias` is missing"),
+        ({"mlp_bias": True}, "a bias in the feed-forward"),
+        ({"model_type": "qwen2"}, r"`blk\.0\.attn_k\.bias` is missing"),
+        ({"model_type": "qwen3", "head_dim": 16}, r"`blk\.0\.attn_k_norm\.weight` is missing"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by `gptq`"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling `linear`"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling `dynamic`"),
+        ({"rope_scaling": {"type": "linear"}}, "`linear` is incomplete"),
+        ({"rope_scaling": {"type": "yarn", "beta_fast": 1.0}}, "`yarn` is incomplete"),
+        ({"rope_theta": 1.0}, "must exceed 1"),
         ({"num_hidden_layers": "many"}, "`num_hidden_layers`"),
         ({"num_hidden_layers": 3}, r"`blk\.2\.attn_k\.weight` is missing"),
         ({"head_dim": 15}, "not even"),

@@ -6,12 +6,15 @@ import pytest
 from gguf.constants import Keys
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from shortfin_apps.llm.builder.sources import gguf_file, hf_directory
+from shortfin_apps.llm.builder.sources.gguf_rope import GgufRope
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
+from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import (
     GGUF_FILE,
-    GGUF_LLAMA,
+    GGUF_MODEL,
     GGUF_TOKENIZER,
     HF_CONFIG,
     HF_ROPE,
@@ -19,7 +22,7 @@ from shortfin_apps.llm.builder.sources.known_fields import (
 )
 from shortfin_apps.llm.errors import BuildError
 
-TABLES = (HF_CONFIG, HF_ROPE, GGUF_LLAMA, GGUF_FILE, GGUF_TOKENIZER)
+TABLES = (HF_CONFIG, HF_ROPE, GGUF_MODEL, GGUF_FILE, GGUF_TOKENIZER)
 
 # As it is published; the values are those of TinyLlama, SmolLM2, Llama 3.2 and Mistral 7B.
 PUBLISHED = {
@@ -67,16 +70,15 @@ def test_a_field_is_in_one_table(table: KnownFields) -> None:
     assert not (table.used | table.harmless) & table.neutral.keys()
 
 
-def aliases(model: type[GgufVocabulary] | type[hf_directory._Config]) -> set[str]:
+def aliases(model: type[BaseModel]) -> set[str]:
     return {field.alias or name for name, field in model.model_fields.items()}
 
 
 def test_fields_marked_used_are_read() -> None:
     assert set(HF_CONFIG.used) == aliases(hf_directory._Config)
-    assert set(HF_ROPE.used) == set(hf_directory._Rope.model_fields)
+    assert set(HF_ROPE.used) == set(HfRope.model_fields)
     assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary)
-    read = {f.alias or name for name, f in gguf_file._Hyperparameters.model_fields.items()}
-    assert set(GGUF_LLAMA.used) == read
+    assert set(GGUF_MODEL.used) == aliases(gguf_file._Hyperparameters) | aliases(GgufRope)
 
 
 def test_the_tokenizer_keys_that_the_library_knows_are_known() -> None:

@@ -11,25 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, dense, tensor_type
-from shortfin_apps.llm.builder.model.spec import ModelSpec, RopeScaling
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 STEP = 64
 
 
 def rotary_frequencies(spec: ModelSpec) -> npt.NDArray[np.float64]:
-    """Radians per position, [head_dim / 2] f64, after Llama 3's scaling if the model has it."""
+    """Radians per position, [head_dim / 2] f64, after the model's scaling if it has one."""
     exponent = np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim
     frequencies = spec.rope_theta**-exponent
-    return frequencies if spec.rope_scaling is None else _scale_llama3(frequencies, spec.rope_scaling)
-
-
-def _scale_llama3(frequencies: npt.NDArray[np.float64], scaling: RopeScaling) -> npt.NDArray[np.float64]:
-    """Long wavelengths are slowed by `factor`, short ones kept, those between blended."""
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = np.clip(blend, 0.0, 1.0)
-    scaled: npt.NDArray[np.float64] = frequencies * (kept + (1 - kept) / scaling.factor)
-    return scaled
+    scaling = spec.rope_scaling
+    return frequencies if scaling is None else scaling.scaled(frequencies, spec.rope_theta)
 
 
 class Rotary:
@@ -38,7 +30,9 @@ class Rotary:
     def __init__(self, spec: ModelSpec, context_length: int) -> None:
         frequencies = rotary_frequencies(spec)
         self._half = spec.head_dim // 2
-        self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies)
+        magnitude = spec.rope_scaling.magnitude if spec.rope_scaling else 1.0
+        # In one of the tables, as each value is a product of both.
+        self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies, magnitude)
         self._fine = _table(np.arange(STEP), frequencies)
 
     def declarations(self) -> list[str]:
@@ -80,7 +74,9 @@ class Rotary:
         return e.elementwise("tud", ("tud", shape, "f32"), [(positions, "t")], body)
 
 
-def _table(positions: npt.NDArray[np.int64], frequencies: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """[positions, 2, head_dim / 2]: cosines, sines."""
+def _table(
+    positions: npt.NDArray[np.int64], frequencies: npt.NDArray[np.float64], magnitude: float = 1.0
+) -> npt.NDArray[np.float32]:
+    """[positions, 2, head_dim / 2]: cosines, sines, times `magnitude`."""
     angles = positions[:, None] * frequencies
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return (magnitude * np.stack([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)

@@ -30,6 +30,7 @@ from shortfin_apps.llm.builder.model.operations import (
     LastTokens,
     Linear,
     Norm,
+    NormHeads,
     Operation,
     Sample,
     TopK,
@@ -40,7 +41,9 @@ from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
 MOST_CANDIDATES = 256  # of a top-k that keeps its candidates in registers
-KINDS: tuple[Kind, ...] = (Embed, Norm, Linear, AddBias, GatedLinear, Attend, LastTokens, TopK, Sample)
+KINDS: tuple[Kind, ...] = (
+    *(Embed, Norm, Linear, AddBias, NormHeads, GatedLinear, Attend, LastTokens, TopK, Sample),
+)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -202,7 +205,9 @@ CANDIDATES = (
     Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
-    Candidate("linalg", (Embed, Norm, AddBias, Attend, LastTokens, TopK, Sample), _always, _linalg),
+    Candidate(
+        "linalg", (Embed, Norm, AddBias, NormHeads, Attend, LastTokens, TopK, Sample), _always, _linalg
+    ),
 )
 
 

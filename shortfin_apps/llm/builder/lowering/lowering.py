@@ -6,6 +6,7 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     Norm         rms_norm(e, x, weight) -> Tensor, or what the same class's matmuls take in its place
     Linear       linear(e, x, weight, residual or None) -> Tensor
     AddBias      add_bias(e, x, weight) -> Tensor
+    NormHeads    norm_heads(e, x, weight) -> Tensor
     GatedLinear  gated_linear(e, x, weight) -> Tensor
     Attend       attend(e, qkv, layer, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
@@ -36,6 +37,7 @@ from shortfin_apps.llm.builder.model.operations import (
     LastTokens,
     Linear,
     Norm,
+    NormHeads,
     Operation,
     Sample,
     TopK,
@@ -213,6 +215,8 @@ class Lowering:
                 values[operation.out] = kernels.linear(e, x, operation.weight, residual)
             case AddBias():
                 values[operation.out] = kernels.add_bias(e, x, operation.weight)
+            case NormHeads():
+                values[operation.out] = kernels.norm_heads(e, x, operation.weight)
             case GatedLinear():
                 values[operation.out] = kernels.gated_linear(e, x, operation.weight)
             case Attend():

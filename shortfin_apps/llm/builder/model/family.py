@@ -18,8 +18,8 @@ class Family(Protocol):
     def operations(self, spec: ModelSpec) -> Iterable[Operation]: ...
 
 
-FAMILIES: dict[str, Family] = {"llama": llama, "mistral": llama}
-SUPPORTED = "Llama 2 and 3, SmolLM2, TinyLlama and Mistral"  # for users
+FAMILIES: dict[str, Family] = {"llama": llama, "mistral": llama, "qwen2": llama, "qwen3": llama}
+SUPPORTED = "Llama 2 and 3, SmolLM2, TinyLlama, Mistral, Qwen2, Qwen2.5 and Qwen3"  # for users
 
 
 def operations(spec: ModelSpec) -> list[Operation]:

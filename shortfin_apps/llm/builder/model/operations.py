@@ -68,6 +68,16 @@ class AddBias(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class NormHeads(Operation):
+    """q, k and v [tokens, qkv features] f32 -> the same shape: RMS norm of each head of q and of k.
+
+    `weight` [2 * head_dim] holds the weights of q's heads, then of k's.
+    """
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
 class GatedLinear(Operation):
     """[tokens, in] -> [tokens, out / 2], in the type that matmuls read: silu(gate) * up, `weight` holding
     gate and up."""

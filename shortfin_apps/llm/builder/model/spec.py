@@ -5,31 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shortfin_apps.llm.builder.model.rope import RopeScaling
+
 FloatType = Literal["bf16", "f16", "f32"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 KVType = Literal["bf16", "f16", "f32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Llama 3's frequency scaling (Hugging Face `rope_scaling` with `rope_type: llama3`)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of a Llama-family decoder; names as in Hugging Face's `config.json`.
+    """The shape of a decoder, and what its layers have; names as in Hugging Face's `config.json`.
 
     Its tensors are tabled by the family (llama.py), with q/k rows in the half-split rotary order (Hugging
-    Face's). Norm weights are always f32.
+    Face's). Norm weights and biases are always f32.
     """
 
     name: str
-    architecture: str  # "llama" or "mistral", as the source calls it
+    architecture: str  # a key of FAMILIES (family.py), as the source calls it
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -42,6 +34,9 @@ class ModelSpec:
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False  # of the projection behind attention
+    qk_norm: bool = False  # RMS norm of each head of q and of k before its rotation
 
     @property
     def qkv_features(self) -> int:

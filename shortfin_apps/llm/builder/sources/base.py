@@ -84,6 +84,10 @@ def check_spec(where: str, spec: ModelSpec) -> None:
         )
     if spec.head_dim < 2 or spec.head_dim % 2:
         raise BuildError(f"{where}: head dimension {spec.head_dim} is not even, so it cannot be rotated")
+    if spec.rope_theta <= 1:
+        raise BuildError(
+            f"{where}: a rotary base of {spec.rope_theta} makes no wavelengths; it must exceed 1"
+        )
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:

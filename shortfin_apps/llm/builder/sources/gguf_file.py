@@ -1,14 +1,14 @@
 """Source: a model in one GGUF file, quantised or not.
 
-The format is llama.cpp's (docs/gguf.md). Its converter interleaves the rows of q and k for its rotary
-embedding; this module restores the half-split order.
+The format is llama.cpp's (docs/gguf.md). For some architectures its converter interleaves the rows of q and k
+for its rotary embedding; this module restores the half-split order.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from shortfin_apps.llm.builder.model.spec import ModelSpec, RopeScaling
+from shortfin_apps.llm.builder.model.rope import RopeScaling
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.quantise import Bits, Blocks
 from shortfin_apps.llm.builder.sources.base import (
     Array,
@@ -32,20 +33,30 @@ from shortfin_apps.llm.builder.sources.base import (
     unsupported,
 )
 from shortfin_apps.llm.builder.sources.gguf_blocks import quantisation_of, read_blocks
+from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FACTORS, GgufRope, llama3_scaling
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
-from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_LLAMA, GGUF_TOKENIZER
+from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_MODEL, GGUF_TOKENIZER
 from shortfin_apps.llm.errors import BuildError
 
-ROPE_FACTORS = "rope_freqs.weight"  # [head_dim / 2]: divisors of the rotary frequencies
 
-# GGUF keeps Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
-LLAMA3_LOW_FREQ_FACTOR = 1.0
-LLAMA3_HIGH_FREQ_FACTOR = 4.0
-LLAMA3_ORIGINAL_CONTEXT = 8192
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFamily:
+    """What an architecture implies that no key says. Biases may also be told by their tensors."""
+
+    has_pairs: bool = False  # rows of q and k that rotate together are neighbours
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+GGUF_FAMILIES = {
+    "llama": GgufFamily(has_pairs=True),
+    "qwen2": GgufFamily(qkv_bias=True),
+    "qwen3": GgufFamily(qk_norm=True),
+}
 
 
 class _Hyperparameters(BaseModel):
-    """The `llama.*` keys, without the prefix."""
+    """The sizes of a model: the keys below the architecture's name."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -61,7 +72,6 @@ class _Hyperparameters(BaseModel):
     sliding_window: PositiveInt | None = Field(None, alias="attention.sliding_window")
     rope_dimensions: PositiveInt | None = Field(None, alias="rope.dimension_count")
     rope_theta: PositiveFloat = Field(10000.0, alias="rope.freq_base")
-    rope_scaling: str = Field("none", alias="rope.scaling.type")
     expert_count: int = 0
 
     @property
@@ -82,7 +92,7 @@ class _CheckedReader(GGUFReader):
 
 
 class GgufSource(ModelSource):
-    """A GGUF file. Raises BuildError when it is damaged or not of the Llama family.
+    """A GGUF file. Raises BuildError when it is damaged or of no family that is supported.
 
     `sampling` are defaults for `generation_config.json`; `accepted` are unknown keys to ignore.
     """
@@ -119,10 +129,12 @@ class GgufSource(ModelSource):
         return blocks if order is None else blocks.take_rows(order)
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
-        """The file's row index of each row of `tensor`."""
-        if name.endswith(".attn_q.weight"):
+        """The file's row index of each row of `tensor`; None if they are in their order."""
+        if not GGUF_FAMILIES[self.spec.architecture].has_pairs:
+            return None
+        if name.endswith((".attn_q.weight", ".attn_q.bias")):
             return _half_split(self.spec.num_attention_heads, self.spec.head_dim)
-        if name.endswith(".attn_k.weight"):
+        if name.endswith((".attn_k.weight", ".attn_k.bias")):
             return _half_split(self.spec.num_key_value_heads, self.spec.head_dim)
         return None
 
@@ -133,16 +145,17 @@ class GgufSource(ModelSource):
 
     def _read_spec(self, stem: str) -> ModelSpec:
         architecture = self._metadata.get("general.architecture")
-        if architecture != "llama":
+        if architecture not in GGUF_FAMILIES:
             raise unsupported(self._where, f"architecture `{architecture}`")
-        found = parse(self._where, _Hyperparameters, self._keys("llama."))
+        family, keys = GGUF_FAMILIES[architecture], self._keys(f"{architecture}.")
+        found = parse(self._where, _Hyperparameters, keys)
         self._check_family(found)
-        self._check_keys()
+        self._check_keys(f"{architecture}.")
         if "token_embd.weight" not in self._tensors:
             raise BuildError(f"{self._where}: tensor `token_embd.weight` is missing")
         spec = ModelSpec(
             name=model_name(stem),
-            architecture="llama",
+            architecture=architecture,
             vocab_size=_shape(self._tensors["token_embd.weight"])[0],
             hidden_size=found.embedding_length,
             intermediate_size=found.feed_forward_length,
@@ -153,8 +166,11 @@ class GgufSource(ModelSource):
             max_position_embeddings=min(found.context_length, found.sliding_window or found.context_length),
             rms_norm_eps=found.rms_epsilon,
             rope_theta=found.rope_theta,
-            rope_scaling=self._rope_scaling(found),
+            rope_scaling=self._rope_scaling(found, keys),
             tie_word_embeddings="output.weight" not in self._tensors,
+            qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in self._tensors,
+            output_bias="blk.0.attn_output.bias" in self._tensors,
+            qk_norm=family.qk_norm,
         )
         check_spec(self._where, spec)
         return spec
@@ -163,37 +179,29 @@ class GgufSource(ModelSource):
         """The metadata keys that begin with `prefix`, without it."""
         return {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
 
-    def _check_keys(self) -> None:
+    def _check_keys(self, architecture: str) -> None:
         """Raises BuildError for a key that would change the computation."""
         read_elsewhere = {k: v for k, v in self._metadata.items() if k in GGUF_FILE.neutral}
         GGUF_FILE.check(self._where, read_elsewhere)
-        for prefix, known in (("llama.", GGUF_LLAMA), ("tokenizer.", GGUF_TOKENIZER)):
+        for prefix, known in ((architecture, GGUF_MODEL), ("tokenizer.", GGUF_TOKENIZER)):
             known.check(self._where, self._keys(prefix), self._accepted, prefix)
 
     def _check_family(self, found: _Hyperparameters) -> None:
         if found.expert_count > 0:
             raise unsupported(self._where, "a mixture of experts")
-        if found.rope_scaling != "none":
-            raise unsupported(self._where, f"rotary scaling `{found.rope_scaling}`")
         if (found.rope_dimensions or found.head_dim) != found.head_dim:
             raise unsupported(self._where, "a rotary embedding of a part of the head")
         if (found.value_length or found.head_dim) != found.head_dim:
             raise unsupported(self._where, "a value head that differs from the key head")
 
-    def _rope_scaling(self, found: _Hyperparameters) -> RopeScaling | None:
+    def _rope_scaling(self, found: _Hyperparameters, keys: dict[str, Any]) -> RopeScaling | None:
+        scaling = parse(self._where, GgufRope, keys).scaling(self._where)
         if ROPE_FACTORS not in self._tensors:
-            return None
+            return scaling
+        if scaling is not None:
+            raise unsupported(self._where, f"a rotary scaling beside `{ROPE_FACTORS}`")
         factors = self._dequantised(ROPE_FACTORS).astype(np.float64)
-        scaling = RopeScaling(
-            factor=round(float(factors.max(initial=1.0)), 4),
-            low_freq_factor=LLAMA3_LOW_FREQ_FACTOR,
-            high_freq_factor=LLAMA3_HIGH_FREQ_FACTOR,
-            original_max_position_embeddings=LLAMA3_ORIGINAL_CONTEXT,
-        )
-        expected = rope_factors(scaling, found.head_dim, found.rope_theta)
-        if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
-            raise unsupported(self._where, f"a `{ROPE_FACTORS}` that does not follow Llama 3's rule")
-        return scaling
+        return llama3_scaling(self._where, factors, found.head_dim, found.rope_theta)
 
     def _dequantised(self, name: str) -> Array:
         tensor = self._tensors[name]
@@ -202,15 +210,6 @@ class GgufSource(ModelSource):
         except (NotImplementedError, ValueError) as error:
             raise BuildError(f"{self._where}: tensor `{name}` cannot be dequantised ({error})") from error
         return as_float(f"{self._where}: tensor `{name}`", array)
-
-
-def rope_factors(scaling: RopeScaling, head_dim: int, theta: float) -> npt.NDArray[np.float64]:
-    """Llama 3's divisors of the rotary frequencies, `[head_dim / 2]` (Hugging Face `rope_type: llama3`)."""
-    frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * np.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return np.asarray(1.0 / ((1.0 - smooth) / scaling.factor + smooth))
 
 
 def _read(path: Path) -> GGUFReader:

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 
-from shortfin_apps.llm.builder.model.family import FAMILIES
-from shortfin_apps.llm.builder.model.spec import ModelSpec, RopeScaling
+from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
     ModelSource,
@@ -24,6 +23,8 @@ from shortfin_apps.llm.builder.sources.base import (
     sha256_of,
     unsupported,
 )
+from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily
+from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.errors import BuildError
 
@@ -59,6 +60,8 @@ GGUF_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -66,22 +69,8 @@ GGUF_NAMES = {
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
-class _Rope(BaseModel):
-    """`rope_scaling` (`rope_parameters` in newer files)."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    rope_type: str | None = None
-    type: str | None = None
-    rope_theta: PositiveFloat | None = None
-    factor: PositiveFloat | None = None
-    low_freq_factor: PositiveFloat | None = None
-    high_freq_factor: PositiveFloat | None = None
-    original_max_position_embeddings: PositiveInt | None = None
-
-
 class _Config(BaseModel):
-    """The fields of `config.json` that a Llama needs."""
+    """The fields of `config.json` that a decoder needs."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -96,10 +85,11 @@ class _Config(BaseModel):
     max_position_embeddings: PositiveInt
     rms_norm_eps: PositiveFloat
     rope_theta: PositiveFloat = 10000.0
-    rope_scaling: _Rope | None = None
-    rope_parameters: _Rope | None = None
+    rope_scaling: HfRope | None = None
+    rope_parameters: HfRope | None = None
     tie_word_embeddings: bool = False
     sliding_window: PositiveInt | None = None
+    use_sliding_window: bool = False
     layer_types: list[str] | None = None
     hidden_act: str = "silu"
     attention_bias: bool = False
@@ -108,12 +98,22 @@ class _Config(BaseModel):
     eos_token_id: int | list[int] | None = None
 
     @property
-    def rope(self) -> _Rope:
-        return self.rope_parameters or self.rope_scaling or _Rope()
+    def rope(self) -> HfRope:
+        return self.rope_parameters or self.rope_scaling or HfRope()
+
+    @property
+    def family(self) -> HfFamily:
+        return HF_FAMILIES[self.model_type]
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a layer with sliding attention sees, if there is one."""
+        is_on = self.use_sliding_window or not self.family.window_has_switch
+        return self.sliding_window if is_on else None
 
 
 class HfDirectorySource(ModelSource):
-    """A Hugging Face directory. Raises BuildError when it is incomplete or not of the Llama family.
+    """A Hugging Face directory. Raises BuildError when it is incomplete or of no family that is supported.
 
     `name` overrides the directory's name as the model's; `accepted` are unknown fields of `config.json` to
     ignore.
@@ -124,7 +124,7 @@ class HfDirectorySource(ModelSource):
         self._where = str(directory)
         raw = read_json(directory / "config.json")
         model_type = raw.get("model_type")
-        if model_type not in FAMILIES:
+        if model_type not in HF_FAMILIES:
             raise unsupported(self._where, f"architecture `{model_type}`")
         self._config = parse(f"{self._where}/config.json", _Config, raw)
         _check_fields(f"{self._where}/config.json", raw, accepted)
@@ -155,10 +155,11 @@ class HfDirectorySource(ModelSource):
         )
 
     def _read_spec(self, name: str) -> ModelSpec:
-        config = self._config
+        config, family = self._config, self._config.family
         self._check_family()
+        own_dim = family.head_dim or config.hidden_size // config.num_attention_heads
         # Inside its window, sliding attention equals full attention; so the window is the context length.
-        context = min(config.max_position_embeddings, config.sliding_window or config.max_position_embeddings)
+        context = min(config.max_position_embeddings, config.window or config.max_position_embeddings)
         spec = ModelSpec(
             name=name,
             architecture=config.model_type,
@@ -168,12 +169,15 @@ class HfDirectorySource(ModelSource):
             num_hidden_layers=config.num_hidden_layers,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
+            head_dim=config.head_dim or own_dim,
             max_position_embeddings=context,
             rms_norm_eps=config.rms_norm_eps,
             rope_theta=config.rope.rope_theta or config.rope_theta,
-            rope_scaling=self._rope_scaling(),
+            rope_scaling=config.rope.scaling(self._where, config.max_position_embeddings),
             tie_word_embeddings=config.tie_word_embeddings,
+            qkv_bias=config.attention_bias or family.qkv_bias,
+            output_bias=config.attention_bias,
+            qk_norm=family.qk_norm,
         )
         check_spec(self._where, spec)
         return spec
@@ -186,34 +190,11 @@ class HfDirectorySource(ModelSource):
             )
         if config.hidden_act != "silu":
             raise unsupported(self._where, f"activation `{config.hidden_act}`")
-        windows = {"full_attention", *(["sliding_attention"] if config.sliding_window else [])}
+        windows = {"full_attention", *(["sliding_attention"] if config.window else [])}
         if odd := set(config.layer_types or ()) - windows:
             raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
-        if config.attention_bias or config.mlp_bias:
-            raise unsupported(self._where, "a bias in the projections")
-
-    def _rope_scaling(self) -> RopeScaling | None:
-        rope = self._config.rope
-        kind = rope.rope_type or rope.type or "default"
-        if kind == "default":
-            return None
-        if kind != "llama3":
-            raise unsupported(self._where, f"rotary scaling `{kind}`")
-        values = (
-            rope.factor,
-            rope.low_freq_factor,
-            rope.high_freq_factor,
-            rope.original_max_position_embeddings,
-        )
-        factor, low, high, original = values
-        if factor is None or low is None or high is None or original is None or low >= high:
-            raise BuildError(f"{self._where}/config.json: rotary scaling `llama3` is incomplete")
-        return RopeScaling(
-            factor=factor,
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_position_embeddings=original,
-        )
+        if config.mlp_bias:
+            raise unsupported(self._where, "a bias in the feed-forward")
 
     def _shards(self) -> list[Path]:
         index = self._directory / WEIGHTS_INDEX

@@ -92,7 +92,7 @@ HF_CONFIG = KnownFields(
     used=_names(
         "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta rope_scaling "
-        "rope_parameters tie_word_embeddings sliding_window layer_types hidden_act "
+        "rope_parameters tie_word_embeddings sliding_window use_sliding_window layer_types hidden_act "
         "attention_bias mlp_bias quantization_config eos_token_id"
     ),
     harmless=_names(
@@ -105,7 +105,7 @@ HF_CONFIG = KnownFields(
         "initializer_factor attention_dropout hidden_dropout attn_pdrop resid_pdrop embd_pdrop dropout "
         "pretraining_tp gradient_checkpointing attn_implementation use_flash_attn max_sequence_length "
         "max_seq_len model_max_length seq_length original_max_position_embeddings multiple_of "
-        "ffn_dim_multiplier max_window_layers use_sliding_window unsloth_version unsloth_fixed "
+        "ffn_dim_multiplier max_window_layers unsloth_version unsloth_fixed "
         # token ids and sampling defaults
         "bos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id max_length min_length "
         "do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
@@ -118,32 +118,33 @@ HF_CONFIG = KnownFields(
     neutral=_VARIANTS,
 )
 
-# `rope_scaling` and `rope_parameters`. YaRN and LongRoPE are refused earlier, by their type.
+# `rope_scaling` and `rope_parameters`. Other kinds are refused earlier, by their type.
 HF_ROPE = KnownFields(
     used=_names(
-        "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings"
+        "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
+        "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate"
     ),
-    neutral={"partial_rotary_factor": _ONE, "attention_factor": _ONE, "mscale": _ONE, "mscale_all_dim": _OFF},
+    neutral={"partial_rotary_factor": _ONE},
 )
 
-# `llama.*` of a GGUF file (docs/gguf.md, and `llama_model_loader` of llama.cpp), without the prefix.
-GGUF_LLAMA = KnownFields(
+# A GGUF file's keys below its architecture (docs/gguf.md, and `llama_model_loader` of llama.cpp).
+GGUF_MODEL = KnownFields(
     used=_names(
         "block_count context_length embedding_length feed_forward_length attention.head_count "
         "attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length "
         "attention.value_length attention.sliding_window rope.dimension_count rope.freq_base "
-        "rope.scaling.type expert_count"
+        "rope.scaling.type rope.scaling.factor rope.scaling.original_context_length "
+        "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow expert_count"
     ),
-    harmless=_names(
-        "vocab_size tensor_data_layout rope.scaling.original_context_length rope.scaling.finetuned"
-    ),
-    harmless_prefixes=("rope.scaling.yarn_",),  # without effect unless the type is YaRN, which is refused
+    harmless=_names("vocab_size tensor_data_layout rope.scaling.finetuned"),
     neutral={
         **dict.fromkeys(
             ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
         ),
-        # A factor without a type is a linear scaling.
-        **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"), (0, 1)),
+        # An older name of a linear scaling's factor, and what multiplies YaRN's temperature.
+        **dict.fromkeys(("rope.scale_linear", "rope.scaling.attn_factor"), (0, 1)),
+        **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), (-1, 1)),
+        "rope.scaling.yarn_log_multiplier": (0,),
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),
         **dict.fromkeys(("attention.max_alibi_bias", "attention.clamp_kqv", "pooling_type"), (0,)),
         **dict.fromkeys(("expert_used_count", "expert_shared_count", "leading_dense_block_count"), (0,)),

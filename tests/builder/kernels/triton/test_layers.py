@@ -19,6 +19,7 @@ from shortfin_apps.llm.builder.model.operations import (
     GatedLinear,
     Linear,
     Norm,
+    NormHeads,
     Operation,
 )
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType
@@ -49,7 +50,7 @@ TILED: list[int | str] = [
 
 
 def normed(x: F32, weight: F32) -> F32:
-    result: F32 = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + SPEC.rms_norm_eps) * weight
+    result: F32 = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + SPEC.rms_norm_eps) * weight
     return result
 
 
@@ -169,10 +170,29 @@ def lower(e: Emitter, kernels: TritonLayers, run: Sequence[Operation], values: V
     Lowering(by_kind, RenderedKernels(), kernels).lower(e, run, values, [])
 
 
-@pytest.mark.parametrize(("has_bias", "tokens"), [(True, "tokens"), *((False, tokens) for tokens in TILED)])
-def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, launch: Launch) -> None:
+PLAIN, BIASED, NORMED, BOTH = (), (AddBias,), (NormHeads,), (AddBias, NormHeads)
+
+
+@pytest.mark.parametrize(
+    ("between", "head_dim", "tokens"),
+    [
+        *((PLAIN, 16, tokens) for tokens in TILED),
+        (BIASED, 16, "tokens"),
+        (NORMED, 40, "tokens"),
+        *((BOTH, head_dim, tokens) for head_dim in (16, 40) for tokens in (16, 50)),
+    ],
+)
+def test_queries_keys_and_values(
+    between: tuple[type[AddBias | NormHeads], ...],
+    head_dim: int,
+    tokens: int | str,
+    chip: str,
+    launch: Launch,
+) -> None:
     """Attention of tokens to themselves alone shows q, and v; the cache shows k and v."""
-    spec = replace(SPEC, num_attention_heads=3, num_key_value_heads=1, head_dim=16)
+    spec = replace(
+        SPEC, num_attention_heads=3, num_key_value_heads=1, head_dim=head_dim, qk_norm=NormHeads in between
+    )
     stride, layer, pages = 16, 1, 90
     features, half = spec.qkv_features, spec.head_dim // 2
     kv = spec.num_key_value_heads * spec.head_dim
@@ -182,6 +202,7 @@ def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, l
         "norm": ("f32", (spec.hidden_size,)),
         "w": ("f32", (features, spec.hidden_size)),
         "bias": ("f32", (features,)),
+        "head_norm": ("f32", (2 * head_dim,)),
         "rotary": ("f32", (tokens, 2, half)),
         "slots": ("i64", (tokens,)),
         "cache": ("f32", ("pages", elements)),
@@ -189,8 +210,13 @@ def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, l
         "seq_lens": ("i64", (tokens,)),
         "blocks": ("i64", (tokens, "width")),
     }
-    biases = [AddBias("qkv", "qkv", "bias")] if has_bias else []
-    run = [Norm("x", "normed", "norm"), Linear("normed", "qkv", "w"), *biases, Attend("qkv", "out", layer)]
+    weights = {AddBias: "bias", NormHeads: "head_norm"}
+    run = [
+        Norm("x", "normed", "norm"),
+        Linear("normed", "qkv", "w"),
+        *(kind("qkv", "qkv", weights[kind]) for kind in between),
+        Attend("qkv", "out", layer),
+    ]
     context = context_of(spec, chip, options(chip, "f32"))
 
     def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
@@ -210,14 +236,18 @@ def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, l
 
     program = launch(inputs, body, context)
     norm, w, bias = 1 + 0.1 * random(spec.hidden_size), random(features, spec.hidden_size), random(features)
+    head_norm = 1 + 0.3 * random(2 * head_dim)
     for count in known(tokens):
         x = random(count, spec.hidden_size)
         angles = random(count, half)
         rotary = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         cache = random(pages, elements)
         ids = np.random.default_rng(count).permutation(pages)[:count]
-        qkv = normed(x, norm) @ w.T + (bias if has_bias else 0)
+        qkv = normed(x, norm) @ w.T + (bias if AddBias in between else 0)
         heads = qkv.reshape(count, -1, spec.head_dim)
+        if NormHeads in between:
+            own = np.repeat(head_norm.reshape(2, -1), [3, 1], axis=0)
+            heads[:, :4] = normed(heads[:, :4], own)
         q, k, v = np.split(heads, [3, 4], axis=1)
         turned_q, turned_k = turn(q, rotary), turn(k, rotary)
         expected = cache.reshape(pages, spec.num_hidden_layers, 2, stride, kv).copy()
@@ -232,6 +262,7 @@ def test_queries_keys_and_values(tokens: int | str, has_bias: bool, chip: str, l
             norm=norm,
             w=w,
             bias=bias,
+            head_norm=head_norm,
             rotary=rotary,
             slots=ids * spec.num_hidden_layers * 2 * stride,
             cache=given_cache.reshape(pages, elements),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
@@ -13,7 +15,7 @@ from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import ConstantWeights, function, load
 from tests.builder.compiled_model import HOST, TINY
 
-BIAS = "blk.0.attn_qkv.bias"
+BIAS, NORM = "blk.0.attn_qkv.bias", "blk.0.attn_qk_norm.weight"
 
 
 def test_a_bias_is_added_to_every_row(tmp_path: Path) -> None:
@@ -28,3 +30,30 @@ def test_a_bias_is_added_to_every_row(tmp_path: Path) -> None:
     x = np.random.default_rng(1).standard_normal((3, 48)).astype(np.float32)
     actual = load("\n".join(["module @test {", *parts, "}"]), tmp_path).run(x).to_host()
     np.testing.assert_array_equal(actual, x + bias)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("head_dim", [16, 20])
+def test_heads_of_queries_and_keys_are_normed_and_values_are_not(
+    tmp_path: Path, tokens: int, head_dim: int
+) -> None:
+    """One token is static: IREE 3.9 has vectorised that wrong."""
+    spec = replace(TINY, head_dim=head_dim)
+    rng = np.random.default_rng(2)
+    weight = rng.standard_normal(2 * head_dim).astype(np.float32)
+    layouts = {NORM: weight_layout(NORM, spec, BuildOptions(), HOST)}
+    weights = ConstantWeights({NORM: weight}, layouts)
+    operations = LinalgOperations(spec, BuildOptions(), weights)
+
+    def run(e: Emitter, x: Tensor) -> list[Tensor]:
+        return [operations.norm_heads(e, x, NORM)]
+
+    rows = 1 if tokens == 1 else "?"
+    parts = [*weights.declarations(), function("run", {"x": (rows, spec.qkv_features)}, run)]
+    x = rng.standard_normal((tokens, spec.qkv_features)).astype(np.float32)
+    actual = load("\n".join(["module @test {", *parts, "}"]), tmp_path).run(x).to_host()
+    heads = x.reshape(tokens, -1, head_dim).copy()
+    turned = heads[:, :6]
+    rms = np.sqrt(np.mean(turned**2, axis=2, keepdims=True) + spec.rms_norm_eps)
+    heads[:, :6] = turned / rms * np.repeat(weight.reshape(2, -1), [4, 2], axis=0)
+    np.testing.assert_allclose(actual, heads.reshape(x.shape), rtol=1e-5, atol=1e-6)

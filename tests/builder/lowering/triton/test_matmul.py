@@ -30,7 +30,7 @@ LAYOUTS: list[WeightLayout] = [BlockRows(8), BlockRows(4), Fp8Rows("f8E4M3FN")] 
 
 
 def kernels_of(kernels: MatmulKernels, tokens: Dim, layout: WeightLayout | None = None) -> list[Kernel]:
-    qkv = kernels.project_qkv(QKV, tokens, layout).without({"bias"})
+    qkv = kernels.project_qkv(QKV, tokens, layout).without({"bias", "head_norm"})
     return [qkv, kernels.gated_linear(GATE_UP, tokens, layout), kernels.linear((576, 1536), tokens, layout)]
 
 
@@ -80,6 +80,29 @@ def test_activations_in_8_bit_floats_are_scaled_in_groups_of_one_size() -> None:
             assert kernel.constexprs["DEPTH"] == FP8_GROUP
 
 
+@pytest.mark.parametrize("layout", [None, BlockRows(4), Fp8Rows("f8E4M3FN")])
+@pytest.mark.parametrize("head_dim", [40, 128, 256])
+def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | None, head_dim: int) -> None:
+    spec = replace(SPEC, head_dim=head_dim, qk_norm=True)
+    kernels = MatmulKernels(spec, BuildOptions(), tiles_of(resolve_target("hip:gfx950")).matmul)
+    for tokens in (1, 32, 64, 512):
+        kernel = kernels.project_qkv((15 * head_dim, 576), tokens, layout)
+        columns, head_columns = (kernel.constexprs[name] for name in ("COLUMNS", "HEAD_COLUMNS"))
+        assert isinstance(columns, int)
+        assert isinstance(head_columns, int)
+        assert head_dim <= head_columns < 2 * head_dim
+        assert columns % head_columns == 0
+        assert kernel.grid[1] == -(-15 * head_columns // columns)
+
+
+@pytest.mark.parametrize("tokens", [16, 512])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_norms_of_heads_spill_no_registers(chip: str, tokens: int) -> None:
+    spec, device = replace(SPEC, head_dim=128, qk_norm=True), f"hip:{chip}"
+    kernels = MatmulKernels(spec, BuildOptions(device=device), tiles_of(resolve_target(device)).matmul)
+    expect_no_spills(kernels.project_qkv((1920, 576), tokens), chip)
+
+
 @pytest.mark.parametrize(
     ("chip", "layout", "tokens"),
     [
@@ -94,6 +117,10 @@ def test_no_registers_are_spilled(chip: str, layout: WeightLayout | None, tokens
     target = resolve_target(device)
     kernels = MatmulKernels(SPEC, BuildOptions(device=device), tiles_of(target).matmul)
     for kernel in kernels_of(kernels, tokens, layout):
-        code = compile_kernel(kernel, "amdgpu", chip)
-        for compiled in read_code_object(code.image).kernels:
-            assert (compiled.num_vgpr_spills, compiled.num_sgpr_spills) == (0, 0), kernel.name
+        expect_no_spills(kernel, chip)
+
+
+def expect_no_spills(kernel: Kernel, chip: str) -> None:
+    code = compile_kernel(kernel, "amdgpu", chip)
+    for compiled in read_code_object(code.image).kernels:
+        assert (compiled.num_vgpr_spills, compiled.num_sgpr_spills) == (0, 0), kernel.name

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.product import normalised_product
+from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, sums_of_neighbours
 
 
 @triton.jit
@@ -14,6 +14,7 @@ def project_qkv(
     scales,
     minima,
     bias,
+    head_norm,
     rotary,
     slots,
     cache,
@@ -24,6 +25,7 @@ def project_qkv(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    HEAD_COLUMNS: tl.constexpr,
     STRIDE: tl.constexpr,
     EPS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -36,21 +38,26 @@ def project_qkv(
 
     w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values. `scales` and
     `minima` are of a w in blocks (see blocks.py), else None; `bias` has as many elements as w has rows, or is
-    None. `rotary` [tokens, 2, HEAD_DIM / 2] f32 holds cosines and sines. The cache is rows of KV_HEADS *
-    HEAD_DIM; `slots` [tokens] i64 is each token's in layer 0's keys; values lie STRIDE rows behind their
-    keys, and the next layer's keys STRIDE rows behind those.
+    None. With `head_norm` [2 * HEAD_DIM], the weights for q's heads and for k's, each of these heads is
+    RMS-normed before it is rotated; the tile then has whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32
+    holds cosines and sines. The cache is rows of KV_HEADS * HEAD_DIM; `slots` [tokens] i64 is each token's in
+    layer 0's keys; values lie STRIDE rows behind their keys, and the next layer's keys STRIDE rows behind
+    those.
 
     A tile's columns are pairs of elements that rotate together: of a head's first half and of its second.
+    A head takes HEAD_COLUMNS of them, the last of which are empty if it has fewer elements.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
+    HEAD_PAIRS: tl.constexpr = HEAD_COLUMNS // 2
     PAIRS: tl.constexpr = COLUMNS // 2
-    ALL_PAIRS: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF
+    ALL_HEADS: tl.constexpr = HEADS + 2 * KV_HEADS
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     own = tl.minimum(row, tokens - 1)
     first = tl.program_id(1) * PAIRS
     each = tl.arange(0, COLUMNS)
-    of_column = tl.minimum(first + each // 2, ALL_PAIRS - 1)
-    feature = of_column // HALF * HEAD_DIM + of_column % HALF + each % 2 * HALF
+    of_column = tl.minimum(first + each // 2, ALL_HEADS * HEAD_PAIRS - 1)
+    in_head = tl.minimum(of_column % HEAD_PAIRS, HALF - 1) + each % 2 * HALF
+    feature = of_column // HEAD_PAIRS * HEAD_DIM + in_head
     sums = normalised_product(
         x, in_squares, w, scales, minima, row, tokens, feature, IN, GROUP, EPS, DEPTH, EARLY
     )
@@ -59,9 +66,14 @@ def project_qkv(
     low, high = tl.split(tl.reshape(sums, (ROWS, PAIRS, 2)))
 
     pair = first + tl.arange(0, PAIRS)
-    head = pair // HALF
-    angle = pair % HALF
-    inside = (row < tokens)[:, None] & (pair < ALL_PAIRS)[None, :]
+    head = pair // HEAD_PAIRS
+    angle = pair % HEAD_PAIRS
+    exists = (head < ALL_HEADS) & (angle < HALF)
+    if head_norm is not None:
+        is_normed = exists & (head < HEADS + KV_HEADS)
+        weight_at = head_norm + tl.where(head < HEADS, 0, HEAD_DIM) + angle
+        low, high = _normed_heads(low, high, weight_at, exists, is_normed, HEAD_DIM, HEAD_PAIRS, EPS)
+    inside = (row < tokens)[:, None] & exists[None, :]
     turns = inside & (head < HEADS + KV_HEADS)[None, :]
     angles = rotary + own[:, None].to(tl.int64) * HEAD_DIM + angle[None, :]
     cosine = tl.load(angles, mask=turns, other=1.0)
@@ -81,3 +93,30 @@ def project_qkv(
     is_cached = inside & (head >= HEADS)[None, :]
     tl.store(cache_at, turned_low.to(cache.dtype.element_ty), mask=is_cached)
     tl.store(cache_at + HALF, turned_high.to(cache.dtype.element_ty), mask=is_cached)
+
+
+@triton.jit
+def _normed_heads(
+    low,
+    high,
+    weight_at,
+    exists,
+    is_normed,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAIRS: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """The pairs `low` and `high` [ROWS, PAIRS] of whole heads, each RMS-normed where `is_normed` [PAIRS].
+
+    Pairs outside `exists` [PAIRS] count for nothing. `weight_at` [PAIRS] is where the weights of `low` are.
+    """
+    ROWS: tl.constexpr = low.shape[0]
+    PAIRS: tl.constexpr = low.shape[1]
+    squares = tl.where(exists[None, :], tl.fma(low, low, high * high), 0.0)
+    sums = sums_of_neighbours(squares, HEAD_PAIRS)
+    inverse = tl.rsqrt(sums / HEAD_DIM + EPS)
+    of_pair = tl.broadcast_to(inverse[:, :, None], (ROWS, PAIRS // HEAD_PAIRS, HEAD_PAIRS))
+    scale = tl.where(is_normed[None, :], tl.reshape(of_pair, (ROWS, PAIRS)), 1.0)
+    low_weight = tl.load(weight_at, mask=is_normed, other=1.0)
+    high_weight = tl.load(weight_at + HEAD_DIM // 2, mask=is_normed, other=1.0)
+    return low * scale * low_weight[None, :], high * scale * high_weight[None, :]

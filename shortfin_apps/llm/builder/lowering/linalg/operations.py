@@ -58,22 +58,46 @@ class LinalgOperations:
         return e.elementwise("rd", ("rd", shape, "f32"), [(last, "r")], body)
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        act, hidden = self._options.activations, self._spec.hidden_size
-        rows = x.shape[0]
-        squares = "  %s = arith.mulf %a, %a : f32\n  %n = arith.addf %s, %out : f32\n  linalg.yield %n : f32"
-        zero = e.fill("0.0", (rows,), "f32")
-        sums = e.elementwise("td", ("t", (rows,), "f32"), [(x, "td")], squares, zero)
+        act = self._options.activations
+        sums = _sums_of_squares(e, x, "td", "t")
         scale = f"""\
-  %count = arith.constant {hidden}.0 : f32
-  %eps = arith.constant {self._spec.rms_norm_eps:.9e} : f32
-  %mean = arith.divf %b, %count : f32
-  %mean_eps = arith.addf %mean, %eps : f32
-  %inverse = math.rsqrt %mean_eps : f32
-  %normal = arith.mulf %a, %inverse : f32
+{self._normal(self._spec.hidden_size)}
   %y = arith.mulf %normal, %c : f32
 {yield_as("%y", act)}"""
         weights = self._weights.load_one(e, weight)
         return e.elementwise("td", ("td", x.shape, act), [(x, "td"), (sums, "t"), (weights, "d")], scale)
+
+    def norm_heads(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        spec = self._spec
+        turned = spec.num_attention_heads + spec.num_key_value_heads
+        heads = e.reshape(x, (x.shape[0], turned + spec.num_key_value_heads, spec.head_dim))
+        sums = _sums_of_squares(e, heads, "thd", "th")
+        # Both are inputs: IREE 3.9 makes wrong masks of a gather from one by head and element.
+        both = e.reshape(self._weights.load_one(e, weight), (1, 2 * spec.head_dim))
+        q_weight, k_weight = (e.columns(both, i * spec.head_dim, spec.head_dim) for i in range(2))
+        body = f"""\
+  %h = linalg.index 1 : index
+  %heads = arith.constant {spec.num_attention_heads} : index
+  %turned = arith.constant {turned} : index
+  %is_query = arith.cmpi ult, %h, %heads : index
+  %is_value = arith.cmpi uge, %h, %turned : index
+  %weight = arith.select %is_query, %c, %d : f32
+{self._normal(spec.head_dim)}
+  %scaled = arith.mulf %normal, %weight : f32
+  %y = arith.select %is_value, %a, %scaled : f32
+  linalg.yield %y : f32"""
+        ins = [(heads, "thd"), (sums, "th"), (q_weight, "0d"), (k_weight, "0d")]
+        return e.reshape(e.elementwise("thd", ("thd", heads.shape, "f32"), ins, body), x.shape)
+
+    def _normal(self, count: int) -> str:
+        """The part of a body that divides %a by the root mean of `count` squares, whose sum is %b."""
+        return f"""\
+  %count = arith.constant {count}.0 : f32
+  %eps = arith.constant {self._spec.rms_norm_eps:.9e} : f32
+  %mean = arith.divf %b, %count : f32
+  %mean_eps = arith.addf %mean, %eps : f32
+  %inverse = math.rsqrt %mean_eps : f32
+  %normal = arith.mulf %a, %inverse : f32"""
 
     def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
         w = self._weights.load_one(e, weight)
@@ -278,6 +302,13 @@ class LinalgOperations:
             shape = (batch.rows, batch.chunk, slots)
             batch.mask = e.elementwise("ncs", ("ncs", shape, "f32"), [(batch.starts, "n")], body)
         return batch.mask
+
+
+def _sums_of_squares(e: Emitter, x: Tensor, loops: str, kept: str) -> Tensor:
+    """Over the last dimension of `x`; `loops` and `kept` name its dimensions and those of the result."""
+    add = "  %s = arith.mulf %a, %a : f32\n  %n = arith.addf %s, %out : f32\n  linalg.yield %n : f32"
+    shape = x.shape[:-1]
+    return e.elementwise(loops, (kept, shape, "f32"), [(x, loops)], add, e.fill("0.0", shape, "f32"))
 
 
 def yield_as(value: str, dtype: str) -> str:

@@ -31,6 +31,7 @@ class TritonAttention:
         squares: Tensor | None,
         weight: str,
         bias: str | None,
+        head_norm: str | None,
         layer: int,
         batch: Batch,
     ) -> Tensor:
@@ -44,6 +45,7 @@ class TritonAttention:
             "in_squares": squares,
             **load_matrix(e, self._weights, weight),
             "bias": None if bias is None else self._weights.load_one(e, bias),
+            "head_norm": None if head_norm is None else self._weights.load_one(e, head_norm),
             "rotary": batch.rotary,
             "slots": batch.slots,
             "cache": batch.cache,

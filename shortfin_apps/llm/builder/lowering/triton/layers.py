@@ -35,6 +35,7 @@ from shortfin_apps.llm.builder.model.operations import (
     LastTokens,
     Linear,
     Norm,
+    NormHeads,
     Operation,
 )
 
@@ -68,8 +69,10 @@ class TritonLayers:
         match operations:
             case [Linear(residual=None), Attend(), *_]:
                 return 2
-            case [Linear(residual=None), AddBias(), Attend(), *_]:
+            case [Linear(residual=None), AddBias() | NormHeads(), Attend(), *_]:
                 return 3
+            case [Linear(residual=None), AddBias(), NormHeads(), Attend(), *_]:
+                return 4
             case [Embed() | Linear(), Norm(), *_] if self._defers_norms:
                 return 2 if _is_chain(operations[:2]) else 0
             case [LastTokens(), Norm(), *_] if self._defers_norms and not values.batch.is_decode:
@@ -91,11 +94,13 @@ class TritonLayers:
                 x, deferred = self._linear(e, values.operand(first.x), first.weight, residual, norm.weight)
                 for each in (first, *last, norm):
                     values[each.out] = deferred if each is norm else x
-            case [Linear() as projection, *biases, Attend() as attention]:
-                bias = next((each.weight for each in biases if isinstance(each, AddBias)), None)
+            case [Linear() as projection, *between, Attend() as attention]:
+                bias = next((each.weight for each in between if isinstance(each, AddBias)), None)
+                head_norm = next((each.weight for each in between if isinstance(each, NormHeads)), None)
                 given = _activations(values.operand(projection.x))
+                weights = projection.weight, bias, head_norm
                 q = self._attention.project(
-                    e, given.x, given.squares, projection.weight, bias, attention.layer, values.batch
+                    e, given.x, given.squares, *weights, attention.layer, values.batch
                 )
                 values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
@@ -10,7 +11,7 @@ from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffe
 from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
-from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
@@ -67,14 +68,20 @@ class MatmulKernels:
         )
 
     def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """q, rotated, in the cache's type; k, rotated, and v go to the cache."""
+        """q, rotated, in the cache's type; k, rotated, and v go to the cache.
+
+        Where a head has a norm, a tile has whole heads.
+        """
         spec, kv = self._spec, self._options.kv
-        tile = self._tile_of(tokens, shape, layout)
+        head_columns = power_of_two(spec.head_dim) if spec.qk_norm else spec.head_dim
+        tile = self._wide_tile(tokens, shape, layout, head_columns if spec.qk_norm else 1)
+        columns = shape[0] // spec.head_dim * head_columns
         interface = Interface(
             constants=("tokens", "layer"),
             reads={
                 **self._reads(shape, layout),
                 "bias": buffer("f32", shape[0]),
+                "head_norm": buffer("f32", 2 * spec.head_dim),
                 "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
                 "slots": buffer("i64", "tokens"),
             },
@@ -87,9 +94,19 @@ class MatmulKernels:
             "HEADS": spec.num_attention_heads,
             "KV_HEADS": spec.num_key_value_heads,
             "HEAD_DIM": spec.head_dim,
+            "HEAD_COLUMNS": head_columns,
             "STRIDE": self._options.block_seq_stride,
         }
-        return self._kernel("project_qkv", project_qkv, interface, shape, layout, tile, heads)
+        return self._kernel("project_qkv", project_qkv, interface, shape, layout, tile, heads, columns)
+
+    def _wide_tile(
+        self, tokens: Dim, shape: Shape, layout: WeightLayout | None, least_columns: int
+    ) -> MatmulTile:
+        """A tile of at least so many columns."""
+        tile = self._tile_of(tokens, shape, layout)
+        if isinstance(layout, Fp8Rows):  # whose depth is that of the activations' scales
+            return replace(tile, columns=max(tile.columns, least_columns))
+        return tile.with_columns(least_columns)
 
     def _reads(self, shape: Shape, layout: WeightLayout | None) -> dict[str, Buffer]:
         _, in_features = shape
@@ -108,8 +125,9 @@ class MatmulKernels:
         layout: WeightLayout | None,
         tile: MatmulTile,
         constexprs: dict[str, int],
+        columns: int | None = None,
     ) -> Kernel:
-        """Its grid is tiles of tokens by tiles of the weight's rows."""
+        """Its grid is tiles of tokens by tiles of `columns`, by default the weight's rows."""
         out_features, in_features = shape
         return Kernel(
             name=f"{name}{_kind(layout)}_{out_features}x{in_features}_{tile.suffix}",
@@ -123,7 +141,7 @@ class MatmulKernels:
                 **constexprs,
                 **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
             },
-            grid=[Tiles("tokens", tile.rows), -(-out_features // tile.columns)],
+            grid=[Tiles("tokens", tile.rows), -(-(columns or out_features) // tile.columns)],
             tuning=tile.tuning,
         )
 

@@ -14,6 +14,7 @@ from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightL
 
 MOST_SPLITS = 64  # workgroups that share the slots of a single token's attention
 _ANY = sys.maxsize
+_LEAST_DEPTH_BYTES = 64  # a block of weights, widened to 16 bits; a matrix instruction takes no more of K
 _UNKNOWN_TOKENS = 512  # what a number counts as that is not known when a kernel is compiled
 
 
@@ -34,6 +35,12 @@ class MatmulTile:
     def suffix(self) -> str:
         """The end of its kernels' names."""
         return f"{self.rows}x{self.columns}x{self.depth_bytes}"
+
+    def with_columns(self, least: int) -> MatmulTile:
+        """The same with at least so many columns, in as much shared memory."""
+        columns = max(self.columns, least)
+        depth_bytes = max(_LEAST_DEPTH_BYTES, self.depth_bytes * self.columns // columns)
+        return replace(self, columns=columns, depth_bytes=depth_bytes)
 
     def for_blocks(self) -> MatmulTile:
         """The same for weights in blocks, which take registers while they are widened."""

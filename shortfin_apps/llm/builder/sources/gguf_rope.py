@@ -1,0 +1,77 @@
+"""The scaling of the rotary embedding in a GGUF file: by keys `rope.scaling.*`, or Llama 3's by a tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from shortfin_apps.llm.builder.model.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
+from shortfin_apps.llm.builder.sources.base import Array, unsupported
+
+ROPE_FACTORS = "rope_freqs.weight"  # [head_dim / 2]: divisors of the rotary frequencies
+
+# GGUF keeps Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
+LLAMA3_LOW_FREQ_FACTOR = 1.0
+LLAMA3_HIGH_FREQ_FACTOR = 4.0
+LLAMA3_ORIGINAL_CONTEXT = 8192
+
+
+class GgufRope(BaseModel):
+    """The keys below the architecture's name that say how the rotation is scaled."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    context_length: PositiveInt
+    kind: str = Field("linear", alias="rope.scaling.type")  # as llama.cpp has it where there is none
+    factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.factor")
+    original_context: PositiveInt | None = Field(None, alias="rope.scaling.original_context_length")
+    yarn_beta_fast: PositiveFloat = Field(32.0, alias="rope.scaling.yarn_beta_fast")
+    yarn_beta_slow: PositiveFloat = Field(1.0, alias="rope.scaling.yarn_beta_slow")
+
+    def scaling(self, where: str) -> RopeScaling | None:
+        """A factor of 0 is none, as in llama.cpp. Raises BuildError."""
+        is_scaled = self.factor not in (0.0, 1.0)
+        match self.kind:
+            case "none" if not is_scaled:
+                return None
+            case "linear":
+                return LinearScaling(factor=self.factor) if is_scaled else None
+            case "yarn" if self.yarn_beta_fast > self.yarn_beta_slow:
+                return self._yarn() if is_scaled else None
+        raise unsupported(where, f"rotary scaling `{self.kind}` by {self.factor}")
+
+    def _yarn(self) -> YarnScaling:
+        return YarnScaling(
+            factor=self.factor,
+            original_max_position_embeddings=self.original_context or self.context_length,
+            attention_factor=yarn_attention_factor(self.factor),
+            beta_fast=self.yarn_beta_fast,
+            beta_slow=self.yarn_beta_slow,
+        )
+
+
+def llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> Llama3Scaling:
+    """The scaling that makes ROPE_FACTORS. Raises BuildError if it is not Llama 3's."""
+    scaling = Llama3Scaling(
+        factor=round(float(factors.max(initial=1.0)), 4),
+        low_freq_factor=LLAMA3_LOW_FREQ_FACTOR,
+        high_freq_factor=LLAMA3_HIGH_FREQ_FACTOR,
+        original_max_position_embeddings=LLAMA3_ORIGINAL_CONTEXT,
+    )
+    expected = rope_factors(scaling, head_dim, theta)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise unsupported(where, f"a `{ROPE_FACTORS}` that does not follow Llama 3's rule")
+    return scaling
+
+
+def rope_factors(scaling: Llama3Scaling, head_dim: int, theta: float) -> npt.NDArray[np.float64]:
+    """The divisors of the rotary frequencies, `[head_dim / 2]`."""
+    frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    return np.asarray(frequencies / scaling.scaled(frequencies, theta))

@@ -1,0 +1,91 @@
+"""`rope_scaling` of a Hugging Face `config.json` (`rope_parameters` in newer files)."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+from shortfin_apps.llm.builder.model.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
+from shortfin_apps.llm.builder.sources.base import unsupported
+from shortfin_apps.llm.errors import BuildError
+
+
+class HfRope(BaseModel):
+    """The fields of `rope_scaling`, whichever its kind."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: PositiveFloat | None = None
+    factor: PositiveFloat | None = None
+    low_freq_factor: PositiveFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    original_max_position_embeddings: PositiveInt | None = None
+    attention_factor: PositiveFloat | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    beta_fast: PositiveFloat | None = None
+    beta_slow: PositiveFloat | None = None
+    truncate: bool = True
+
+    def scaling(self, where: str, context: int) -> RopeScaling | None:
+        """`context` is `max_position_embeddings`. Raises BuildError, `where` naming the model."""
+        match self.rope_type or self.type or "default":
+            case "default":
+                return None
+            case "linear":
+                return self._linear(where)
+            case "llama3":
+                return self._llama3(where)
+            case "yarn":
+                return self._yarn(where, context)
+            case kind:
+                raise unsupported(where, f"rotary scaling `{kind}`")
+
+    def _linear(self, where: str) -> LinearScaling:
+        if self.factor is None:
+            raise _incomplete(where, "linear")
+        return LinearScaling(factor=self.factor)
+
+    def _llama3(self, where: str) -> Llama3Scaling:
+        factor, low, high = self.factor, self.low_freq_factor, self.high_freq_factor
+        original = self.original_max_position_embeddings
+        if factor is None or low is None or high is None or original is None or low >= high:
+            raise _incomplete(where, "llama3")
+        return Llama3Scaling(
+            factor=factor,
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position_embeddings=original,
+        )
+
+    def _yarn(self, where: str, context: int) -> YarnScaling:
+        original = self.original_max_position_embeddings or context
+        factor = self.factor or context / original
+        fast, slow = self.beta_fast or 32.0, self.beta_slow or 1.0
+        if fast <= slow:
+            raise _incomplete(where, "yarn")
+        return YarnScaling(
+            factor=factor,
+            original_max_position_embeddings=original,
+            attention_factor=self.attention_factor or self._yarn_attention_factor(factor),
+            beta_fast=fast,
+            beta_slow=slow,
+            truncate=self.truncate,
+        )
+
+    def _yarn_attention_factor(self, factor: float) -> float:
+        """As transformers infers it; DeepSeek's `mscale` count as a pair only."""
+        if not self.mscale or not self.mscale_all_dim:
+            return yarn_attention_factor(factor)
+        return yarn_attention_factor(factor, self.mscale) / yarn_attention_factor(factor, self.mscale_all_dim)
+
+
+def _incomplete(where: str, kind: str) -> BuildError:
+    return BuildError(f"{where}/config.json: rotary scaling `{kind}` is incomplete")

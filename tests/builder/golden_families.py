@@ -1,0 +1,95 @@
+"""The tiny models of tests/golden/family_logits.json as a Hugging Face directory and as a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from shortfin_apps.llm.builder.sources.base import ModelSource
+from shortfin_apps.llm.builder.weights.write import plan_weights
+from tests.builder.model_files import interleaved, write_gguf
+from tests.golden.family_weights import weight
+
+GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden", "family_logits.json").read_text())
+MODELS: tuple[str, ...] = tuple(GOLDEN["models"])
+PROMPT = np.array(GOLDEN["prompt"])
+POSITIONS: list[int] = GOLDEN["positions"]  # numbers of tokens
+
+WITH_PAIRS = ("llama",)  # architectures whose q and k are permuted by the converter
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class GoldenFamily:
+    """One of MODELS: `config` is its config.json, `tensors` go by Hugging Face's names."""
+
+    config: dict[str, Any]
+    tensors: dict[str, F32]
+    logits: F32  # [POSITIONS, vocab]
+
+    @classmethod
+    def of(cls, name: str) -> GoldenFamily:
+        made = GOLDEN["models"][name]
+        tensors = {n: weight(n, tuple(shape)) for n, shape in made["shapes"].items()}
+        return cls(made["config"], tensors, np.array(made["logits"], np.float32))
+
+    def write_hf(self, directory: Path) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.joinpath("config.json").write_text(json.dumps(self.config))
+        save_file(self.tensors, directory / "model.safetensors")
+        return directory
+
+    def write_gguf(self, path: Path) -> Path:
+        """With the names and keys that llama.cpp's converter gives it."""
+        architecture, config = self.config["model_type"], self.config
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        keys: dict[str, int | float | str] = {
+            "block_count": config["num_hidden_layers"],
+            "context_length": config["max_position_embeddings"],
+            "embedding_length": config["hidden_size"],
+            "feed_forward_length": config["intermediate_size"],
+            "attention.head_count": config["num_attention_heads"],
+            "attention.head_count_kv": config["num_key_value_heads"],
+            "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+            "attention.key_length": head_dim,
+            "attention.value_length": head_dim,
+            "rope.dimension_count": head_dim,
+            "rope.freq_base": config["rope_parameters"]["rope_theta"],
+            **_rope_keys(config["rope_parameters"]),
+        }
+        return write_gguf(path, architecture=architecture, keys=keys, whole=self._gguf_tensors(architecture))
+
+    def _gguf_tensors(self, architecture: str) -> dict[str, F32]:
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        names = gguf.get_tensor_name_map(kinds[architecture], self.config["num_hidden_layers"])
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        tensors = {}
+        for hf_name, tensor in self.tensors.items():
+            name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+            assert name is not None, hf_name
+            rotated = heads.get(hf_name.split(".")[-2]) if architecture in WITH_PAIRS else None
+            tensors[name] = interleaved(tensor, self.config[rotated]) if rotated else tensor
+        return tensors
+
+
+def _rope_keys(rope: dict[str, Any]) -> dict[str, int | float | str]:
+    if rope["rope_type"] not in ("linear", "yarn"):
+        return {}
+    keys = {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        keys["rope.scaling.yarn_beta_fast"] = rope.get("beta_fast", 32.0)
+    return keys
+
+
+def stored_weights(source: ModelSource) -> dict[str, F32]:
+    """What a build stores of the source, in f32."""
+    return {each.name: each.load(source).astype(np.float32) for each in plan_weights(source.spec)}

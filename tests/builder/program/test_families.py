@@ -1,0 +1,70 @@
+"""The compiled models of every family against the logits of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.program.module import ModelModule
+from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.components.runtime.device import Device
+from tests.builder.agreement import Tokens
+from tests.builder.compiled_model import FEATURED, GENERIC, HOST, CompiledModel, block_table
+from tests.builder.golden_families import F32, MODELS, POSITIONS, PROMPT, GoldenFamily, stored_weights
+
+OPTIONS = BuildOptions(
+    weights="f32", kv="f32", prefill_batch_sizes=(1,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
+)
+CHUNK = 48
+
+
+# The generic form computes rotations from the same tables, whichever their scaling.
+@pytest.mark.parametrize(
+    ("name", "target"), [*((name, HOST) for name in MODELS), ("llama", GENERIC), ("qwen3-bias", GENERIC)]
+)
+def test_every_entry_has_the_logits_of_transformers(
+    device: Device, tmp_path: Path, name: str, target: Target
+) -> None:
+    """The prompt up to each position, in chunks; its last token by a decode; its last chunk by an extend."""
+    family = GoldenFamily.of(name)
+    source = HfDirectorySource(family.write_hf(tmp_path / "source"))
+    weights = stored_weights(source)
+    model = CompiledModel.build(source.spec, OPTIONS, device, tmp_path, target, weights)
+    for count, expected in zip(POSITIONS, family.logits, strict=True):
+        for logits in compute(model, PROMPT[:count]):
+            np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def compute(model: CompiledModel, prompt: Tokens) -> list[F32]:
+    """The logits of the last token from a prefill, a decode and an extend."""
+    count = len(prompt)
+    table = block_table(np.random.default_rng(count), [-(-count // 16), 0], -(-count // CHUNK) * CHUNK // 16)
+    for start in range(0, count, CHUNK):
+        end = min(start + CHUNK, count)
+        tokens = np.zeros((1, CHUNK), np.int64)
+        tokens[0, : end - start] = prompt[start:end]
+        prefilled = model.prefill("prefill_bs1", tokens, np.array([start]), np.array([end]), table[:1])
+    last = np.array([[prompt[-1]], [0]])
+    decoded = model.decode("decode_bs2", last, np.array([count - 1, 0]), table)
+    extended = model.extend(
+        "extend", prompt[start:], np.array([0]), np.array([start]), np.array([count]), table[:1]
+    )
+    return [prefilled.logits[0], decoded.logits[0], extended.logits[0]]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "weights"),
+    [("sapphirerapids", "bf16"), ("sapphirerapids", "q4"), ("znver4", "int8"), ("haswell", "q8_0")],
+)
+def test_all_features_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str, weights: WeightType) -> None:
+    """In whole tiles, for AMX."""
+    spec = replace(FEATURED, head_dim=32)
+    options = replace(OPTIONS, weights=weights, kv="bf16")
+    target = resolve_target(f"cpu:{cpu}")
+    compile_text(ModelModule(spec, options, target).text(), target.flags, tmp_path / "model.vmfb")

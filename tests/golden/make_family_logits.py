@@ -1,0 +1,109 @@
+"""Records the logits of tiny random models of every family, as transformers computes them in f32.
+
+    pip install torch==2.15.0 transformers==5.23.0
+    python tests/golden/make_family_logits.py
+
+In an environment of its own. family_logits.json beside this file then has, of each of MODELS: the config.json
+that transformers writes, the shapes of the tensors, whose values family_weights.py makes again, and the
+logits behind each of POSITIONS tokens of one prompt. Sizes are odd on purpose: heads and vocabularies that
+are no multiples of 16.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+import transformers  # type: ignore[import-not-found]
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.golden.family_weights import weight
+
+OUT = Path(__file__).with_name("family_logits.json")
+PROMPT = [(37 * i + i // 5) % 83 for i in range(1, 102)]
+POSITIONS = [1, 17, 64, 101]
+SIZES: dict[str, Any] = {
+    "vocab_size": 83,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def rope(kind: str, **values: object) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **values}}
+
+
+WIDE = {"head_dim": 24}
+# By name: transformers' class, and what differs from SIZES.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"attention_bias": True, **WIDE, **rope("linear", factor=2.5)}),
+    "llama-yarn": (
+        "Llama",
+        WIDE | rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=8.0),
+    ),
+    "llama-yarn-not-truncated": (
+        "Llama",
+        WIDE
+        | rope("yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=0.9, truncate=False),
+    ),
+    "llama3": (
+        "Llama",
+        WIDE
+        | rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "qwen2": ("Qwen2", {"sliding_window": 32, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 20, "rope_theta": 50000.0, "sliding_window": None}),
+    "qwen3-bias": ("Qwen3", {"head_dim": 20, "attention_bias": True, "tie_word_embeddings": True}),
+}
+
+
+def record(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **changes})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    tied = "lm_head.weight" if config.tie_word_embeddings else None
+    shapes = {n: tuple(t.shape) for n, t in model.state_dict().items() if n != tied}
+    made = {n: torch.from_numpy(weight(n, shape)) for n, shape in shapes.items()}
+    model.load_state_dict(made, strict=tied is None)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT])).logits[0]
+    return {
+        "config": json.loads(config.to_json_string(use_diff=False)),
+        "shapes": {name: list(shape) for name, shape in shapes.items()},
+        "logits": [[round(float(v), 7) for v in logits[p - 1]] for p in POSITIONS],
+    }
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    golden = {
+        "made_with": {name: version(name) for name in ("torch", "transformers")},
+        "prompt": PROMPT,
+        "positions": POSITIONS,
+        "models": {name: record(*given) for name, given in MODELS.items()},
+    }
+    text = json.dumps(golden, indent=1)
+    OUT.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
