@@ -62,6 +62,10 @@ FEATURED = replace(
     qkv_bias=True,
     output_bias=True,
     qk_norm=True,
+    rotated_dim=12,
+    unrotated_layers=(1,),
+    embedding_scale=2.0,
+    score_scale=0.5,
     rope_scaling=YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=1.1),
 )
 

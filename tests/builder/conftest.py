@@ -23,7 +23,7 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
-    """The tiny model by weight type, with K/V in the type of its activations, and FEATURED in bf16."""
+    """The tiny model by weight type, with K/V in the type of its activations, and FEATURED in f32."""
     options = {
         kind: BuildOptions(
             weights=kind,
@@ -42,4 +42,4 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         for kind, chosen in options.items()
     }
     folder = tmp_path_factory.mktemp("featured")
-    return made | {"featured": CompiledModel.build(FEATURED, options["bf16"], device, folder)}
+    return made | {"featured": CompiledModel.build(FEATURED, options["f32"], device, folder)}

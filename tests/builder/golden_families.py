@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ MODELS: tuple[str, ...] = tuple(GOLDEN["models"])
 PROMPT = np.array(GOLDEN["prompt"])
 POSITIONS: list[int] = GOLDEN["positions"]  # numbers of tokens
 
-WITH_PAIRS = ("llama",)  # architectures whose q and k are permuted by the converter
+WITH_PAIRS = ("granite", "llama", "smollm3")  # architectures whose q and k are permuted by the converter
+
+MULTIPLIERS = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 F32 = npt.NDArray[np.float32]
 
@@ -39,7 +47,7 @@ class GoldenFamily:
     def of(cls, name: str) -> GoldenFamily:
         made = GOLDEN["models"][name]
         tensors = {n: weight(n, tuple(shape)) for n, shape in made["shapes"].items()}
-        return cls(made["config"], tensors, np.array(made["logits"], np.float32))
+        return cls(dict(made["config"]), tensors, np.array(made["logits"], np.float32))
 
     def write_hf(self, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
@@ -61,9 +69,10 @@ class GoldenFamily:
             "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
             "attention.key_length": head_dim,
             "attention.value_length": head_dim,
-            "rope.dimension_count": head_dim,
+            "rope.dimension_count": int(head_dim * config.get("partial_rotary_factor", 1.0)),
             "rope.freq_base": config["rope_parameters"]["rope_theta"],
-            **_rope_keys(config["rope_parameters"]),
+            **_rope_keys(config),
+            **{key: config[field] for key, field in MULTIPLIERS.items() if field in config},
         }
         return write_gguf(path, architecture=architecture, keys=keys, whole=self._gguf_tensors(architecture))
 
@@ -77,10 +86,21 @@ class GoldenFamily:
             assert name is not None, hf_name
             rotated = heads.get(hf_name.split(".")[-2]) if architecture in WITH_PAIRS else None
             tensors[name] = interleaved(tensor, self.config[rotated]) if rotated else tensor
+        rope = self.config["rope_parameters"]
+        for length in ("short", "long") if rope["rope_type"] == "longrope" else ():
+            tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
         return tensors
 
 
-def _rope_keys(rope: dict[str, Any]) -> dict[str, int | float | str]:
+def _rope_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "longrope":
+        original, longer = rope["original_max_position_embeddings"], config["max_position_embeddings"]
+        temperature = math.sqrt(1 + math.log(longer / original) / math.log(original))
+        return {
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.attn_factor": temperature,
+        }
     if rope["rope_type"] not in ("linear", "yarn"):
         return {}
     keys = {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}

@@ -52,7 +52,12 @@ def write_gguf(
         "rope.dimension_count": SPEC.head_dim,
     }
     for key, value in {**values, **(keys or {})}.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }[type(value)]
         add(f"{architecture}.{key}", value)  # type: ignore[operator]
     writer.add_name(SPEC.name)
     _add_vocabulary(writer, TINY.tokenizer_files())

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.model.rope import LinearScaling, Llama3Scaling, YarnScaling
+from shortfin_apps.llm.builder.model.rope import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
@@ -23,15 +23,17 @@ def forward(
     """
     if past is None:
         past = np.zeros((spec.num_hidden_layers, 2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
-    x = weights["token_embd.weight"][tokens]
+    x = weights["token_embd.weight"][tokens] * np.float32(spec.embedding_scale)
     cos, sin = _rotary(spec, past.shape[2], len(tokens))
+    unturned = np.full_like(cos, spec.score_scale**0.5)
     for layer in range(spec.num_hidden_layers):
         block = {
             k.removeprefix(f"blk.{layer}."): w for k, w in weights.items() if k.startswith(f"blk.{layer}.")
         }
         h = _rms_norm(spec, x, block["attn_norm.weight"])
+        rotary = (unturned, 0 * sin) if layer in spec.unrotated_layers else (cos, sin)
         x = x + (
-            _attention(spec, _qkv(spec, h, block), cos, sin, past[layer]) @ block["attn_output.weight"].T
+            _attention(spec, _qkv(spec, h, block), *rotary, past[layer]) @ block["attn_output.weight"].T
             + block.get("attn_output.bias", 0)
         )
         h = _rms_norm(spec, x, block["ffn_norm.weight"])
@@ -80,13 +82,17 @@ def _rotate(x: F32, cos: F32, sin: F32) -> F32:
 
 
 def _rotary(spec: ModelSpec, start: int, tokens: int) -> tuple[F32, F32]:
-    """[tokens, 1, head_dim / 2] each."""
-    frequencies = [
-        _scaled(spec, i, spec.rope_theta ** (-2 * i / spec.head_dim)) for i in range(spec.head_dim // 2)
+    """[tokens, 1, head_dim / 2] each, for programs of the longest context."""
+    rotated = spec.rotated_dim or spec.head_dim
+    frequencies = np.zeros(spec.head_dim // 2)
+    frequencies[: rotated // 2] = [
+        _scaled(spec, i, spec.rope_theta ** (-2 * i / rotated)) for i in range(rotated // 2)
     ]
-    angles = np.arange(start, start + tokens)[:, None, None] * np.array(frequencies)
-    magnitude = spec.rope_scaling.attention_factor if isinstance(spec.rope_scaling, YarnScaling) else 1.0
-    return (magnitude * np.cos(angles)).astype(np.float32), (magnitude * np.sin(angles)).astype(np.float32)
+    angles = np.arange(start, start + tokens)[:, None, None] * frequencies
+    scaling, magnitudes = spec.rope_scaling, np.full(spec.head_dim // 2, spec.score_scale**0.5)
+    if isinstance(scaling, YarnScaling | LongRopeScaling):
+        magnitudes[: rotated // 2] *= scaling.attention_factor
+    return (magnitudes * np.cos(angles)).astype(np.float32), (magnitudes * np.sin(angles)).astype(np.float32)
 
 
 def _scaled(spec: ModelSpec, index: int, frequency: float) -> float:
@@ -106,15 +112,19 @@ def _scaled(spec: ModelSpec, index: int, frequency: float) -> float:
                 s.high_freq_factor - s.low_freq_factor
             )
             return (1 - smooth) * frequency / s.factor + smooth * frequency
+        case LongRopeScaling() as s:
+            is_long = spec.max_position_embeddings > s.original_max_position_embeddings
+            return frequency / (s.long_factors if is_long else s.short_factors)[index]
         case YarnScaling() as s:
+            dim = spec.rotated_dim or spec.head_dim
             low, high = (
-                spec.head_dim
+                dim
                 * np.log(s.original_max_position_embeddings / (turns * 2 * np.pi))
                 / (2 * np.log(spec.rope_theta))
                 for turns in (s.beta_fast, s.beta_slow)
             )
             if s.truncate:
                 low, high = np.floor(low), np.ceil(high)
-            low, high = max(low, 0), min(high, spec.head_dim - 1)
+            low, high = max(low, 0), min(high, dim - 1)
             ramp = min(max((index - low) / (high - low), 0), 1)
             return float(frequency / s.factor * ramp + frequency * (1 - ramp))

@@ -25,8 +25,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 from tests.golden.family_weights import weight
 
 OUT = Path(__file__).with_name("family_logits.json")
-PROMPT = [(37 * i + i // 5) % 83 for i in range(1, 102)]
-POSITIONS = [1, 17, 64, 101]
+PROMPT = [(37 * i + i // 5) % 83 for i in range(1, 91)]
+POSITIONS = [1, 17, 64, 90]
 SIZES: dict[str, Any] = {
     "vocab_size": 83,
     "hidden_size": 48,
@@ -71,8 +71,43 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             original_max_position_embeddings=64,
         ),
     ),
+    "phi3": ("Phi3", {"num_key_value_heads": 6, "sliding_window": None}),
+    "phi4-mini": (
+        "Phi3",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 96,
+            "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+            "sliding_window": 262144,
+            **rope(
+                "longrope",
+                short_factor=[1.0] * 9,
+                long_factor=[1.0 + 0.5 * i for i in range(9)],
+                partial_rotary_factor=0.75,
+            ),
+        },
+    ),
     "qwen2": ("Qwen2", {"sliding_window": 32, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 20, "rope_theta": 50000.0, "sliding_window": None}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, **rope("default"), "tie_word_embeddings": True}),
+    "smollm3-listed": (
+        "SmolLM3",
+        {"no_rope_layers": [0, 1], "attention_bias": True, **rope("yarn", factor=4.0)},
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 8.0,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 20, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -101,8 +136,7 @@ def main() -> None:
         "positions": POSITIONS,
         "models": {name: record(*given) for name, given in MODELS.items()},
     }
-    text = json.dumps(golden, indent=1)
-    OUT.write_text(text + "\n")
+    OUT.write_text(json.dumps(golden) + "\n")
 
 
 if __name__ == "__main__":

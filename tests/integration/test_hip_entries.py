@@ -133,17 +133,20 @@ def test_quantised_weights_agree_with_the_reference(
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_biases_norms_of_heads_and_yarn_agree_with_the_reference(
+def test_all_that_a_layer_may_have_agrees_with_the_reference(
     chip: str, tmp_path: Path, emulated_gpus: EmulatedGpus
 ) -> None:
-    options = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=())
+    """In f32, whose errors are those of another order of sums."""
+    options = BuildOptions(
+        weights="f32", kv="f32", prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=()
+    )
     device = emulated_gpus.open(chip)
     spec = replace(FEATURED, head_dim=24, max_position_embeddings=1024)
     model = CompiledModel.build(spec, options, device, tmp_path, resolve_target(f"hip:{chip}"))
     with emulated_gpus.watch(chip):
         for entry in entries_of(options):
             num_rows = entry.rows or len(POSITIONS)
-            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, TOLERANCE), entry, num_rows)
+            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, 1e-3), entry, num_rows)
     device.close()
 
 

@@ -115,6 +115,12 @@ def test_refuses_other_architectures(tmp_path: Path, keys: dict[str, int | str],
         GgufSource(write_gguf(tmp_path / "odd.gguf", keys=keys))
 
 
+def test_refuses_a_granite_that_does_not_rotate(tmp_path: Path) -> None:
+    keys = {"rope.scaling.finetuned": False}
+    with pytest.raises(BuildError, match="a model without rotation"):
+        GgufSource(write_gguf(tmp_path / "granite.gguf", architecture="granite", keys=keys))
+
+
 def test_neutral_keys_pass_and_unknown_ones_may_be_accepted(tmp_path: Path) -> None:
     keys: dict[str, int | float | str] = {"vocab_size": 1, "logit_scale": 0.0, "rope.scaling.factor": 1.0}
     path = write_gguf(tmp_path / "odd.gguf", keys={**keys, "hyper_gates": 3})

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from shortfin_apps.llm.builder.sources import gguf_file, hf_directory
+from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES
 from shortfin_apps.llm.builder.sources.gguf_rope import GgufRope
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
+from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.known_fields import (
     GGUF_FILE,
@@ -60,8 +62,31 @@ PUBLISHED = {
 }
 
 
+# What those of other families have besides: Phi-4-mini, SmolLM3, Granite 3, Qwen3.
+PUBLISHED_BESIDES: dict[str, dict[str, object]] = {
+    "phi3": {
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0,
+    },
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4, "max_window_layers": 28},
+    "granite": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 8.0},
+    "qwen3": {"max_window_layers": 36, "use_sliding_window": False},
+}
+
+
 def test_published_configs_pass() -> None:
     HF_CONFIG.check("x", PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_BESIDES)
+def test_published_configs_of_other_families_pass(name: str) -> None:
+    family = HF_FAMILIES[name]
+    HF_CONFIG.using(family.fields | family.harmless).check("x", PUBLISHED_BESIDES[name])
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -75,10 +100,12 @@ def aliases(model: type[BaseModel]) -> set[str]:
 
 
 def test_fields_marked_used_are_read() -> None:
-    assert set(HF_CONFIG.used) == aliases(hf_directory._Config)
-    assert set(HF_ROPE.used) == set(HfRope.model_fields)
+    of_families = {name for family in HF_FAMILIES.values() for name in family.fields}
+    assert set(HF_CONFIG.used) | of_families == aliases(hf_directory._Config)
+    assert set(HF_ROPE.used) | {"partial_rotary_factor"} == set(HfRope.model_fields)
     assert set(GGUF_TOKENIZER.used) == aliases(GgufVocabulary)
-    assert set(GGUF_MODEL.used) == aliases(gguf_file._Hyperparameters) | aliases(GgufRope)
+    of_families = {key for family in GGUF_FAMILIES.values() for key in family.keys}
+    assert set(GGUF_MODEL.used) | of_families == aliases(gguf_file._Hyperparameters) | aliases(GgufRope)
 
 
 def test_the_tokenizer_keys_that_the_library_knows_are_known() -> None:

@@ -10,30 +10,43 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, dense, tensor_type
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, dense, tensor_type
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 STEP = 64
 
 
-def rotary_frequencies(spec: ModelSpec) -> npt.NDArray[np.float64]:
-    """Radians per position, [head_dim / 2] f64, after the model's scaling if it has one."""
-    exponent = np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim
-    frequencies = spec.rope_theta**-exponent
-    scaling = spec.rope_scaling
-    return frequencies if scaling is None else scaling.scaled(frequencies, spec.rope_theta)
+def rotary_frequencies(spec: ModelSpec, context_length: int) -> npt.NDArray[np.float64]:
+    """Radians per position, [head_dim / 2] f64, after the scaling; 0 of elements that do not rotate."""
+    rotated = spec.rotated_dim or spec.head_dim
+    frequencies = spec.rope_theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
+    if spec.rope_scaling is not None:
+        frequencies = spec.rope_scaling.scaled(frequencies, spec.rope_theta, context_length)
+    return np.pad(frequencies, (0, (spec.head_dim - rotated) // 2))
+
+
+def rotary_magnitudes(spec: ModelSpec) -> npt.NDArray[np.float64]:
+    """The factors [head_dim / 2] f64 of cosines and sines, after the model's scaling.
+
+    They multiply q and k alike, and so bring in the scale of scores.
+    """
+    rotated = spec.rotated_dim or spec.head_dim
+    scaled = spec.rope_scaling.magnitude if spec.rope_scaling else 1.0
+    factors = np.repeat([scaled, 1.0], [rotated // 2, (spec.head_dim - rotated) // 2])
+    magnitudes: npt.NDArray[np.float64] = factors * np.sqrt(spec.score_scale)
+    return magnitudes
 
 
 class Rotary:
     """The tables for positions below `context_length` (positions past it repeat the last STEP)."""
 
     def __init__(self, spec: ModelSpec, context_length: int) -> None:
-        frequencies = rotary_frequencies(spec)
+        frequencies, magnitudes = rotary_frequencies(spec, context_length), rotary_magnitudes(spec)
         self._half = spec.head_dim // 2
-        magnitude = spec.rope_scaling.magnitude if spec.rope_scaling else 1.0
+        self._unrotated = float(np.sqrt(spec.score_scale))
         # In one of the tables, as each value is a product of both.
-        self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies, magnitude)
-        self._fine = _table(np.arange(STEP), frequencies)
+        self._coarse = _table(np.arange(-(-context_length // STEP)) * STEP, frequencies, magnitudes)
+        self._fine = _table(np.arange(STEP), frequencies, np.ones(self._half))
 
     def declarations(self) -> list[str]:
         tables = {"rotary.coarse": self._coarse, "rotary.fine": self._fine}
@@ -73,10 +86,25 @@ class Rotary:
   linalg.yield %value : f32"""
         return e.elementwise("tud", ("tud", shape, "f32"), [(positions, "t")], body)
 
+    def emit_unrotated(self, e: Emitter, tokens: Dim) -> Tensor:
+        """As `emit`, for layers that do not rotate."""
+        body = f"""\
+  %c0 = arith.constant 0 : index
+  %which = linalg.index 1 : index
+  %one = arith.constant {self._unrotated:.9e} : f32
+  %zero = arith.constant 0.0 : f32
+  %is_cosine = arith.cmpi eq, %which, %c0 : index
+  %value = arith.select %is_cosine, %one, %zero : f32
+  linalg.yield %value : f32"""
+        return e.elementwise("tud", ("tud", (tokens, 2, self._half), "f32"), [], body)
+
 
 def _table(
-    positions: npt.NDArray[np.int64], frequencies: npt.NDArray[np.float64], magnitude: float = 1.0
+    positions: npt.NDArray[np.int64],
+    frequencies: npt.NDArray[np.float64],
+    magnitudes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float32]:
-    """[positions, 2, head_dim / 2]: cosines, sines, times `magnitude`."""
+    """[positions, 2, head_dim / 2]: cosines, sines, times `magnitudes`."""
     angles = positions[:, None] * frequencies
-    return (magnitude * np.stack([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
+    turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return np.asarray(magnitudes * turns, np.float32)

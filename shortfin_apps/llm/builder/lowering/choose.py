@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from math import prod
 from typing import Any
 
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Emitter
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
@@ -237,6 +239,18 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
 
 
 def _preparation(context: LoweringContext, made: Mapping[str, Any]) -> Prepare:
+    prepare, rotary = _token_preparation(context, made), context.rotary
+    if not context.spec.unrotated_layers:
+        return prepare
+
+    def prepare_both(e: Emitter, batch: Batch) -> None:
+        prepare(e, batch)
+        batch.other_rotary = rotary.emit_unrotated(e, batch.tokens)
+
+    return prepare_both
+
+
+def _token_preparation(context: LoweringContext, made: Mapping[str, Any]) -> Prepare:
     if TRITON.name in made:
         prepare: Prepare = made[TRITON.name].prepare
         return prepare

@@ -198,8 +198,10 @@ class Lowering:
         while rest:
             if self._fused and (length := self._fused.takes(rest, values)):
                 run, rest = rest[:length], rest[length:]
+                _turn(run, values)
                 self._fused.lower(e, run, values, _live(run, rest, results))
             else:
+                _turn(rest[:1], values)
                 self._lower_one(e, rest[0], values)
                 rest = rest[1:]
 
@@ -232,6 +234,13 @@ class Lowering:
                 row = values[operation.indices], values[operation.logits]
                 values[operation.out], state = kernels.sample(e, x, *row, state)
                 values[operation.tokens], values[operation.positions] = state.tokens, state.positions
+
+
+def _turn(run: Sequence[Operation], values: Values) -> None:
+    """Readies the batch for the attention of `run`, of which it has one at most."""
+    for operation in run:
+        if isinstance(operation, Attend):
+            values.batch.turn(operation.is_rotated)
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:

@@ -18,8 +18,12 @@ class Family(Protocol):
     def operations(self, spec: ModelSpec) -> Iterable[Operation]: ...
 
 
-FAMILIES: dict[str, Family] = {"llama": llama, "mistral": llama, "qwen2": llama, "qwen3": llama}
-SUPPORTED = "Llama 2 and 3, SmolLM2, TinyLlama, Mistral, Qwen2, Qwen2.5 and Qwen3"  # for users
+FAMILIES: dict[str, Family] = dict.fromkeys(
+    ("granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"), llama
+)
+SUPPORTED = (  # for users
+    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Qwen2, Qwen2.5, Qwen3, Phi-3, Phi-4-mini and Granite"
+)
 
 
 def operations(spec: ModelSpec) -> list[Operation]:

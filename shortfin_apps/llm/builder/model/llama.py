@@ -25,7 +25,8 @@ def tensors(spec: ModelSpec) -> Iterator[ModelTensor]:
     for number in range(spec.num_hidden_layers):
         for name, shape, weight in _layer(spec):
             yield ModelTensor(f"blk.{number}.{name}", shape, f"blk.{number}.{weight}")
-    yield _whole("output_norm.weight", (spec.hidden_size,))
+    norm = "output_norm.weight"
+    yield ModelTensor(norm, (spec.hidden_size,), norm, scale=spec.logit_scale)
     if not spec.tie_word_embeddings:
         yield _whole("output.weight", (spec.vocab_size, spec.hidden_size))
 
@@ -37,8 +38,11 @@ def _layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     keys = spec.num_key_value_heads * spec.head_dim
     heads = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
     yield "attn_norm.weight", (hidden,), "attn_norm.weight"
-    for name, features in heads.items():
-        yield f"{name}.weight", (features, hidden), "attn_qkv.weight"
+    if spec.has_fused_tensors:
+        yield "attn_qkv.weight", (spec.qkv_features, hidden), "attn_qkv.weight"
+    else:
+        for name, features in heads.items():
+            yield f"{name}.weight", (features, hidden), "attn_qkv.weight"
     if spec.qkv_bias:
         for name, features in heads.items():
             yield f"{name}.bias", (features,), "attn_qkv.bias"
@@ -49,8 +53,11 @@ def _layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     if spec.output_bias:
         yield "attn_output.bias", (hidden,), "attn_output.bias"
     yield "ffn_norm.weight", (hidden,), "ffn_norm.weight"
-    yield "ffn_gate.weight", (ffn, hidden), "ffn_gate_up.weight"
-    yield "ffn_up.weight", (ffn, hidden), "ffn_gate_up.weight"
+    if spec.has_fused_tensors:
+        yield "ffn_gate_up.weight", (2 * ffn, hidden), "ffn_gate_up.weight"
+    else:
+        yield "ffn_gate.weight", (ffn, hidden), "ffn_gate_up.weight"
+        yield "ffn_up.weight", (ffn, hidden), "ffn_gate_up.weight"
     yield "ffn_down.weight", (hidden, ffn), "ffn_down.weight"
 
 
@@ -72,7 +79,7 @@ def _attention(spec: ModelSpec, number: int, block: str) -> Iterator[Operation]:
         yield AddBias("qkv", "qkv", f"{block}attn_qkv.bias")
     if spec.qk_norm:
         yield NormHeads("qkv", "qkv", f"{block}attn_qk_norm.weight")
-    yield Attend("qkv", "attended", number)
+    yield Attend("qkv", "attended", number, is_rotated=number not in spec.unrotated_layers)
     yield Linear("attended", "sum", f"{block}attn_output.weight", residual="x")
     if spec.output_bias:
         yield AddBias("sum", "sum", f"{block}attn_output.bias")

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A source's tensor: GGUF's name for it, its shape, and the stored weight on whose rows it is stacked."""
+    """A source's tensor: GGUF's name for it, its shape, and the stored weight on whose rows it is stacked.
+
+    It is stored times `scale`, which is 1 unless the weight is a vector.
+    """
 
     name: str
     shape: tuple[int, ...]
     weight: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Operation):
-    """Token ids [tokens] i64 -> rows of `weight`, [tokens, hidden] f32."""
+    """Token ids [tokens] i64 -> rows of `weight` times the spec's `embedding_scale`, [tokens, hidden] f32."""
 
     weight: str
 
@@ -89,10 +93,12 @@ class GatedLinear(Operation):
 class Attend(Operation):
     """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the type that matmuls read.
 
-    Rotates q and k, writes k and v to the layer's part of the KV cache, and attends over it.
+    Rotates q and k where the layer `is_rotated`, writes k and v to its part of the KV cache, and attends
+    over it.
     """
 
     layer: int
+    is_rotated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Scalings of the rotary embedding, with which a model was extended to longer contexts.
 
-Each takes the frequencies [rotated / 2] f64, in radians per position, that the base `theta` alone gives.
+Each takes the frequencies [rotated / 2] f64, in radians per position, that the base `theta` alone gives, and
+the most positions that a program is compiled for, `context`.
 Cosines and sines are multiplied by its `magnitude`, and so every score by the square of that.
 """
 
@@ -25,7 +26,7 @@ class LinearScaling:
     def magnitude(self) -> float:
         return 1.0
 
-    def scaled(self, frequencies: Frequencies, theta: float) -> Frequencies:
+    def scaled(self, frequencies: Frequencies, theta: float, context: int) -> Frequencies:
         return frequencies / self.factor
 
 
@@ -42,7 +43,7 @@ class Llama3Scaling:
     def magnitude(self) -> float:
         return 1.0
 
-    def scaled(self, frequencies: Frequencies, theta: float) -> Frequencies:
+    def scaled(self, frequencies: Frequencies, theta: float, context: int) -> Frequencies:
         turns = self.original_max_position_embeddings * frequencies / (2 * np.pi)
         blend = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return _blended(frequencies, self.factor, blend)
@@ -67,7 +68,7 @@ class YarnScaling:
     def magnitude(self) -> float:
         return self.attention_factor
 
-    def scaled(self, frequencies: Frequencies, theta: float) -> Frequencies:
+    def scaled(self, frequencies: Frequencies, theta: float, context: int) -> Frequencies:
         count = len(frequencies)
         first, last = (self._index(turns, count, theta) for turns in (self.beta_fast, self.beta_slow))
         if self.truncate:
@@ -82,12 +83,41 @@ class YarnScaling:
         return count * math.log(wavelength / (2 * math.pi)) / math.log(theta)
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv:2402.13753): each frequency is divided by a factor of its own.
+
+    There are two sets of them: `short_factors` while no context can exceed the original one, and else
+    `long_factors`. Transformers changes them while a sequence grows, which keys in a cache would not follow.
+    """
+
+    short_factors: tuple[float, ...]  # [rotated / 2]
+    long_factors: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    def scaled(self, frequencies: Frequencies, theta: float, context: int) -> Frequencies:
+        is_long = context > self.original_max_position_embeddings
+        factors = np.array(self.long_factors if is_long else self.short_factors, np.float64)
+        slowed: Frequencies = frequencies / factors
+        return slowed
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
     """YaRN's temperature for contexts that are longer by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def longrope_attention_factor(factor: float, original: int) -> float:
+    """LongRoPE's temperature for contexts that are longer than the `original` by `factor`."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _blended(frequencies: Frequencies, factor: float, kept: Frequencies) -> Frequencies:

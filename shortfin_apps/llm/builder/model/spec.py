@@ -16,8 +16,9 @@ KVType = Literal["bf16", "f16", "f32"]
 class ModelSpec:
     """The shape of a decoder, and what its layers have; names as in Hugging Face's `config.json`.
 
-    Its tensors are tabled by the family (llama.py), with q/k rows in the half-split rotary order (Hugging
-    Face's). Norm weights and biases are always f32.
+    Its tensors are tabled by the family (llama.py), with q/k rows in the half-split rotary order: element i
+    of a head rotates against element i + head_dim / 2. If only a part of the head rotates, that is the first
+    of both halves. Norm weights and biases are always f32.
     """
 
     name: str
@@ -36,6 +37,12 @@ class ModelSpec:
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # of the projection behind attention
+    rotated_dim: int | None = None  # elements of a head that rotate; None: all
+    has_fused_tensors: bool = False  # q, k and v are one tensor, gate and up another
+    unrotated_layers: tuple[int, ...] = ()
+    embedding_scale: float = 1.0
+    score_scale: float = 1.0  # of attention's scores, beside 1 / sqrt(head_dim)
+    logit_scale: float = 1.0
     qk_norm: bool = False  # RMS norm of each head of q and of k before its rotation
 
     @property

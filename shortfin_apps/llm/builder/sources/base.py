@@ -63,7 +63,7 @@ class ModelSource(ABC):
     def tensor(self, name: str) -> Array:
         """Reads one tensor of `tensor_shapes(spec)`, in any float dtype.
 
-        Rows of q and k are in the half-split rotary order. Raises BuildError.
+        Rows of q and k are in the order that ModelSpec has. Raises BuildError.
         """
 
     def blocks(self, name: str, bits: Bits) -> Blocks | None:
@@ -75,6 +75,24 @@ class ModelSource(ABC):
         """The tokenizer's files. Raises BuildError when it is missing or of an unsupported kind."""
 
 
+def rotary_row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
+    """The row in a file of each row of tensor `name`, where a file's heads begin with all that rotates.
+
+    None if their order is the same.
+    """
+    queries, keys = spec.num_attention_heads, spec.num_key_value_heads
+    heads = {"attn_q": queries, "attn_k": keys, "attn_qkv": queries + keys}.get(name.split(".")[-2])
+    if spec.rotated_dim is None or heads is None:
+        return None
+    half, kept = spec.rotated_dim // 2, (spec.head_dim - spec.rotated_dim) // 2
+    halves = np.split(np.arange(spec.head_dim), [half, 2 * half, 2 * half + kept])
+    head = np.concatenate([halves[0], halves[2], halves[1], halves[3]])
+    rows = tensor_shapes(spec)[name][0]
+    order = np.arange(rows)
+    order[: heads * spec.head_dim] = (np.arange(heads)[:, None] * spec.head_dim + head).reshape(-1)
+    return order
+
+
 def check_spec(where: str, spec: ModelSpec) -> None:
     """Raises BuildError for inconsistent sizes; `where` names the source."""
     if spec.num_attention_heads % spec.num_key_value_heads:
@@ -84,6 +102,10 @@ def check_spec(where: str, spec: ModelSpec) -> None:
         )
     if spec.head_dim < 2 or spec.head_dim % 2:
         raise BuildError(f"{where}: head dimension {spec.head_dim} is not even, so it cannot be rotated")
+    if spec.rotated_dim is not None and (spec.rotated_dim % 2 or not 0 < spec.rotated_dim < spec.head_dim):
+        raise BuildError(
+            f"{where}: {spec.rotated_dim} elements of a head of {spec.head_dim} cannot be rotated"
+        )
     if spec.rope_theta <= 1:
         raise BuildError(
             f"{where}: a rotary base of {spec.rope_theta} makes no wavelengths; it must exceed 1"

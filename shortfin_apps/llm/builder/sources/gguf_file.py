@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.rope import RopeScaling
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.quantise import Bits, Blocks
@@ -29,30 +30,16 @@ from shortfin_apps.llm.builder.sources.base import (
     check_spec,
     check_tensors,
     parse,
+    rotary_row_order,
     sha256_of,
     unsupported,
 )
 from shortfin_apps.llm.builder.sources.gguf_blocks import quantisation_of, read_blocks
-from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FACTORS, GgufRope, llama3_scaling
+from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
+from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
 from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_MODEL, GGUF_TOKENIZER
 from shortfin_apps.llm.errors import BuildError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufFamily:
-    """What an architecture implies that no key says. Biases may also be told by their tensors."""
-
-    has_pairs: bool = False  # rows of q and k that rotate together are neighbours
-    qkv_bias: bool = False
-    qk_norm: bool = False
-
-
-GGUF_FAMILIES = {
-    "llama": GgufFamily(has_pairs=True),
-    "qwen2": GgufFamily(qkv_bias=True),
-    "qwen3": GgufFamily(qk_norm=True),
-}
 
 
 class _Hyperparameters(BaseModel):
@@ -72,11 +59,31 @@ class _Hyperparameters(BaseModel):
     sliding_window: PositiveInt | None = Field(None, alias="attention.sliding_window")
     rope_dimensions: PositiveInt | None = Field(None, alias="rope.dimension_count")
     rope_theta: PositiveFloat = Field(10000.0, alias="rope.freq_base")
+    rope_finetuned: bool = Field(True, alias="rope.scaling.finetuned")
+    embedding_scale: NonNegativeFloat = 1.0
+    residual_scale: NonNegativeFloat = 1.0
+    attention_scale: NonNegativeFloat = Field(0.0, alias="attention.scale")
+    logit_scale: NonNegativeFloat = 1.0
     expert_count: int = 0
 
     @property
     def head_dim(self) -> int:
         return self.key_length or self.embedding_length // self.head_count
+
+    @property
+    def multipliers(self) -> Multipliers:
+        """Of 0 is none, as in llama.cpp."""
+        return Multipliers(
+            embedding=self.embedding_scale or 1.0,
+            residual=self.residual_scale or 1.0,
+            attention=self.attention_scale or None,
+            logits=self.logit_scale or 1.0,
+        )
+
+    @property
+    def rotated_dim(self) -> int:
+        """The elements of a head that rotate."""
+        return self.rope_dimensions or self.head_dim
 
 
 class _CheckedReader(GGUFReader):
@@ -106,10 +113,11 @@ class GgufSource(ModelSource):
         self.sha256 = sha256_of([path])
         reader = _read(path)
         self._metadata = _metadata(self._where, reader)
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._architecture = self._read_architecture()
+        self._tensors = {self._own_name(tensor.name): tensor for tensor in reader.tensors}
         self.spec = self._read_spec(path.stem)
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
-        shapes.pop(ROPE_FACTORS, None)
+        shapes = {name: shape for name, shape in shapes.items() if name not in FACTORS}
         check_tensors(self._where, self.spec, shapes)
 
     @property
@@ -131,7 +139,7 @@ class GgufSource(ModelSource):
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """The file's row index of each row of `tensor`; None if they are in their order."""
         if not GGUF_FAMILIES[self.spec.architecture].has_pairs:
-            return None
+            return rotary_row_order(self.spec, name)
         if name.endswith((".attn_q.weight", ".attn_q.bias")):
             return _half_split(self.spec.num_attention_heads, self.spec.head_dim)
         if name.endswith((".attn_k.weight", ".attn_k.bias")):
@@ -143,14 +151,25 @@ class GgufSource(ModelSource):
         files = rebuild_tokenizer(self._where, vocabulary)
         return replace(files, generation={**files.generation, **self._sampling})
 
-    def _read_spec(self, stem: str) -> ModelSpec:
+    def _read_architecture(self) -> str:
         architecture = self._metadata.get("general.architecture")
         if architecture not in GGUF_FAMILIES:
             raise unsupported(self._where, f"architecture `{architecture}`")
+        assert isinstance(architecture, str)
+        return architecture
+
+    def _own_name(self, name: str) -> str:
+        """The name that the family's table has for the file's tensor `name`."""
+        *block, kind, suffix = name.split(".") if name.count(".") > 1 else [name, ""]
+        renamed = GGUF_FAMILIES[self._architecture].renamed.get(kind)
+        return ".".join([*block, renamed, suffix]) if renamed else name
+
+    def _read_spec(self, stem: str) -> ModelSpec:
+        architecture = self._architecture
         family, keys = GGUF_FAMILIES[architecture], self._keys(f"{architecture}.")
         found = parse(self._where, _Hyperparameters, keys)
-        self._check_family(found)
-        self._check_keys(f"{architecture}.")
+        self._check_family(found, family)
+        self._check_keys(f"{architecture}.", family)
         if "token_embd.weight" not in self._tensors:
             raise BuildError(f"{self._where}: tensor `token_embd.weight` is missing")
         spec = ModelSpec(
@@ -171,37 +190,46 @@ class GgufSource(ModelSource):
             qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in self._tensors,
             output_bias="blk.0.attn_output.bias" in self._tensors,
             qk_norm=family.qk_norm,
+            unrotated_layers=family.unrotated_layers(found.block_count),
+            has_fused_tensors=family.has_fused_tensors,
+            rotated_dim=None if found.rotated_dim == found.head_dim else found.rotated_dim,
         )
         check_spec(self._where, spec)
-        return spec
+        return found.multipliers.applied(spec)
 
     def _keys(self, prefix: str) -> dict[str, Any]:
         """The metadata keys that begin with `prefix`, without it."""
         return {k.removeprefix(prefix): v for k, v in self._metadata.items() if k.startswith(prefix)}
 
-    def _check_keys(self, architecture: str) -> None:
+    def _check_keys(self, architecture: str, family: GgufFamily) -> None:
         """Raises BuildError for a key that would change the computation."""
         read_elsewhere = {k: v for k, v in self._metadata.items() if k in GGUF_FILE.neutral}
         GGUF_FILE.check(self._where, read_elsewhere)
-        for prefix, known in ((architecture, GGUF_MODEL), ("tokenizer.", GGUF_TOKENIZER)):
+        for prefix, known in ((architecture, GGUF_MODEL.using(family.keys)), ("tokenizer.", GGUF_TOKENIZER)):
             known.check(self._where, self._keys(prefix), self._accepted, prefix)
 
-    def _check_family(self, found: _Hyperparameters) -> None:
+    def _check_family(self, found: _Hyperparameters, family: GgufFamily) -> None:
         if found.expert_count > 0:
             raise unsupported(self._where, "a mixture of experts")
-        if (found.rope_dimensions or found.head_dim) != found.head_dim:
+        if family.finetuned_rotates and not found.rope_finetuned:
+            raise unsupported(self._where, "a model without rotation")
+        if family.has_pairs and found.rotated_dim != found.head_dim:
             raise unsupported(self._where, "a rotary embedding of a part of the head")
         if (found.value_length or found.head_dim) != found.head_dim:
             raise unsupported(self._where, "a value head that differs from the key head")
 
     def _rope_scaling(self, found: _Hyperparameters, keys: dict[str, Any]) -> RopeScaling | None:
-        scaling = parse(self._where, GgufRope, keys).scaling(self._where)
-        if ROPE_FACTORS not in self._tensors:
+        factors = {name: self._dequantised(name) for name in FACTORS if name in self._tensors}
+        if odd := next((n for n, f in factors.items() if f.shape != (found.rotated_dim // 2,)), None):
+            raise unsupported(self._where, f"a `{odd}` of shape {factors[odd].shape}")
+        scaling = parse(self._where, GgufRope, keys).scaling(self._where, factors)
+        if ROPE_FACTORS not in factors:
             return scaling
         if scaling is not None:
             raise unsupported(self._where, f"a rotary scaling beside `{ROPE_FACTORS}`")
-        factors = self._dequantised(ROPE_FACTORS).astype(np.float64)
-        return llama3_scaling(self._where, factors, found.head_dim, found.rope_theta)
+        return llama3_scaling(
+            self._where, factors[ROPE_FACTORS].astype(np.float64), found.head_dim, found.rope_theta
+        )
 
     def _dequantised(self, name: str) -> Array:
         tensor = self._tensors[name]

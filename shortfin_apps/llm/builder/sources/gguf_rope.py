@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -9,13 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 from shortfin_apps.llm.builder.model.rope import (
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
     yarn_attention_factor,
 )
 from shortfin_apps.llm.builder.sources.base import Array, unsupported
 
-ROPE_FACTORS = "rope_freqs.weight"  # [head_dim / 2]: divisors of the rotary frequencies
+# [rotated / 2]: divisors of the rotary frequencies, by Llama 3's rule or LongRoPE's two sets
+ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
 # GGUF keeps Llama 3's factors but not the rule that made them; every published Llama 3 uses these.
 LLAMA3_LOW_FREQ_FACTOR = 1.0
@@ -32,12 +38,20 @@ class GgufRope(BaseModel):
     kind: str = Field("linear", alias="rope.scaling.type")  # as llama.cpp has it where there is none
     factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.factor")
     original_context: PositiveInt | None = Field(None, alias="rope.scaling.original_context_length")
+    attention_factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.attn_factor")
     yarn_beta_fast: PositiveFloat = Field(32.0, alias="rope.scaling.yarn_beta_fast")
     yarn_beta_slow: PositiveFloat = Field(1.0, alias="rope.scaling.yarn_beta_slow")
 
-    def scaling(self, where: str) -> RopeScaling | None:
-        """A factor of 0 is none, as in llama.cpp. Raises BuildError."""
+    def scaling(self, where: str, factors: Mapping[str, Array]) -> RopeScaling | None:
+        """`factors` are those of FACTORS that the file has. A factor of 0 is none, as in llama.cpp.
+
+        Raises BuildError.
+        """
         is_scaled = self.factor not in (0.0, 1.0)
+        if SHORT_FACTORS in factors and LONG_FACTORS in factors and not is_scaled:
+            return self._longrope(factors)
+        if self.attention_factor not in (0.0, 1.0):
+            raise unsupported(where, f"a factor of {self.attention_factor} on the rotation")
         match self.kind:
             case "none" if not is_scaled:
                 return None
@@ -46,6 +60,15 @@ class GgufRope(BaseModel):
             case "yarn" if self.yarn_beta_fast > self.yarn_beta_slow:
                 return self._yarn() if is_scaled else None
         raise unsupported(where, f"rotary scaling `{self.kind}` by {self.factor}")
+
+    def _longrope(self, factors: Mapping[str, Array]) -> LongRopeScaling:
+        short, long = (tuple(map(float, factors[name])) for name in (SHORT_FACTORS, LONG_FACTORS))
+        return LongRopeScaling(
+            short_factors=short,
+            long_factors=long,
+            original_max_position_embeddings=self.original_context or self.context_length,
+            attention_factor=self.attention_factor or 1.0,
+        )
 
     def _yarn(self) -> YarnScaling:
         return YarnScaling(
@@ -74,4 +97,4 @@ def llama3_scaling(where: str, factors: Array, head_dim: int, theta: float) -> L
 def rope_factors(scaling: Llama3Scaling, head_dim: int, theta: float) -> npt.NDArray[np.float64]:
     """The divisors of the rotary frequencies, `[head_dim / 2]`."""
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    return np.asarray(frequencies / scaling.scaled(frequencies, theta))
+    return np.asarray(frequencies / scaling.scaled(frequencies, theta, LLAMA3_ORIGINAL_CONTEXT))

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 
+from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
@@ -20,6 +21,7 @@ from shortfin_apps.llm.builder.sources.base import (
     check_spec,
     check_tensors,
     parse,
+    rotary_row_order,
     sha256_of,
     unsupported,
 )
@@ -60,8 +62,10 @@ GGUF_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_up_proj": "ffn_gate_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -83,11 +87,13 @@ class _Config(BaseModel):
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
     max_position_embeddings: PositiveInt
+    original_max_position_embeddings: PositiveInt | None = None
+    partial_rotary_factor: PositiveFloat | None = None
     rms_norm_eps: PositiveFloat
-    rope_theta: PositiveFloat = 10000.0
+    rope_theta: PositiveFloat | None = None
     rope_scaling: HfRope | None = None
     rope_parameters: HfRope | None = None
-    tie_word_embeddings: bool = False
+    tie_word_embeddings: bool | None = None
     sliding_window: PositiveInt | None = None
     use_sliding_window: bool = False
     layer_types: list[str] | None = None
@@ -95,15 +101,56 @@ class _Config(BaseModel):
     attention_bias: bool = False
     mlp_bias: bool = False
     quantization_config: dict[str, Any] | None = None
+    no_rope_layers: list[bool] | None = None
+    no_rope_layer_interval: PositiveInt | None = None
+    embedding_multiplier: PositiveFloat | None = None
+    residual_multiplier: PositiveFloat | None = None
+    attention_multiplier: PositiveFloat | None = None
+    logits_scaling: PositiveFloat | None = None
     eos_token_id: int | list[int] | None = None
 
     @property
     def rope(self) -> HfRope:
-        return self.rope_parameters or self.rope_scaling or HfRope()
+        rope = self.rope_parameters or self.rope_scaling or HfRope()
+        original = self.original_max_position_embeddings or rope.original_max_position_embeddings
+        return rope.model_copy(update={"original_max_position_embeddings": original})
 
     @property
     def family(self) -> HfFamily:
         return HF_FAMILIES[self.model_type]
+
+    @property
+    def own_head_dim(self) -> int:
+        return self.head_dim or self.family.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def rotated_dim(self) -> int:
+        """The elements of a head that rotate."""
+        share = self.partial_rotary_factor or self.rope.partial_rotary_factor or 1.0
+        return int(self.own_head_dim * share)
+
+    @property
+    def is_tied(self) -> bool:
+        given = self.tie_word_embeddings
+        return self.family.ties_embeddings if given is None else given
+
+    @property
+    def unrotated_layers(self) -> tuple[int, ...]:
+        """`no_rope_layers` has 1 for those that rotate; without it one of each interval does not."""
+        if "no_rope_layers" not in self.family.fields:
+            return ()
+        interval, layers = self.no_rope_layer_interval or 4, range(self.num_hidden_layers)
+        rotated = self.no_rope_layers or [(layer + 1) % interval != 0 for layer in layers]
+        return tuple(layer for layer, is_rotated in enumerate(rotated) if not is_rotated)
+
+    @property
+    def multipliers(self) -> Multipliers:
+        return Multipliers(
+            embedding=self.embedding_multiplier or 1.0,
+            residual=self.residual_multiplier or 1.0,
+            attention=self.attention_multiplier,
+            logits=self.logits_scaling or 1.0,
+        )
 
     @property
     def window(self) -> int | None:
@@ -127,7 +174,7 @@ class HfDirectorySource(ModelSource):
         if model_type not in HF_FAMILIES:
             raise unsupported(self._where, f"architecture `{model_type}`")
         self._config = parse(f"{self._where}/config.json", _Config, raw)
-        _check_fields(f"{self._where}/config.json", raw, accepted)
+        _check_fields(f"{self._where}/config.json", self._config.family, raw, accepted)
         self.spec = self._read_spec(name or directory.resolve().name)
         shards = self._shards()
         self._files = {path: _open(path) for path in shards}
@@ -142,7 +189,8 @@ class HfDirectorySource(ModelSource):
             array: Array = self._files[path].get_tensor(hf_name)
         except (SafetensorError, OSError, TypeError) as error:
             raise BuildError(f"{path}: tensor `{hf_name}` cannot be read ({error})") from error
-        return as_float(f"{path}: tensor `{hf_name}`", array)
+        order = rotary_row_order(self.spec, name)
+        return as_float(f"{path}: tensor `{hf_name}`", array if order is None else array[order])
 
     def tokenizer_files(self) -> TokenizerFiles:
         path = self._directory / "tokenizer.json"
@@ -157,7 +205,6 @@ class HfDirectorySource(ModelSource):
     def _read_spec(self, name: str) -> ModelSpec:
         config, family = self._config, self._config.family
         self._check_family()
-        own_dim = family.head_dim or config.hidden_size // config.num_attention_heads
         # Inside its window, sliding attention equals full attention; so the window is the context length.
         context = min(config.max_position_embeddings, config.window or config.max_position_embeddings)
         spec = ModelSpec(
@@ -169,18 +216,21 @@ class HfDirectorySource(ModelSource):
             num_hidden_layers=config.num_hidden_layers,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_dim=config.head_dim or own_dim,
+            head_dim=config.own_head_dim,
             max_position_embeddings=context,
             rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope.rope_theta or config.rope_theta,
-            rope_scaling=config.rope.scaling(self._where, config.max_position_embeddings),
-            tie_word_embeddings=config.tie_word_embeddings,
+            rope_theta=config.rope.rope_theta or config.rope_theta or family.rope_theta,
+            rope_scaling=config.rope.scaling(self._where, config.max_position_embeddings, config.rotated_dim),
+            tie_word_embeddings=config.is_tied,
+            unrotated_layers=config.unrotated_layers,
             qkv_bias=config.attention_bias or family.qkv_bias,
             output_bias=config.attention_bias,
             qk_norm=family.qk_norm,
+            has_fused_tensors=family.has_fused_tensors,
+            rotated_dim=None if config.rotated_dim == config.own_head_dim else config.rotated_dim,
         )
         check_spec(self._where, spec)
-        return spec
+        return config.multipliers.applied(spec)
 
     def _check_family(self) -> None:
         config = self._config
@@ -193,6 +243,8 @@ class HfDirectorySource(ModelSource):
         windows = {"full_attention", *(["sliding_attention"] if config.window else [])}
         if odd := set(config.layer_types or ()) - windows:
             raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
+        if config.no_rope_layers and len(config.no_rope_layers) != config.num_hidden_layers:
+            raise BuildError(f"{self._where}/config.json: `no_rope_layers` has not one item for each layer")
         if config.mlp_bias:
             raise unsupported(self._where, "a bias in the feed-forward")
 
@@ -241,12 +293,12 @@ class HfDirectorySource(ModelSource):
         return config | {key: raw[key] for key in _GENERATION_KEYS if raw.get(key) is not None}
 
 
-def _check_fields(where: str, raw: dict[str, Any], accepted: Collection[str]) -> None:
+def _check_fields(where: str, family: HfFamily, raw: dict[str, Any], accepted: Collection[str]) -> None:
     """Raises BuildError for a field that would change the computation; `raw` is valid for `_Config`."""
-    HF_CONFIG.check(where, raw, accepted)
+    HF_CONFIG.using(family.fields | family.harmless).check(where, raw, accepted)
     for name in ("rope_scaling", "rope_parameters"):
         if raw.get(name) is not None:
-            HF_ROPE.check(where, raw[name], accepted, f"{name}.")
+            HF_ROPE.using(family.fields).check(where, raw[name], accepted, f"{name}.")
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

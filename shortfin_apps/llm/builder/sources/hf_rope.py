@@ -7,8 +7,10 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from shortfin_apps.llm.builder.model.rope import (
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
+    longrope_attention_factor,
     yarn_attention_factor,
 )
 from shortfin_apps.llm.builder.sources.base import unsupported
@@ -33,9 +35,15 @@ class HfRope(BaseModel):
     beta_fast: PositiveFloat | None = None
     beta_slow: PositiveFloat | None = None
     truncate: bool = True
+    short_factor: list[PositiveFloat] | None = None
+    long_factor: list[PositiveFloat] | None = None
+    partial_rotary_factor: PositiveFloat | None = None
 
-    def scaling(self, where: str, context: int) -> RopeScaling | None:
-        """`context` is `max_position_embeddings`. Raises BuildError, `where` naming the model."""
+    def scaling(self, where: str, context: int, rotated: int) -> RopeScaling | None:
+        """`context` is `max_position_embeddings`, `rotated` the elements of a head that rotate.
+
+        Raises BuildError, `where` naming the model.
+        """
         match self.rope_type or self.type or "default":
             case "default":
                 return None
@@ -45,6 +53,8 @@ class HfRope(BaseModel):
                 return self._llama3(where)
             case "yarn":
                 return self._yarn(where, context)
+            case "longrope" | "su":
+                return self._longrope(where, context, rotated)
             case kind:
                 raise unsupported(where, f"rotary scaling `{kind}`")
 
@@ -78,6 +88,19 @@ class HfRope(BaseModel):
             beta_fast=fast,
             beta_slow=slow,
             truncate=self.truncate,
+        )
+
+    def _longrope(self, where: str, context: int, rotated: int) -> LongRopeScaling:
+        short, long = self.short_factor or (), self.long_factor or ()
+        if not 2 * len(short) == 2 * len(long) == rotated:
+            raise _incomplete(where, "longrope")
+        original = self.original_max_position_embeddings or context
+        factor = self.factor or context / original
+        return LongRopeScaling(
+            short_factors=tuple(short),
+            long_factors=tuple(long),
+            original_max_position_embeddings=original,
+            attention_factor=self.attention_factor or longrope_attention_factor(factor, original),
         )
 
     def _yarn_attention_factor(self, factor: float) -> float:

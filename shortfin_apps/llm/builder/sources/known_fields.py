@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 
 from shortfin_apps.llm.errors import BuildError
 
@@ -30,6 +31,10 @@ class KnownFields:
     harmless: frozenset[str] = frozenset()
     harmless_prefixes: tuple[str, ...] = ()
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+    def using(self, names: AbstractSet[str]) -> KnownFields:
+        """The same for a reader that also uses `names`."""
+        return replace(self, used=self.used | names)
 
     def check(
         self, where: str, given: Mapping[str, object], accepted: Collection[str] = (), prefix: str = ""
@@ -85,13 +90,15 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "auto_map", "pruned_heads"), ()),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), ()),
     "hidden_activation": ("silu",),
+    **dict.fromkeys(("full_attn_mod", "interpolate_factor"), _ONE),
 }
 
 # `PretrainedConfig` and `LlamaConfig` of transformers, and fields that trainers and converters add.
 HF_CONFIG = KnownFields(
     used=_names(
         "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-        "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta rope_scaling "
+        "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings rms_norm_eps "
+        "rope_theta rope_scaling "
         "rope_parameters tie_word_embeddings sliding_window use_sliding_window layer_types hidden_act "
         "attention_bias mlp_bias quantization_config eos_token_id"
     ),
@@ -104,7 +111,7 @@ HF_CONFIG = KnownFields(
         "use_bfloat16 is_decoder tie_encoder_decoder chunk_size_feed_forward initializer_range "
         "initializer_factor attention_dropout hidden_dropout attn_pdrop resid_pdrop embd_pdrop dropout "
         "pretraining_tp gradient_checkpointing attn_implementation use_flash_attn max_sequence_length "
-        "max_seq_len model_max_length seq_length original_max_position_embeddings multiple_of "
+        "max_seq_len model_max_length seq_length multiple_of "
         "ffn_dim_multiplier max_window_layers unsloth_version unsloth_fixed "
         # token ids and sampling defaults
         "bos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id max_length min_length "
@@ -122,7 +129,7 @@ HF_CONFIG = KnownFields(
 HF_ROPE = KnownFields(
     used=_names(
         "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
-        "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate"
+        "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate short_factor long_factor"
     ),
     neutral={"partial_rotary_factor": _ONE},
 )
@@ -134,15 +141,16 @@ GGUF_MODEL = KnownFields(
         "attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length "
         "attention.value_length attention.sliding_window rope.dimension_count rope.freq_base "
         "rope.scaling.type rope.scaling.factor rope.scaling.original_context_length "
-        "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow expert_count"
+        "rope.scaling.finetuned rope.scaling.attn_factor "
+        "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow "
+        "expert_count"
     ),
-    harmless=_names("vocab_size tensor_data_layout rope.scaling.finetuned"),
+    harmless=_names("vocab_size tensor_data_layout"),
     neutral={
         **dict.fromkeys(
             ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
         ),
-        # An older name of a linear scaling's factor, and what multiplies YaRN's temperature.
-        **dict.fromkeys(("rope.scale_linear", "rope.scaling.attn_factor"), (0, 1)),
+        "rope.scale_linear": (0, 1),  # an older name of a linear scaling's factor
         **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), (-1, 1)),
         "rope.scaling.yarn_log_multiplier": (0,),
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),

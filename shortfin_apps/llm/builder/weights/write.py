@@ -23,16 +23,21 @@ _ITEM_BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "bf16": 2, "f16": 2, "f3
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of the graph: `parts` are the source's tensors, stacked on rows in that order."""
+    """One weight of the graph: `parts` are the source's tensors, stacked on rows in that order.
+
+    If it is a vector, it may be stored times `scale`.
+    """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[str, ...]
+    scale: float = 1.0
 
     def load(self, source: ModelSource) -> Array:
         """Its value in the widest type among its parts."""
         tensors = [source.tensor(part) for part in self.parts]
-        return tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
+        value = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
+        return value if self.scale == 1 else value.astype(np.float32) * np.float32(self.scale)
 
     def load_blocks(self, source: ModelSource, bits: Bits) -> Blocks:
         """Its blocks: the source's own where it has such, else made from its values."""
@@ -49,7 +54,7 @@ def plan_weights(spec: ModelSpec) -> list[Weight]:
     """The weights of a model, in the order in which an invocation reads them."""
     shapes = weight_shapes(spec)
     return [
-        Weight(name, shapes[name], tuple(part.name for part in parts))
+        Weight(name, shapes[name], tuple(part.name for part in parts), parts[0].scale)
         for name, parts in weight_parts(spec).items()
     ]
 

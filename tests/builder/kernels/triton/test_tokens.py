@@ -159,7 +159,7 @@ def test_slots_cosines_sines_offsets_and_counters(batches: list[Tokens], chip: s
         owned = positions < (given.starts + given.lengths)[rows]
         pages = made["blocks"][rows, np.minimum(positions // STRIDE, WIDTH - 1)]
         np.testing.assert_array_equal(slots, np.where(owned, pages, 0) * PAGE_ROWS + positions % STRIDE)
-        angles = positions[owned, None] * rotary_frequencies(SPEC)
+        angles = positions[owned, None] * rotary_frequencies(SPEC, SPEC.max_position_embeddings)
         expected = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         np.testing.assert_allclose(rotary[owned], expected, rtol=0, atol=3e-7)
         assert np.isfinite(rotary).all()

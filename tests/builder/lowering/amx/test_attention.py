@@ -166,7 +166,7 @@ def expected(shape: Shape, qkv: F32) -> F32:
     """Attention [tokens, heads * head_dim] of a whole sequence; q, k and v are rounded as they are kept."""
     spec, count, half = shape.spec, len(qkv), shape.head_dim // 2
     heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
-    angles = np.arange(count)[:, None, None] * rotary_frequencies(spec)
+    angles = np.arange(count)[:, None, None] * rotary_frequencies(spec, spec.max_position_embeddings)
     cos, sin = np.cos(angles), np.sin(angles)
 
     def rotate(x: F32) -> npt.NDArray[np.float64]:

@@ -29,11 +29,12 @@ def embed(
     scaled,
     squares,
     VOCAB: tl.constexpr,
+    SCALE: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES].
+    """x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES], times SCALE.
 
     With `scales`, w is in blocks of 8 bits (see blocks.py). A workgroup takes one token. Ids out of range
     read the last row. With `norm`, `scaled` and `squares` are written for the first matmul.
@@ -46,6 +47,7 @@ def embed(
     values = tl.load(w + known * FEATURES + feature, mask=inside, other=0).to(tl.float32)
     if scales is not None:
         values *= row_scales(scales, known, feature, inside, FEATURES)
+    values *= SCALE
     tl.store(x + token.to(tl.int64) * FEATURES + feature, values, mask=inside)
     if norm is not None:
         row = token + tl.arange(0, 1)

@@ -26,7 +26,9 @@ def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor,
   %row = arith.minui %id, {e.constant(spec.vocab_size - 1)} : index
 {extracting}
 {widening}
-  linalg.yield {result} : f32"""
+  %multiplier = arith.constant {spec.embedding_scale:.9e} : f32
+  %multiplied = arith.mulf {result}, %multiplier : f32
+  linalg.yield %multiplied : f32"""
     return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
 
 

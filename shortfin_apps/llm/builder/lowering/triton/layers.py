@@ -187,6 +187,7 @@ class TritonLayers:
             ),
             constexprs={
                 "VOCAB": self._spec.vocab_size,
+                "SCALE": self._spec.embedding_scale,
                 "FEATURES": features,
                 "BLOCK": block,
                 "GROUP": GROUP,

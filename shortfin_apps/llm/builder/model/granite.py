@@ -1,0 +1,31 @@
+"""Granite's four scalars as values of the spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shortfin_apps.llm.builder.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """`attention` multiplies scores in place of 1 / sqrt(head_dim), `logits` divides logits."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    attention: float | None = None
+    logits: float = 1.0
+
+    def applied(self, spec: ModelSpec) -> ModelSpec:
+        """The residual stream is kept divided by `residual`, so that what a layer adds needs no factor.
+
+        Its norms give the same values then, with an epsilon divided by the square of that.
+        """
+        scores = 1.0 if self.attention is None else self.attention * spec.head_dim**0.5
+        return replace(
+            spec,
+            embedding_scale=self.embedding / self.residual,
+            rms_norm_eps=spec.rms_norm_eps / self.residual**2,
+            score_scale=scores,
+            logit_scale=1 / self.logits,
+        )
