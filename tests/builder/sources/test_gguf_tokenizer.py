@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import PRE_TOKENIZERS, GgufVocabulary, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
 from shortfin_apps.llm.builder.sources.random_tiny import byte_tokenizer
+from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError
 
 CORPUS = ["Hello world, it's 2024 and I'll say hello 12345 times.\n\n  def f(x):\n\treturn x"] * 4
@@ -64,16 +66,15 @@ def rebuild(keys: dict[str, Any]) -> tuple[Tokenizer, TokenizerFiles]:
     return Tokenizer.from_str(files.tokenizer), files
 
 
-BYTE_LEVEL = {
-    pre: rebuild(byte_level_keys(pre, **{"ggml.add_bos_token": False}))[0] for pre in PRE_TOKENIZERS
-}
+BYTE_LEVEL = {pre: rebuild(byte_level_keys(pre, **{"ggml.add_bos_token": False}))[0] for pre in WORD_RULES}
 SPM = rebuild(sentence_piece_keys())[0]
 
 
-@given(text=st.text(max_size=40), pre=st.sampled_from(sorted(PRE_TOKENIZERS)))
+@given(text=st.text(max_size=40), pre=st.sampled_from(sorted(WORD_RULES)))
 def test_byte_level_round_trip(text: str, pre: str) -> None:
     tokenizer = BYTE_LEVEL[pre]
-    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    kept = unicodedata.normalize("NFC", text) if WORD_RULES[pre].composes else text
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == kept
 
 
 @given(text=st.text(max_size=40).filter(lambda text: "▁" not in text))
@@ -138,6 +139,7 @@ def test_unnamed_end_tokens_are_found() -> None:
     [
         (byte_level_keys("smollm"), False),
         (byte_level_keys("llama-bpe"), True),
+        (byte_level_keys("tekken"), True),
         (byte_level_keys("smollm", **{"ggml.add_bos_token": True}), True),
         (sentence_piece_keys(), True),
         (sentence_piece_keys(**{"ggml.add_bos_token": False}), False),
@@ -163,7 +165,7 @@ def test_llama3_takes_whole_words_without_merges() -> None:
     ("change", "message"),
     [
         ({"ggml.model": "bert"}, "tokenizer model `bert` is not supported; known are gpt2, llama"),
-        ({"ggml.pre": "qwen2"}, "pre-tokenizer `qwen2` is not supported; known are default, gpt-2"),
+        ({"ggml.pre": "bloom"}, "pre-tokenizer `bloom` is not supported; known are a.x-4.0, .*, tekken"),
         ({"ggml.merges": ["a"]}, "not a pair"),
         ({"ggml.merges": ["nope nope"]}, "cannot be rebuilt"),
         ({"ggml.tokens": ["a", "a"]}, "names a token twice"),

@@ -1,8 +1,7 @@
 """Rebuilds the tokenizer in a GGUF file for the `tokenizers` library.
 
-GGUF stores the vocabulary and the merges or scores, but only the *name* of the pre-tokenizer, which splits
-text into words (`tokenizer.ggml.pre`). The patterns below are those of the models' `tokenizer.json`; for
-`default`, llama.cpp's (src/llama-vocab.cpp).
+GGUF stores the vocabulary and the merges or scores, but only the *name* of the rules that split text into
+words (`tokenizer.ggml.pre`); word_rules.py has the rules.
 """
 
 from __future__ import annotations
@@ -12,18 +11,10 @@ from enum import IntEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
+from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError
 
 
@@ -75,31 +66,24 @@ END_TOKENS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
 )
 
-GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+
+def check_tokenizer(where: str, model: str, pre: str) -> None:
+    """Raises BuildError unless `tokenizer.ggml.model` and `tokenizer.ggml.pre` are supported."""
+    if model not in _BUILDERS:
+        known = ", ".join(sorted(_BUILDERS))
+        raise BuildError(f"{where}: tokenizer model `{model}` is not supported; known are {known}")
+    if model == "gpt2" and pre not in WORD_RULES:
+        known = ", ".join(sorted(WORD_RULES))
+        raise BuildError(f"{where}: pre-tokenizer `{pre}` is not supported; known are {known}")
 
 
 def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
     """Rebuilds the tokenizer's files. Raises BuildError for an unknown kind; `where` names the file."""
-    builders: dict[str, Callable[[str, GgufVocabulary], Tokenizer]] = {
-        "gpt2": _byte_level,
-        "llama": _sentence_piece,
-    }
-    if vocabulary.model not in builders:
-        known = ", ".join(sorted(builders))
-        raise BuildError(f"{where}: tokenizer model `{vocabulary.model}` is not supported; known are {known}")
+    check_tokenizer(where, vocabulary.model, vocabulary.pre)
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise BuildError(f"{where}: the vocabulary names a token twice")
     try:
-        tokenizer = builders[vocabulary.model](where, vocabulary)
+        tokenizer = _BUILDERS[vocabulary.model](where, vocabulary)
     except BuildError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -116,19 +100,16 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
 
 def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     """GPT-2's byte-level BPE."""
-    split = PRE_TOKENIZERS.get(vocabulary.pre)
-    if split is None:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise BuildError(f"{where}: pre-tokenizer `{vocabulary.pre}` is not supported; known are {known}")
+    rules = WORD_RULES[vocabulary.pre]
     pairs = [tuple(merge.split(" ")) for merge in vocabulary.merges]
     if any(len(pair) != 2 for pair in pairs):
         raise BuildError(f"{where}: a merge of the vocabulary is not a pair of tokens")
     merges = [(pair[0], pair[1]) for pair in pairs]
-    # Llama 3 and Tekken encode a word that is itself a token as that token, even if no merges produce it.
-    whole_words = vocabulary.pre in (*LLAMA3_NAMES, "tekken")
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words))
-    tokenizer.pre_tokenizer = split()
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.whole_words))
+    if rules.normalizer is not None:
+        tokenizer.normalizer = rules.normalizer
+    tokenizer.pre_tokenizer = rules.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -180,7 +161,7 @@ def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> Non
 def _adds_bos(vocabulary: GgufVocabulary) -> bool:
     if vocabulary.add_bos_token is not None:
         return vocabulary.add_bos_token
-    return vocabulary.model == "llama" or vocabulary.pre in LLAMA3_NAMES
+    return vocabulary.model == "llama" or WORD_RULES[vocabulary.pre].adds_bos
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> None:
@@ -222,21 +203,7 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
     return config
 
 
-def _split(*patterns: str) -> Callable[[], Any]:
-    """A pre-tokenizer that splits at each pattern in turn, then maps bytes to characters."""
-
-    def make() -> Any:
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
-
-    return make
-
-
-LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "default": _split(r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
-    "gpt-2": _split(GPT2_WORDS),
-    "smollm": _split(r"\p{N}", GPT2_WORDS),
-    "tekken": _split(TEKKEN_WORDS),
-    **dict.fromkeys(LLAMA3_NAMES, _split(LLAMA3_WORDS)),
+_BUILDERS: dict[str, Callable[[str, GgufVocabulary], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
 }

@@ -1,0 +1,129 @@
+"""How a byte-level vocabulary in a GGUF file splits text into words, by the name in `tokenizer.ggml.pre`.
+
+A GGUF file has the vocabulary and its merges, but only the name of the rules. Where the model's own
+`tokenizer.json` and llama.cpp differ, as they do for letters with combining marks, these are the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class WordRules:
+    """What the name of a pre-tokeniser stands for.
+
+    `patterns` are regular expressions of Oniguruma: a text is split at the matches of the first, each piece
+    at those of the next, and so on; matches and what is between them are words. With `whole_words`, a word
+    that is a token is that token even if no merges make it. `adds_bos` is the default of
+    `tokenizer.ggml.add_bos_token`. With `composes`, the text is brought into Unicode's form NFC first.
+    """
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    adds_bos: bool = False
+    composes: bool = False
+
+    @property
+    def normalizer(self) -> normalizers.Normalizer | None:
+        return normalizers.NFC() if self.composes else None
+
+    @property
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Splits a text into words, then maps their bytes to characters."""
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
+# The patterns have these parts in common.
+_CONTRACTION = r"'s|'t|'re|'ve|'m|'ll|'d"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_HAN_AND_KANA = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+"
+# Letters after those that may be capitals, and letters after capitals.
+_WORD = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+_CAPITALS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+# DeepSeek lists the letters with case of an old Unicode: these are not among them.
+_UNLISTED = (
+    r"\x{560}\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c8a}\x{2d00}-\x{2d2d}\x{a790}-\x{a7fa}\x{ab30}-\x{ab68}"
+    r"\x{10570}-\x{105bc}\x{10d50}-\x{10d85}\x{16e40}-\x{16e7f}\x{1d400}-\x{1df2a}"
+)
+
+_GPT2 = rf"{_CONTRACTION}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
+_HAN_AND_HANGUL = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+
+
+def _gpt4(numbers: str, letters: str = r"\p{L}") -> str:
+    """The words of GPT-4: a contraction, letters after at most one other character, numbers, the rest."""
+    letter = letters if letters == r"\p{L}" else f"[{letters}]"
+    return (
+        rf"(?i:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?{letter}+|{numbers}"
+        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_SPACES}"
+    )
+
+
+def _gpt4o(numbers: str, contraction: str = "") -> str:
+    """The words of GPT-4o, which end where a capital begins another."""
+    words = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{word}{contraction}" for word in (_WORD, _CAPITALS))
+    return rf"{words}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+_CASED_CONTRACTION = f"(?i:{_CONTRACTION})?"
+
+LLAMA3 = WordRules((_gpt4(r"\p{N}{1,3}"),), whole_words=True, adds_bos=True)
+GPT4 = replace(LLAMA3, whole_words=False, adds_bos=False)
+GPT2 = WordRules((_GPT2,))
+DIGITS = WordRules((r"\p{N}", _GPT2))
+QWEN2 = WordRules((_gpt4(r"\p{N}"),), composes=True)
+GPT4O = WordRules((_gpt4o(r"\p{N}{1,3}", _CASED_CONTRACTION),))
+DEEPSEEK3 = WordRules((r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK3))
+
+
+def _named(rules: Mapping[WordRules, Iterable[str]]) -> dict[str, WordRules]:
+    return {name: rule for rule, names in rules.items() for name in names}
+
+
+WORD_RULES = _named(
+    {
+        WordRules((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("default",),
+        GPT2: (
+            *("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "exaone4"),
+            *("gigachat", "a.x-4.0", "mellum", "modern-bert"),
+        ),
+        replace(GPT2, composes=True): ("olmo", "mpt"),
+        DIGITS: ("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"),
+        replace(DIGITS, composes=True): ("command-r",),
+        LLAMA3: (
+            *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        ),
+        GPT4: ("dbrx", "smaug-bpe", "chatglm-bpe"),
+        replace(GPT4, whole_words=True): ("glm4", "glm5"),
+        QWEN2: ("qwen2",),
+        replace(QWEN2, composes=False): (
+            *("deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"),
+        ),
+        WordRules((_gpt4(r"\p{N}", r"\p{L}\p{M}"),), composes=True): ("qwen35",),
+        GPT4O: ("gpt-4o", "llama4", "kanana2", "minimax-m2"),
+        WordRules((_gpt4o(r"\p{N}"),), whole_words=True, adds_bos=True): ("tekken",),
+        WordRules(
+            (
+                r"[\r\n]",
+                rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_UNLISTED}]]+",
+                r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+                r"\s+$",
+                _HAN_AND_HANGUL,
+                r"\p{N}+",
+            )
+        ): ("deepseek-llm",),
+        WordRules((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, r"\p{N}")): ("deepseek-coder",),
+        DEEPSEEK3: ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
+        WordRules((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]")): ("falcon",),
+    }
+)
