@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models
+from tokenizers import models, processors
 
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, first_out_of_range
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
@@ -53,6 +53,18 @@ def test_long_texts_release_the_gil(work: str) -> None:
         turns += 1
     assert done.is_set()
     assert turns > 20, "one or two, if it is held"
+
+
+@given(text=st.text(), begins=st.integers(0, 3))
+def test_bos_is_not_put_before_a_text_that_begins_with_it(text: str, begins: int) -> None:
+    backend = byte_level_backend()
+    bos = backend.token_to_id(BOS)
+    backend.post_processor = processors.TemplateProcessing(single=[BOS, "$A"], special_tokens=[(BOS, bos)])
+    tokenizer = Tokenizer(backend)
+    plain = TOKENIZER.encode(text)
+    assert tokenizer.encode(BOS * begins + text) == [bos] * max(begins, 1) + plain
+    assert tokenizer.encode(BOS * begins + text, add_special_tokens=False) == [bos] * begins + plain
+    assert TOKENIZER.encode(BOS * begins + text) == [bos] * begins + plain
 
 
 def test_lone_surrogates_become_the_replacement_character() -> None:

@@ -97,6 +97,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, rendered: bool = False) -> list[int]:
         """Token ids of `text`; lone surrogates become U+FFFD. `rendered`: `apply_chat_template` made it.
 
+        The special token that `add_special_tokens` puts first is not put before a text that begins with it.
         The library releases the GIL only for batches, so a long text is encoded as a batch of one. Short
         texts are not, as a batch goes through the library's thread pool.
         """
@@ -104,10 +105,19 @@ class Tokenizer:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         backend = self._rendered_backend if rendered else self._backend
         if len(text) < LONG_TEXT:
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
-        [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        token_ids: list[int] = encoding.ids
-        return token_ids
+            token_ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            token_ids = encoding.ids
+        doubled = add_special_tokens and token_ids[:2] == [self._added_first] * 2
+        return token_ids[1:] if doubled else token_ids
+
+    @cached_property
+    def _added_first(self) -> int | None:
+        """The token that begins every text, usually BOS; None if texts begin with their own."""
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        framed = self._backend.encode("a").ids
+        return framed[0] if framed[:1] != plain[:1] else None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` without unknown ones. Long lists are decoded as a batch, as in `encode`."""
