@@ -102,7 +102,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # Over HTTP.
     "api": ("components.frontend", "components.request", "components.text", "errors"),
     "server": (
-        *("address_space", "api", "artifact", "components.batching", "components.frontend"),
+        *("address_space", "api", "artifact", "builder.model", "builder.sources"),
+        "components.batching",
+        "components.frontend",
         *("components.kvcache", "components.loading", "components.runtime.names", "components.text"),
         *("errors",),
     ),

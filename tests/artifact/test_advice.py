@@ -63,10 +63,9 @@ def test_the_output_is_never_the_source() -> None:
         ("random:tiny", "random-tiny"),
     ],
 )
-def test_a_source_is_built_first(source: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", source]) == 2
-    sentence = capsys.readouterr().err
-    assert sentence.startswith(f"error: {source}: ")
+def test_a_source_is_built_first(source: str, name: str) -> None:
+    sentence = said(Path(source))
+    assert sentence.startswith(f"{source}: ")
     assert commands(sentence) == built_and_served(source, name)
 
 
@@ -123,8 +122,7 @@ def test_an_invalid_path_is_one_sentence(path: str) -> None:
     assert "\n" not in said(Path(path))
 
 
-def test_the_suggested_commands_work(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "random:tiny"]) == 2
-    build, serve = commands(capsys.readouterr().err)
+def test_the_suggested_commands_work() -> None:
+    build, serve = commands(said(Path("random:tiny")))
     assert cli.main(build) == 0
     assert Artifact.open(Path(serve[1])).name == "random-tiny"

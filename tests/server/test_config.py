@@ -24,7 +24,7 @@ def test_only_the_model_directory_is_required() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "name the model directory"),
+        ([], "name the model to serve"),
         (["DIR", "--vmfb", "v"], "not both"),
         (["--vmfb", "v"], "--tokenizer_json is needed"),
         (["DIR", "--port", "x"], "`--port`"),

@@ -43,9 +43,7 @@ def _for_directory(path: Path) -> str:
 
 
 def _for_file(path: Path) -> str:
-    with path.open("rb") as file:
-        is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
-    if is_gguf:
+    if is_gguf(path):
         return f"is a GGUF file, not a model directory; {_build_and_serve(str(path))}"
     if (path.parent / MANIFEST).is_file():
         return f"is a file in a model directory; run `{_serve(path.parent)}`"
@@ -53,6 +51,12 @@ def _for_file(path: Path) -> str:
         commands = _build_and_serve(str(path.parent))
         return f"is a file in a Hugging Face directory, not a model directory; {commands}"
     return f"is a file, not a model directory; {_build_something(OUTPUTS / path.stem)}"
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as GGUF files do. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
 
 
 def _is_hugging_face(directory: Path) -> bool:

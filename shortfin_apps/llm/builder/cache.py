@@ -24,6 +24,7 @@ from shortfin_apps.llm.artifact.file_record import FileRecord, record, total_byt
 from shortfin_apps.llm.builder.progress import BuildProgress, QuietProgress
 
 ENTRY = "entry.json"
+BUILD, DOWNLOADS, SERVED = "build", "downloads", "served"  # folders of the user's cache
 ENVIRONMENT_VARIABLE = "SHORTFIN_LLM_CACHE"
 READ_ONLY = 0o444
 FICLONE = 0x40049409  # Linux, include/uapi/linux/fs.h: share another file's blocks until either is written to

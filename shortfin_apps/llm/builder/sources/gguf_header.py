@@ -1,0 +1,83 @@
+"""The single values in a GGUF file's metadata, read without its arrays and tensors, in milliseconds."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from shortfin_apps.llm.errors import BuildError
+
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+# Types of values by their number (docs/gguf.md of llama.cpp), as struct formats.
+_NUMBERS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+Scalar = str | int | float | bool
+
+
+def read_scalars(path: Path) -> dict[str, Scalar]:
+    """Every key with a single value. Raises BuildError when the file is no GGUF file or ends too early."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data).scalars()
+    except (OSError, ValueError, struct.error, KeyError) as error:  # an empty file cannot be mapped
+        raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
+
+
+class _Reader:
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._at = 0
+
+    def scalars(self) -> dict[str, Scalar]:
+        if self._data[:4] != _MAGIC:
+            raise ValueError("it does not begin with `GGUF`")
+        self._at = 4
+        if (version := self._number("I")) not in _VERSIONS:
+            raise ValueError(f"its version is {version}")
+        self._number("Q")  # of tensors
+        found = {}
+        for _ in range(self._number("Q")):
+            key, value = self._text(), self._value(self._number("I"))
+            if value is not None:
+                found[key] = value
+        return found
+
+    def _value(self, kind: int) -> Scalar | None:
+        """The next value; None for an array, which is passed over."""
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            self._pass_array()
+            return None
+        return self._number(_NUMBERS[kind])
+
+    def _pass_array(self) -> None:
+        kind, count = self._number("I"), self._number("Q")
+        if kind in _NUMBERS:
+            self._skip(count * struct.calcsize(_NUMBERS[kind]))
+            return
+        pass_one: Callable[[], object] = {_STRING: self._pass_text, _ARRAY: self._pass_array}[kind]
+        for _ in range(count):
+            pass_one()
+
+    def _text(self) -> str:
+        size = self._number("Q")
+        start = self._at
+        self._skip(size)
+        return self._data[start : self._at].decode("utf-8", "replace")
+
+    def _pass_text(self) -> None:
+        self._skip(self._number("Q"))
+
+    def _number(self, form: str) -> int:
+        [value] = struct.unpack_from(f"<{form}", self._data, self._at)
+        self._at += struct.calcsize(form)
+        return value  # type: ignore[no-any-return]
+
+    def _skip(self, size: int) -> None:
+        self._at += size
+        if self._at > len(self._data):
+            raise ValueError("it ends too early")

@@ -1,0 +1,83 @@
+"""Builds the model that `serve` was given, if that is a source and no model directory."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from shortfin_apps.llm.artifact.advice import SCHEMES, is_gguf
+from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, VMFB
+from shortfin_apps.llm.builder.sources.catalogue import first_look
+from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
+from shortfin_apps.llm.server.config import BUILD_SETTINGS, ServerConfig, flag
+
+logger = logging.getLogger(__name__)
+
+
+class BuildFailed(Exception):
+    """The build ended with `status`, after it said why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the build ended with status {status}")
+        self.status = status
+
+
+def built(config: ServerConfig) -> ServerConfig:
+    """The settings with the model directory of their source, which is built unless the cache has it.
+
+    The build is a process of its own, so that the server holds nothing of the compiler. Raises BuildFailed,
+    and BuildError for a model that is not supported.
+    """
+    if config.artifact is None or not is_source(config.artifact):
+        for name in BUILD_SETTINGS:
+            if getattr(config, name) is not None:
+                logger.warning(f"`{flag(name)}` has no effect: the model is built already")
+        return config
+    first_look(str(config.artifact))
+    directory = _run([sys.executable, "-m", "shortfin_apps.llm", *build_command(config)])
+    driver = config.device.partition(":")[0]
+    return config.model_copy(update={"artifact": Path(directory), "device": driver})
+
+
+def is_source(path: Path) -> bool:
+    """Whether `path` is to be built: a GGUF file, a Hugging Face directory, or `hf:` and the like."""
+    try:
+        if path.is_dir():
+            has_program = (path / MANIFEST).exists() or (path / VMFB).exists()
+            return (path / CONFIG).is_file() and not has_program
+        return str(path).startswith(SCHEMES) or (path.is_file() and is_gguf(path))
+    except OSError:  # opening it as a model directory says what is wrong
+        return False
+
+
+def build_command(config: ServerConfig) -> list[str]:
+    """The words of `build` for the source in `config.artifact`."""
+    words = ["build", str(config.artifact), "--in-cache", "--device", _build_device(config.device)]
+    for name in BUILD_SETTINGS:
+        value = getattr(config, name)
+        if value is not None:
+            words += [flag(name), str(value)]
+    return words
+
+
+def _build_device(device: str) -> str:
+    """The device as `build` names it."""
+    name, colon, chip = device.partition(":")
+    known = GPU_NAMES.get(name, "cpu" if name in CPU_NAMES else name)
+    return f"{known}{colon}{chip}"
+
+
+def _run(command: list[str]) -> str:
+    """What `command` prints. SIGTERM ends it too; Ctrl-C reaches it without us. Raises BuildFailed."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            printed, _ = child.communicate()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if child.returncode:
+        raise BuildFailed(child.returncode if child.returncode > 0 else 128 - child.returncode)
+    return printed.strip()

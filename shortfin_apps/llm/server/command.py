@@ -1,0 +1,61 @@
+"""`shortfin-llm serve DIR` or `serve SOURCE`, also `python -m shortfin_apps.llm.server`.
+
+A source is built first, unless the cache has it. The server itself is imported when its model is there, so
+that a source is refused quickly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.server import flags as server_flags
+from shortfin_apps.llm.server import logs as server_logging
+from shortfin_apps.llm.server.building import BuildFailed, built
+
+logger = logging.getLogger(__name__)
+
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand `serve`."""
+    description = (
+        "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
+    )
+    parser = subparsers.add_parser("serve", help="serve a model over HTTP", description=description)
+    server_flags.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
+    notes: list[str] = []
+    config = server_flags.from_arguments(args, notes.append)
+    server_logging.set_up(config.log_level, config.log_format)
+    for note in notes:  # collected before the log was set up
+        logger.warning(note)
+    try:
+        config = built(config)
+        from shortfin_apps.llm.server.serve import serve
+
+        return serve(config)
+    except BuildFailed as failure:  # which has said why
+        return failure.status
+    finally:
+        server_logging.flush()  # before the caller prints the reason for a failure
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
+    server_flags.add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except LlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    except KeyboardInterrupt:  # before there is a server that it could stop
+        return EXIT_INTERRUPTED

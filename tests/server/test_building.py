@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.builder.cache import SERVED
+from shortfin_apps.llm.cli import main
+from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.server import building, command
+from shortfin_apps.llm.server.building import BuildFailed, build_command, built, is_source
+from shortfin_apps.llm.server.config import ServerConfig
+from tests.builder.model_files import write_gguf, write_hf
+
+
+def settings(artifact: Path | str, **values: object) -> ServerConfig:
+    return ServerConfig(artifact=artifact, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def built_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were run instead of a build, which all make the folder `made`."""
+    commands: list[list[str]] = []
+
+    def run(words: list[str]) -> str:
+        commands.append(words)
+        return str(tmp_path / "made")
+
+    monkeypatch.setattr(building, "_run", run)
+    return commands
+
+
+def test_a_file_a_hugging_face_directory_and_schemes_are_sources(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    assert is_source(tmp_path / "tiny.gguf")
+    assert is_source(write_hf(tmp_path / "hf"))
+    assert is_source(Path("hf:org/name:Q4_K_M"))
+    assert is_source(Path("random:tiny"))
+    assert not is_source(tmp_path)
+    assert not is_source(tmp_path / "nowhere")
+    assert not is_source(Path("a" * 300))
+    (tmp_path / "notes.txt").touch()
+    assert not is_source(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("name", ["model.vmfb", "manifest.json"])
+def test_a_directory_with_a_program_is_no_source(tmp_path: Path, name: str) -> None:
+    directory = write_hf(tmp_path / "hf")
+    (directory / name).touch()
+    assert not is_source(directory)
+
+
+@pytest.mark.parametrize(
+    ("device", "build_device", "driver"),
+    [("cpu", "cpu", "cpu"), ("local-task", "cpu", "local-task"), ("amdgpu:gfx942", "hip:gfx942", "amdgpu")],
+)
+def test_a_source_is_built_for_the_device(
+    built_with: list[list[str]], tmp_path: Path, device: str, build_device: str, driver: str
+) -> None:
+    config = built(settings("random:tiny", device=device, weights="f32", context_length=64))
+    [words] = built_with
+    assert words[:3] == [sys.executable, "-m", "shortfin_apps.llm"]
+    assert words[3:] == [
+        *("build", "random:tiny", "--in-cache", "--device", build_device),
+        *("--weights", "f32", "--context-length", "64"),
+    ]
+    assert (config.artifact, config.device) == (tmp_path / "made", driver)
+
+
+def test_a_model_directory_is_not_built_and_its_types_are_told_to_stay(
+    built_with: list[list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = settings(tmp_path, weights="f32")
+    assert built(config) is config
+    assert not built_with
+    assert "`--weights` has no effect: the model is built already" in caplog.text
+
+
+def test_an_unsupported_model_is_refused_without_a_build(built_with: list[list[str]], tmp_path: Path) -> None:
+    directory = write_hf(tmp_path / "hf")
+    (directory / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
+    with pytest.raises(BuildError, match="architecture `rwkv` is not supported"):
+        built(settings(directory))
+    assert not built_with
+
+
+def test_a_failed_build_is_the_servers_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    assert command.main(["random:huge"]) == 2
+    assert capfd.readouterr().err == "error: random:huge: there is only random:tiny\n"
+
+
+def test_a_build_that_a_signal_ended_has_its_status() -> None:
+    with pytest.raises(BuildFailed) as caught:
+        building._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"])
+    assert caught.value.status == 128 + 15
+
+
+def test_build_puts_a_model_where_serve_finds_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path))
+    words = build_command(settings("random:tiny"))
+    made = []
+
+    def build(source: str, out: Path, *others: object, **named: object) -> None:
+        made.append(out)
+
+    monkeypatch.setattr("shortfin_apps.llm.builder.builder.build", build)
+    for options in ([], [], ["--top-k", "8"]):
+        assert main([*words, *options]) == 0
+    assert made[0] == made[1] != made[2]
+    assert {out.parent for out in made} == {tmp_path / SERVED}
+    assert capsys.readouterr().out.split() == [str(out) for out in made]
