@@ -83,6 +83,10 @@ COMMANDS = {
     "inspect": Entry(
         "shortfin_apps.llm.inspection.cli", "show what a compiled model holds, and its GPU kernels"
     ),
+    "list": Entry("shortfin_apps.llm.builder.cache_list", "list what the cache holds"),
+    "prune": Entry(
+        "shortfin_apps.llm.builder.cache_prune", "remove from the cache what was not used for long"
+    ),
     "generate": Entry("shortfin_apps.llm.terminal.generate", "continue a text, streaming"),
     "chat": Entry("shortfin_apps.llm.terminal.chat", "talk to a served model"),
     "bench": Entry("shortfin_apps.llm.bench.cli", "measure any OpenAI-compatible server"),

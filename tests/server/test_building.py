@@ -108,6 +108,7 @@ def test_build_puts_a_model_where_serve_finds_it_again(
     made = []
 
     def build(source: str, out: Path, *others: object, **named: object) -> None:
+        out.mkdir(parents=True, exist_ok=True)
         made.append(out)
 
     monkeypatch.setattr("shortfin_apps.llm.builder.builder.build", build)

@@ -20,7 +20,15 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord, TargetRecord
 from shortfin_apps.llm.artifact.file_record import record, total_bytes, wrong_files
-from shortfin_apps.llm.builder.cache import BuildCache, CacheEntry, content_key, user_cache
+from shortfin_apps.llm.builder.cache import (
+    BUILD,
+    DOWNLOADS,
+    BuildCache,
+    CacheEntry,
+    Use,
+    content_key,
+    user_cache,
+)
 from shortfin_apps.llm.builder.model.config import model_config
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.output import exclusive, replace_output, resolve_output, staging
@@ -46,7 +54,17 @@ PROGRAM_CODE = (
     *("abi.py", "graph", "kernels", "lowering", "model", "program", "sampling_rule.py", "target.py"),
     "weights",
 )
-NEITHER = ("__init__.py", "builder.py", "cache.py", "cli.py", "output.py", "progress.py")
+NEITHER = (
+    "__init__.py",
+    "builder.py",
+    "cache.py",
+    "cache_contents.py",
+    "cache_list.py",
+    "cache_prune.py",
+    "cli.py",
+    "output.py",
+    "progress.py",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +106,7 @@ def build(
 
 
 def _plan(source: str, options: BuildOptions, progress: BuildProgress, accepted: Collection[str]) -> _Plan:
-    model = open_source(source, user_cache() / "downloads", progress, accepted)
+    model = open_source(source, user_cache() / DOWNLOADS, progress, accepted)
     config = model_config(model.spec, options)
     plan = _Plan(source, model, options, config, resolve_target(options.device))
     _tell_weights(plan, progress)
@@ -116,7 +134,7 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
         progress.note(f"{out} is up to date")
         return current
     with staging(out) as folder:
-        root = user_cache() / "build" if use_cache else folder / "cache"
+        root = user_cache() / BUILD if use_cache else folder / "cache"
         cache = BuildCache(root, progress, temporary=not use_cache)
         cache.sweep()
         made = folder / "artefact"
@@ -137,6 +155,7 @@ class _Plan:
         self.options = options
         self.config = config
         self.target = target
+        self.use = Use(uri, options.device)
         code = _code_hashes()
         weights_code = {name: value for name, value in code.items() if _folder(name) in WEIGHTS_CODE}
         program_code = {name: value for name, value in code.items() if _folder(name) in PROGRAM_CODE}
@@ -211,7 +230,7 @@ def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> 
             path = folder / file_names.PARAMETERS
             write_weights(plan.model, plan.options, plan.target, path, stage.advance)
 
-    return cache.get_or_make("weights", plan.weights_key, make)
+    return cache.get_or_make("weights", plan.weights_key, make, plan.use)
 
 
 def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
@@ -232,7 +251,7 @@ def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> 
         )
         (folder / COMPILE_RECORD).write_bytes(_COMPILE_RECORD.dump_json(made))
 
-    return cache.get_or_make("program", plan.program_key, make)
+    return cache.get_or_make("program", plan.program_key, make, plan.use)
 
 
 def _write_texts(plan: _Plan, tokenizer: TokenizerFiles, folder: Path) -> None:

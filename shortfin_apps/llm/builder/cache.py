@@ -1,6 +1,7 @@
 """Content-addressed cache for the slow steps of a build.
 
-ROOT/KIND/KEY/              a finished entry: its files, and entry.json, which lists them
+ROOT/KIND/KEY/              a finished entry: its files, entry.json, which lists them, and use.json, which
+                            says what used it last, and when by its time of change
 ROOT/KIND/KEY.partial/      an entry being made; the process that makes it holds KEY.lock
 ROOT/KIND/KEY.lock
 """
@@ -24,6 +25,7 @@ from shortfin_apps.llm.artifact.file_record import FileRecord, record, total_byt
 from shortfin_apps.llm.builder.progress import BuildProgress, QuietProgress
 
 ENTRY = "entry.json"
+USE = "use.json"
 BUILD, DOWNLOADS, SERVED = "build", "downloads", "served"  # folders of the user's cache
 ENVIRONMENT_VARIABLE = "SHORTFIN_LLM_CACHE"
 READ_ONLY = 0o444
@@ -63,6 +65,14 @@ class CacheEntry:
             shutil.copyfile(source, target)
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What an entry is used for: the source and the device of a build, as the user named them."""
+
+    source: str
+    device: str
+
+
 def clone(source: Path, target: Path) -> bool:
     """Makes `target` a copy-on-write clone of `source`; False where the file system does not support it."""
     with source.open("rb") as old, target.open("wb") as new:
@@ -81,12 +91,19 @@ class BuildCache:
         self._temporary = temporary
         self._progress = progress or QuietProgress()
 
-    def get_or_make(self, kind: str, key: str, make: Callable[[Path], None]) -> CacheEntry:
-        """The entry for `key`. If there is no intact one, `make` is called with a folder to fill."""
+    def get_or_make(
+        self, kind: str, key: str, make: Callable[[Path], None], use: Use | None = None
+    ) -> CacheEntry:
+        """The entry for `key`. If there is no intact one, `make` is called with a folder to fill.
+
+        `use` is what the entry is for, to be recorded.
+        """
         final = self._root / kind / key
         final.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(final.with_name(f"{key}.lock")):
             entry = self._load(kind, final) or _make(final, make)
+            if use is not None:
+                (final / USE).write_text(json.dumps(asdict(use)), encoding="utf-8")
         return replace(entry, temporary=self._temporary)
 
     def _load(self, kind: str, directory: Path) -> CacheEntry | None:

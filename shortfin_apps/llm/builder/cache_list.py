@@ -1,0 +1,49 @@
+"""`shortfin-llm list`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from shortfin_apps.llm.builder.cache import user_cache
+from shortfin_apps.llm.builder.cache_contents import Held, contents
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.cli import Subparsers
+
+HELP = "list what the cache holds"
+DESCRIPTION = """\
+Lists the models that `serve SOURCE` built, the weights and programs that builds copy, and downloads,
+what was used last first. The hub's own cache (HF_HOME) is not listed. SHORTFIN_LLM_CACHE names another
+folder."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the subcommand `list`."""
+    subparsers.add_parser("list", help=HELP, description=DESCRIPTION)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table and the folder."""
+    held = contents(user_cache())
+    print("\n".join(table(held)))
+    print(f"{megabytes(sum(one.size for one in held))} in {user_cache()}")
+    return 0
+
+
+def table(held: Sequence[Held]) -> list[str]:
+    """A line for each, in columns: kind, source, device, size, last use."""
+    rows = [(one.kind, one.source, one.device, megabytes(one.size), _date(one.last_use)) for one in held]
+    rows.insert(0, ("kind", "source", "device", "size", "last use"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
