@@ -98,7 +98,7 @@ clean: ## remove .venv, artefacts and caches
 # `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.
 # OVERRIDES names a file of requirements that replace those of pyproject.toml.
 $(VENV)/runtime.stamp: pyproject.toml $(OVERRIDES) | $(BIN)/uv
-	@$(call pip_install,--editable .)
+	@$(call pip_install,--editable '.[build]')
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml $(OVERRIDES) $(VENV)/runtime.stamp

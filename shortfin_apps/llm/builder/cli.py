@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -12,6 +13,7 @@ from shortfin_apps.llm.builder.cache import SERVED, content_key, user_cache
 from shortfin_apps.llm.builder.model.family import SUPPORTED
 from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
+from shortfin_apps.llm.errors import BuildError
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.cli import Subparsers
@@ -74,6 +76,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Builds, and says where the artefact is. Raises BuildError."""
     first_look(args.source)
+    _require_compiler()
     options = options_of(args)
     if args.in_cache:
         out = served_folder(args.source, options)
@@ -92,6 +95,12 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(summary(out)), file=sys.stderr)
     print(out)
     return 0
+
+
+def _require_compiler() -> None:
+    """Raises BuildError when IREE's compiler is not installed, which serving does without."""
+    if find_spec("iree.compiler") is None:
+        raise BuildError("building a model needs IREE's compiler: run `pip install 'shortfin-llm[build]'`")
 
 
 def served_folder(source: str, options: BuildOptions) -> Path:

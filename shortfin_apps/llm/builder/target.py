@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from iree.compiler.tools.binaries import find_tool
-
 from shortfin_apps.llm.errors import BuildError
 from shortfin_apps.llm.host_cpu import permit_amx
 from shortfin_apps.llm.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
@@ -139,6 +137,8 @@ def _cpu_target(device: str, cpu: str) -> Target:
 
 def _probe_cpu(device: str, cpu: str, triple: str | None) -> Target | None:
     """The target, or None if the architecture of `triple` (None: this host's) has no CPU of that name."""
+    from iree.compiler.tools.binaries import find_tool  # this module is imported without the compiler, too
+
     flags = (
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
