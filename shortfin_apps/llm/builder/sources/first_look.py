@@ -35,7 +35,9 @@ def look_at_directory(directory: Path) -> None:
         raise BuildError(f"{config}: must hold a JSON object")
     _check_architecture(str(config), found.get("model_type"))
     if not (directory / "tokenizer.json").is_file():
-        raise BuildError(f"{directory / 'tokenizer.json'}: no such file")
+        raise BuildError(
+            f"{directory}/tokenizer.json: no such file; save the model with its fast tokenizer to have one"
+        )
 
 
 def _check_architecture(where: str, name: object) -> None:
