@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.access_log import current_request_id
+from shortfin_apps.llm.api.request_id import current_request_id
 from shortfin_apps.llm.server.logs import MAX_LINES, formatter, set_up
 from tests.api.loopback import loopback, ready_server
 

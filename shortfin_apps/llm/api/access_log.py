@@ -9,7 +9,6 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +24,6 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})  # requested every few sec
 DENIED_STATUSES = (401, 403)  # logged at `info` even for probes
 MAX_PATH_CHARS = 200
 SERVER_FAILED = 500
-
-# The id of the request that the current task serves; added to every line it logs.
-current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
 
 _SECRET = secrets.token_bytes(32)  # per process, as for API keys, so that hashes do not reveal names
 

@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.api import abort, admin, native, openai, ops
-from shortfin_apps.llm.api.access_log import AccessLogMiddleware, current_request_id
+from shortfin_apps.llm.api.access_log import AccessLogMiddleware
 from shortfin_apps.llm.api.auth import AuthMiddleware, KeyRing
 from shortfin_apps.llm.api.body_fields import HEADER
 from shortfin_apps.llm.api.body_limit import BodyLimitMiddleware
 from shortfin_apps.llm.api.errors import error_response, install_error_handlers
+from shortfin_apps.llm.api.request_id import current_request_id
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.errors import UnavailableError
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,3 +42,18 @@ def test_damage_is_a_build_error_or_read(whole: Path, data: st.DataObject) -> No
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"none\.gguf"):
         read_scalars(tmp_path / "none.gguf")
+
+
+def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.gguf"
+    key = struct.pack("<Q1sI", 1, b"a", 9)
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + struct.pack("<IQ", 9, 1) * 10_000)
+    with pytest.raises(BuildError, match=r"deep\.gguf: not a readable GGUF file"):
+        read_scalars(path)
+
+
+def test_a_value_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"a", 99))
+    with pytest.raises(BuildError, match="a value has type 99"):
+        read_scalars(path)

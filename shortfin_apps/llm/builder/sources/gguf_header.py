@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 from shortfin_apps.llm.errors import BuildError
@@ -22,7 +21,7 @@ def read_scalars(path: Path) -> dict[str, Scalar]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).scalars()
-    except (OSError, ValueError, struct.error, KeyError) as error:  # an empty file cannot be mapped
+    except (OSError, ValueError, RecursionError) as error:  # an empty file cannot be mapped
         raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
 
 
@@ -52,14 +51,14 @@ class _Reader:
         if kind == _ARRAY:
             self._pass_array()
             return None
-        return self._number(_NUMBERS[kind])
+        return self._number(_form(kind))
 
     def _pass_array(self) -> None:
         kind, count = self._number("I"), self._number("Q")
-        if kind in _NUMBERS:
-            self._skip(count * struct.calcsize(_NUMBERS[kind]))
+        pass_one = {_STRING: self._pass_text, _ARRAY: self._pass_array}.get(kind)
+        if pass_one is None:
+            self._skip(count * struct.calcsize(_form(kind)))
             return
-        pass_one: Callable[[], object] = {_STRING: self._pass_text, _ARRAY: self._pass_array}[kind]
         for _ in range(count):
             pass_one()
 
@@ -73,11 +72,19 @@ class _Reader:
         self._skip(self._number("Q"))
 
     def _number(self, form: str) -> int:
-        [value] = struct.unpack_from(f"<{form}", self._data, self._at)
-        self._at += struct.calcsize(form)
+        start = self._at
+        self._skip(struct.calcsize(form))
+        [value] = struct.unpack_from(f"<{form}", self._data, start)
         return value  # type: ignore[no-any-return]
 
     def _skip(self, size: int) -> None:
         self._at += size
         if self._at > len(self._data):
             raise ValueError("it ends too early")
+
+
+def _form(kind: int) -> str:
+    """The struct format of a type of numbers."""
+    if kind not in _NUMBERS:
+        raise ValueError(f"a value has type {kind}")
+    return _NUMBERS[kind]
