@@ -40,7 +40,7 @@ class Quantisation:
     """The quantisation of a source's weights.
 
     `name` is the source's name for it, `weights` the closest type that `build` offers, and `kept` whether
-    that type keeps the source's values exactly.
+    that type keeps the source's quants.
     """
 
     name: str
@@ -68,6 +68,10 @@ class ModelSource(ABC):
 
     def blocks(self, name: str, bits: Bits) -> Blocks | None:
         """The tensor's quantised blocks of `bits`, rows as in `tensor`; None if it is not stored so."""
+        return None
+
+    def bits(self, name: str) -> Bits | None:
+        """The bits of the blocks that are nearest to the tensor's own type; None for floats."""
         return None
 
     @abstractmethod

@@ -34,7 +34,7 @@ from shortfin_apps.llm.builder.sources.base import (
     sha256_of,
     unsupported,
 )
-from shortfin_apps.llm.builder.sources.gguf_blocks import quantisation_of, read_blocks
+from shortfin_apps.llm.builder.sources.gguf_blocks import bits_of, quantisation_of, read_blocks
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
@@ -135,6 +135,9 @@ class GgufSource(ModelSource):
             return None
         order = self._row_order(name)
         return blocks if order is None else blocks.take_rows(order)
+
+    def bits(self, name: str) -> Bits | None:
+        return bits_of(self._tensors[name].tensor_type)
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """The file's row index of each row of `tensor`; None if they are in their order."""
