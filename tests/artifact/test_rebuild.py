@@ -25,8 +25,14 @@ EVERYTHING = BuildOptions(
 )
 
 
-def test_defaults_are_left_out() -> None:
-    assert rebuild_command(Path("m"), "random:tiny", BuildOptions()) == "shortfin-llm build random:tiny -o m"
+def test_defaults_are_left_out_but_for_the_types_of_weights() -> None:
+    command = "shortfin-llm build random:tiny -o m --weights bf16"
+    assert rebuild_command(Path("m"), "random:tiny", BuildOptions()) == command
+
+
+def test_weights_of_several_types_are_the_source_s_own() -> None:
+    options = BuildOptions(weights="q4", finer_weights=("blk.0.ffn_down.weight",))
+    assert rebuild_command(Path("m"), "x.gguf", options) == "shortfin-llm build x.gguf -o m --weights auto"
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,12 @@ def write_gguf(
     tensors: Mapping[str, Array] | None = None,
     without: str | None = None,
     quantised: GGMLQuantizationType | None = None,
+    otherwise: Mapping[str, GGMLQuantizationType] | None = None,
     whole: Mapping[str, Array] | None = None,
 ) -> Path:
     """Writes a GGUF file. `keys` (`llama.` keys without prefix) and `tensors` add to or replace its content;
-    matrices are `quantised`. `whole` are the tensors of another model, as the file is to have them."""
+    matrices are `quantised`, but those named in `otherwise`. `whole` are the tensors of another model, as the
+    file is to have them."""
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
         "block_count": SPEC.num_hidden_layers,
@@ -64,7 +66,7 @@ def write_gguf(
     ours = {**tiny_tensors(), **(tensors or {})}
     for name, array in (whole or {n: _interleaved(n, array) for n, array in ours.items()}).items():
         if name != without:
-            _add_tensor(writer, name, array, quantised)
+            _add_tensor(writer, name, array, (otherwise or {}).get(name, quantised))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -194,9 +195,9 @@ def test_the_same_model_from_gguf_and_safetensors_has_the_same_parameters(
 @pytest.mark.parametrize(
     ("kind", "weights", "says"),
     [
-        ("Q4_1", "bf16", r"are Q4_1, and `--weights q4` keeps them as they are, in "),
-        ("Q8_0", "q4", r"are Q8_0, and `--weights q8_0` keeps them as they are, in "),
-        ("Q5_1", "f16", r"are Q5_1, and `--weights q8_0` makes "),
+        ("Q4_1", "bf16", r"are Q4_1, and `--weights auto` keeps them as they are, in "),
+        ("Q8_0", "q4", r"are Q8_0, and `--weights auto` keeps them as they are, in "),
+        ("Q5_1", "f16", r"are Q5_1, and `--weights auto` makes "),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "hip:gfx942"])
@@ -216,6 +217,27 @@ def test_a_quantised_source_is_told_what_becomes_of_it(
     size = artifact.parameters[0].stat().st_size / 1e6
     assert line.startswith(f"weights: {weights}, ")
     assert float(line.split()[2]) == pytest.approx(size, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (None, r"weights: bf16, [\d.]+ MB; `--weights q8_0` makes [\d.]+ MB"),
+        (
+            "Q8_0",
+            r"weights: q8_0, [\d.]+ MB, as most of the source's are Q8_0; `--weights bf16` makes [\d.]+ MB",
+        ),
+    ],
+)
+def test_own_types_are_told_with_their_size(
+    compiler: FakeCompiler, tmp_path: Path, kind: str | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quantised = None if kind is None else GGMLQuantizationType[kind]
+    source = str(write_gguf(tmp_path / "tiny.gguf", quantised=quantised))
+    artifact = build(source, tmp_path / "a", OPTIONS, PlainProgress(), own_types=True)
+    assert re.search(says, capsys.readouterr().err)
+    assert artifact.manifest is not None
+    assert artifact.manifest.options.weights == ("bf16" if kind is None else "q8_0")
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,18 @@ def test_builds_and_says_where(
     calls: list[tuple[Any, ...]] = []
 
     def fake(
-        source: str, folder: Path, options: BuildOptions, *, use_cache: bool, accepted: list[str]
+        source: str,
+        folder: Path,
+        options: BuildOptions,
+        *,
+        use_cache: bool,
+        own_types: bool,
+        accepted: list[str],
     ) -> Built:
-        calls.append((source, folder, options, use_cache, accepted))
+        calls.append((source, folder, options, use_cache, own_types, accepted))
         return Built(manifest=Built(kernels=("Norm: linalg", "TopK: cpu/top_k, given a CPU")))
 
     monkeypatch.setattr(builder, "build", fake)
     assert cli.run(parse("random:tiny", "--no-cache", "--accept-field", "x", *arguments)) == 0
-    assert calls == [("random:tiny", Path(out), BuildOptions(), False, ["x"])]
+    assert calls == [("random:tiny", Path(out), BuildOptions(), False, True, ["x"])]
     assert capsys.readouterr() == (f"{out}\n", told)

@@ -6,19 +6,24 @@ import shlex
 from dataclasses import fields
 from pathlib import Path
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions
 
 _FLAGS = {"device_block_count": "--pages"}  # others are named as their option
+_WEIGHTS = ("weights", "finer_weights")
 
 
 def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
     """`shortfin-llm build`, with the source and the options that `directory` was built with."""
-    words = ["shortfin-llm", "build", source, "-o", str(directory)]
+    words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights", _weights(options)]
     for option in fields(BuildOptions):
         value = getattr(options, option.name)
-        if value != option.default:
+        if value != option.default and option.name not in _WEIGHTS:
             words += [_FLAGS.get(option.name, f"--{option.name.replace('_', '-')}"), _text(value)]
     return shlex.join(words)
+
+
+def _weights(options: BuildOptions) -> str:
+    return OWN_TYPES if options.finer_weights else options.weights
 
 
 def _text(value: object) -> str:

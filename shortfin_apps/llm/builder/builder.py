@@ -30,13 +30,14 @@ from shortfin_apps.llm.builder.cache import (
     user_cache,
 )
 from shortfin_apps.llm.builder.model.config import model_config
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions, WeightType
 from shortfin_apps.llm.builder.output import exclusive, replace_output, resolve_output, staging
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
 from shortfin_apps.llm.builder.sources.base import ModelSource, TokenizerFiles
 from shortfin_apps.llm.builder.sources.catalogue import open_source
 from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
 from shortfin_apps.llm.config import ModelConfig
@@ -87,46 +88,72 @@ def build(
     progress: BuildProgress | None = None,
     *,
     use_cache: bool = True,
+    own_types: bool = False,
     accepted: Collection[str] = (),
 ) -> Artifact:
     """Builds `source` into the folder `out` and opens it; quick when that is there already.
 
-    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host. `accepted`
-    are fields of the model's description, unknown here, that are passed over.
+    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host. With
+    `own_types`, weights keep the types of the source, whatever the options say. `accepted` are fields of the
+    model's description, unknown here, that are passed over.
     Raises BuildError.
     """
     progress = progress or default_progress()
     try:
         out = resolve_output(out)
-        plan = _plan(source, options, progress, accepted)
+        plan = _plan(source, options, progress, own_types, accepted)
         with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
             return _build(plan, out, progress, use_cache)
     except OSError as error:
         raise _file_error(error, out) from error
 
 
-def _plan(source: str, options: BuildOptions, progress: BuildProgress, accepted: Collection[str]) -> _Plan:
+def _plan(
+    source: str, options: BuildOptions, progress: BuildProgress, own_types: bool, accepted: Collection[str]
+) -> _Plan:
     model = open_source(source, user_cache() / DOWNLOADS, progress, accepted)
+    if own_types:
+        options = with_own_types(model, options)
     config = model_config(model.spec, options)
     plan = _Plan(source, model, options, config, resolve_target(options.device))
-    _tell_weights(plan, progress)
+    if own_types:
+        progress.note(f"weights: {_own_weights(plan)}; {_alternative(plan)}")
+    else:
+        _tell_weights(plan, progress)
     return plan
+
+
+def _own_weights(plan: _Plan) -> str:
+    """What the weights are, for users, where they keep the source's types."""
+    quantisation = plan.model.quantisation
+    chosen = f"{plan.options.stored_weights}, {_megabytes(plan, plan.options)}"
+    if quantisation is None:
+        return chosen
+    return f"{chosen}, as most of the source's are {quantisation.name}"
+
+
+def _alternative(plan: _Plan) -> str:
+    other: WeightType = "q8_0" if plan.model.quantisation is None else "bf16"
+    options = replace(plan.options, weights=other, finer_weights=())
+    return f"`--weights {other}` makes {_megabytes(plan, options)}"
 
 
 def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
     """Says so when the weights are stored otherwise than in the source, which may be far smaller."""
-    quantisation, chosen = plan.model.quantisation, plan.options.weights
-    if quantisation is None or quantisation.weights == chosen:
+    quantisation, options = plan.model.quantisation, plan.options
+    if quantisation is None or quantisation.weights == options.weights:
         return
-    line = f"weights: {chosen}, {_megabytes(plan, chosen)}; most of the source's are {quantisation.name}"
+    chosen = f"{options.weights}, {_megabytes(plan, options)}"
     keeps = "keeps them as they are, in" if quantisation.kept else "makes"
-    other = _megabytes(plan, quantisation.weights)
-    progress.note(f"{line}, and `--weights {quantisation.weights}` {keeps} {other}")
+    other = _megabytes(plan, with_own_types(plan.model, options))
+    progress.note(
+        f"weights: {chosen}; most of the source's are {quantisation.name}, and `--weights {OWN_TYPES}` "
+        f"{keeps} {other}"
+    )
 
 
-def _megabytes(plan: _Plan, weights: WeightType) -> str:
-    size = stored_bytes(plan.model.spec, replace(plan.options, weights=weights), plan.target)
-    return f"{size / 1e6:,.1f} MB"
+def _megabytes(plan: _Plan, options: BuildOptions) -> str:
+    return f"{stored_bytes(plan.model.spec, options, plan.target) / 1e6:,.1f} MB"
 
 
 def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> Artifact:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from shortfin_apps.llm.builder.cache import SERVED, content_key, user_cache
 from shortfin_apps.llm.builder.model.family import SUPPORTED
-from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
+from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
 from shortfin_apps.llm.errors import BuildError
 
@@ -77,14 +77,21 @@ def run(args: argparse.Namespace) -> int:
     """Builds, and says where the artefact is. Raises BuildError."""
     first_look(args.source)
     _require_compiler()
-    options = options_of(args)
+    options, own_types = options_of(args), args.weights == OWN_TYPES
     if args.in_cache:
-        out = served_folder(args.source, options)
+        out = served_folder(args.source, options, own_types)
     else:
         out = args.output or Path("artifacts") / source_name(args.source)
     from shortfin_apps.llm.builder.builder import build  # loads the compiler's bindings
 
-    artifact = build(args.source, out, options, use_cache=not args.no_cache, accepted=args.accept_field)
+    artifact = build(
+        args.source,
+        out,
+        options,
+        use_cache=not args.no_cache,
+        own_types=own_types,
+        accepted=args.accept_field,
+    )
     if args.in_cache:
         os.utime(out)  # its last use
     if args.verbose and artifact.manifest:
@@ -103,10 +110,10 @@ def _require_compiler() -> None:
         raise BuildError("building a model needs IREE's compiler: run `pip install 'shortfin-llm[build]'`")
 
 
-def served_folder(source: str, options: BuildOptions) -> Path:
+def served_folder(source: str, options: BuildOptions, own_types: bool) -> Path:
     """The folder in the cache for the artefact of this source and these options."""
     path = Path(source).expanduser()
-    key = content_key(str(path.resolve()) if path.exists() else source, options)
+    key = content_key(str(path.resolve()) if path.exists() else source, options, own_types)
     return user_cache() / SERVED / f"{source_name(source)}-{key[:12]}"
 
 
@@ -114,7 +121,7 @@ def options_of(args: argparse.Namespace) -> BuildOptions:
     """The options that the flags ask for."""
     return BuildOptions.for_device(
         args.device,
-        weights=args.weights,
+        weights=None if args.weights == OWN_TYPES else args.weights,
         kv=args.kv,
         prefill_batch_sizes=args.prefill_batch_sizes,
         decode_batch_sizes=args.decode_batch_sizes,
@@ -140,11 +147,11 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--weights",
-        choices=get_args(WeightType),
-        default=DEFAULTS.weights,
-        help="type the weights are stored in; q8_0 and q4 are blocks of 8 and 4 bits as in GGUF files, "
-        "whose own blocks are kept; fp8 multiplies in 8-bit floats, on GPUs that can; int8 multiplies in "
-        "8-bit integers, which needs a CPU with AVX-512 VNNI "
+        choices=(OWN_TYPES, *get_args(WeightType)),
+        default=OWN_TYPES,
+        help="type the weights are stored in; auto is the source's own, bf16 for floats; q8_0 and q4 are "
+        "blocks of 8 and 4 bits as in GGUF files, whose own blocks are kept; fp8 multiplies in 8-bit floats, "
+        "on GPUs that can; int8 multiplies in 8-bit integers, which needs a CPU with AVX-512 VNNI "
         "(default: %(default)s)",
     )
     group.add_argument(

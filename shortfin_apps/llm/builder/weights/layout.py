@@ -261,7 +261,7 @@ def _block_bits(name: str, options: BuildOptions) -> Bits | None:
             return 8
         case "q4":
             # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
-            return 4 if name.startswith("blk.") else 8
+            return 4 if name.startswith("blk.") and name not in options.finer_weights else 8
         case _:
             return None
 

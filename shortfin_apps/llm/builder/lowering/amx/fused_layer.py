@@ -97,9 +97,16 @@ class FusedLayers:
         stages = StageList(run, reads.keys(), values, self._weights, self.attention)
         prefix = "decode_" if isinstance(run[0], Attend) else ""
         buffers = {stages.buffer(name): stages.features[name] for name in results}
-        made = self._run(e, f"{prefix}fused_layer_{'_'.join(results)}", stages, reads, buffers)
+        name = f"{prefix}fused_layer_{'_'.join(results)}{self._bits_of(stages)}"
+        made = self._run(e, name, stages, reads, buffers)
         for name, tensor in zip(results, made, strict=True):
             values[name] = tensor
+
+    def _bits_of(self, stages: Sequence[Stage]) -> str:
+        """The end of a kernel's name: weights in blocks may have other bits in another layer."""
+        matmuls = [stage for stage in stages if isinstance(stage, MatmulStage)]
+        bits = [self._weights.layout(stage.weight).bits for stage in matmuls]
+        return f"_q{''.join(map(str, bits))}" if all(bits) else ""
 
     def _run(
         self,
