@@ -133,6 +133,9 @@ class GgufSource(ModelSource):
         blocks = read_blocks(self._tensors[name])
         if blocks is None or blocks.bits != bits:
             return None
+        for terms in (blocks.scales, blocks.minima):
+            if terms is not None:
+                as_float(f"{self._where}: tensor `{name}`", terms)
         order = self._row_order(name)
         return blocks if order is None else blocks.take_rows(order)
 
