@@ -65,7 +65,12 @@ class Harness:
 
     def load(self, metrics: ServerMetrics) -> None:
         generator = TextGenerator(
-            self.tokenizer, self.engine, max_seq_len=MAX_SEQ_LEN, max_requests=MAX_REQUESTS, metrics=metrics
+            self.tokenizer,
+            self.engine,
+            max_seq_len=MAX_SEQ_LEN,
+            max_requests=MAX_REQUESTS,
+            metrics=metrics,
+            conversation_tokens=1 << 16,
         )
         self.service.serve(
             ServedModel(

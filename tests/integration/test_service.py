@@ -123,3 +123,20 @@ def test_special_tokens_in_messages_are_text_when_the_flag_says_so(tiny_artifact
         assert stop(running) == 0
     names = answer["token_strs"]
     assert (names.count("<|im_start|>"), names.count("<|im_end|>")) == (2, 1)  # the template's own
+
+
+def test_each_turn_of_a_chat_computes_its_new_tokens_alone(service: Service) -> None:
+    """Of an agent that sends all messages back as text, tools' results among them."""
+    messages, before = [], 0
+    for turn in range(20):
+        messages.append({"role": ("user", "tool")[turn % 2], "content": f"{turn} is next"})
+        answer = httpx.post(
+            f"{service.url}/v1/chat/completions",
+            json={"messages": messages, "max_tokens": 7, "temperature": 0},
+            timeout=PATIENCE_S,
+        ).json()
+        usage = answer["usage"]
+        computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        assert computed <= usage["prompt_tokens"] - before + 16  # a page
+        before = usage["total_tokens"]
+        messages.append(answer["choices"][0]["message"])

@@ -86,14 +86,16 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         add_generation_prompt=body.add_generation_prompt,
         variables=body.chat_template_kwargs,
     )
+    salt = caller_of(request).cache_salt(body.cache_salt)
     requests = _requests(
         body,
         request,
-        await model.generator.encode(text, add_special_tokens=False, rendered=True, param="messages"),
+        await model.generator.encode_conversation(text, salt, "messages"),
         prompt_field="messages",
         max_tokens=_chat_max_tokens(body),
         default_max_tokens=None,
         logprobs=logprobs,
+        conversation=text,
     )
     shape = ChatShape(model.generator.tokenizer)
     return await _respond(request, body, model, requests, shape)
@@ -175,8 +177,9 @@ def _requests(
     max_tokens: tuple[str, int | None],
     default_max_tokens: int | None,
     logprobs: int | None,
+    conversation: str | None = None,
 ) -> list[TextRequest]:
-    """The `n` requests of one prompt."""
+    """The `n` requests of one prompt, the text of which is `conversation` if it is one."""
     max_name, max_value = max_tokens
     model = service_of(request).model
     generator = model.generator
@@ -202,6 +205,7 @@ def _requests(
             cache_salt=caller_of(request).cache_salt(body.cache_salt),
             terms=terms_of(body, request),
             choice=choice,
+            conversation=conversation,
         )
         for choice in range(body.n or 1)
     ]

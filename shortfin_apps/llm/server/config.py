@@ -32,6 +32,7 @@ KEY_FILES = ("api_key_file", "admin_api_key_file")
 DEFAULT_LIMITS = Limits()
 # What `serve SOURCE` passes on to `build`, beside the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
+CONVERSATION_TOKENS = 1 << 22  # four bytes each
 # Settings for which an empty text is a value: no prefix, an empty list. An empty host would be every address.
 MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
 
@@ -214,6 +215,12 @@ class ServerConfig(BaseSettings):
     )
     special_in_content: bool = Field(
         True, description="turn names of special tokens in messages into those tokens, instead of plain text"
+    )
+    conversation_tokens: int = Field(
+        CONVERSATION_TOKENS,
+        ge=0,
+        description="tokens of finished chats to remember, so that a chat goes on behind the tokens that "
+        "were generated, which are cached; 0 tokenises every chat anew",
     )
     max_queue_tokens: int = Field(
         MAX_QUEUE_TOKENS,

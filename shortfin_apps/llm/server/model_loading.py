@@ -84,6 +84,7 @@ def _load_model(
         max_requests=engine.max_requests,
         metrics=metrics,
         request_timeout_s=config.request_timeout,
+        conversation_tokens=config.conversation_tokens,
     )
     model = ServedModel(
         generator=generator,

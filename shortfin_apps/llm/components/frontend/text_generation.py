@@ -23,6 +23,7 @@ from shortfin_apps.llm.components.frontend.text_stream import (
 )
 from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.text.conversations import Conversations
 from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT, Tokenizer, first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -41,6 +42,7 @@ class TextGenerator:
         max_requests: int,
         metrics: ServerMetrics,
         request_timeout_s: float | None = None,
+        conversation_tokens: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
         self.engine = engine
@@ -50,6 +52,7 @@ class TextGenerator:
         self._request_timeout_s = request_timeout_s
         self._serial = itertools.count()
         self.workers = TextWorkers()
+        self._conversations = Conversations(tokenizer.split_names, conversation_tokens)
         self._pending: dict[str, list[PendingAnswer]] = {}  # by request id, which is not unique
 
     async def encode(
@@ -66,6 +69,14 @@ class TextGenerator:
         return tuple(
             encode(text) if len(text) < LONG_TEXT else await self.workers.run(len(text), encode, text)
         )
+
+    async def encode_conversation(self, text: str, cache_salt: str | None, param: str) -> tuple[int, ...]:
+        """Token ids of a text that the chat template rendered; those of the answers in it as they were
+        generated, where they are remembered. See `encode`."""
+        self._check_length(text, param)
+        known = self._conversations.recall(text, cache_salt)
+        rest = await self.encode(text[known.num_chars :], add_special_tokens=False, rendered=True)
+        return (*known.token_ids, *rest)
 
     def _check_length(self, text: str, param: str) -> None:
         fewest = self.tokenizer.fewest_tokens(text)
@@ -186,6 +197,8 @@ class TextGenerator:
         self._pending[request_id].remove(ended)
         if not self._pending[request_id]:
             del self._pending[request_id]
+        if isinstance(ended, TextStream) and (conversation := ended.conversation) is not None:
+            self._conversations.remember(*conversation, ended.request.cache_salt)
 
     def _start(self, request: TextRequest) -> PendingAnswer:
         return self._stream(request) if request.num_beams == 1 else self._beams(request)

@@ -34,7 +34,8 @@ from shortfin_apps.llm.errors import InvocationError, LlmError, RequestAbortedEr
 class TextRequest:
     """One prompt to continue, checked by `TextGenerator.fit`; `params` are for the engine.
 
-    `choice` numbers the requests for one prompt, from 0. With `num_beams` above 1, it is a beam search with
+    `choice` numbers the requests for one prompt, from 0. `conversation` is the prompt's text if the answer is
+    to be remembered with it. With `num_beams` above 1, it is a beam search with
     that many answers, which ignores stop strings and the sampling fields of `params`.
     """
 
@@ -48,6 +49,7 @@ class TextRequest:
     num_beams: int = 1
     terms: Terms = DEFAULT_TERMS
     choice: int = 0
+    conversation: str | None = None
 
     def call(self, engine_id: str) -> GenerateCall:
         """The call to the engine, which knows the request as `engine_id`."""
@@ -140,8 +142,10 @@ class TextStream(PendingAnswer):
         self._engine = engine
         self._engine_id = engine_id
         self._detokenizer = request.detokenizer(tokenizer)
+        self._special_ids = tokenizer.special_ids
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
         self._num_tokens = 0
+        self._read_deltas: list[TextDelta] = []  # of a conversation
         self._deltas = engine.submit(request.call(engine_id))
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
@@ -159,6 +163,8 @@ class TextStream(PendingAnswer):
         if delta.error is not None and self._num_tokens == 0 and not delta.token_ids:
             raise self._fail(delta.error, FinishReason.ABORT)  # no partial answer to return
         text_delta = self._read(delta)
+        if self.request.conversation is not None:
+            self._read_deltas.append(text_delta)
         self.timer.tokens(len(text_delta.token_ids), delta.queue_s, delta.num_cached_tokens)
         if text_delta.finish_reason is not None:
             await self._finish(text_delta.finish_reason)
@@ -166,6 +172,23 @@ class TextStream(PendingAnswer):
 
     def abort(self) -> None:
         self._engine.abort(self._engine_id)
+
+    @property
+    def conversation(self) -> tuple[str, tuple[int, ...]] | None:
+        """The text of the conversation with its answer, and the token ids of that text.
+
+        None unless the answer is whole, and its tokens are those of its text, but for one that ended it.
+        """
+        prompt, request = self.request.conversation, self.request
+        if prompt is None or not self._read_deltas or request.include_stop:
+            return None
+        answer = _join(self._read_deltas)
+        is_stopped = answer.finish_reason is FinishReason.STOP
+        is_whole = is_stopped or answer.finish_reason is FinishReason.LENGTH
+        token_ids = answer.token_ids[:-1] if is_stopped else answer.token_ids
+        if self._matcher.matched or not is_whole or not self._special_ids.isdisjoint(token_ids):
+            return None
+        return prompt + answer.text, (*request.prompt_token_ids, *token_ids)
 
     async def answers(self) -> list[TextDelta]:
         try:

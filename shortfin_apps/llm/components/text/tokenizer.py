@@ -90,6 +90,11 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
+    @cached_property
+    def split_names(self) -> frozenset[str]:
+        """The names of tokens at which every text is split before it is tokenised."""
+        return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values())
+
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None

@@ -1,0 +1,78 @@
+"""The token ids of finished answers by the text of their conversation.
+
+A model often generates other tokens for a text than the tokenizer makes of it. A client that sends its
+conversation back as text, with one more message, would then differ from what the KV cache holds from the
+middle of the last answer on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+_DIGEST_BYTES = 16
+
+Key = tuple[str | None, bytes]
+
+
+class Recalled(NamedTuple):
+    """The beginning of a text that is known: its length in characters, and the token ids."""
+
+    num_chars: int
+    token_ids: tuple[int, ...]
+
+
+NOTHING = Recalled(0, ())
+
+
+class Conversations:
+    """Remembers up to `max_tokens` token ids, those of the conversations that were used last.
+
+    A text is recalled where one of `names` follows, the names of tokens at which a tokenizer splits a text
+    before all else: so the rest can be tokenised by itself. Callers of another salt do not see it.
+    """
+
+    def __init__(self, names: Collection[str], max_tokens: int) -> None:
+        longest_first = sorted((name for name in names if name), key=len, reverse=True)
+        self._boundary = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._max_tokens = max_tokens
+        self._known: OrderedDict[Key, array[int]] = OrderedDict()
+        self._num_tokens = 0
+
+    def remember(self, text: str, token_ids: Sequence[int], salt: str | None) -> None:
+        """`token_ids` are those of `text`, a conversation up to the end of an answer."""
+        key = (salt, _hash(text).digest())
+        self._num_tokens += len(token_ids) - len(self._known.pop(key, ()))
+        self._known[key] = array("I", token_ids)
+        while self._num_tokens > self._max_tokens:
+            _, oldest = self._known.popitem(last=False)
+            self._num_tokens -= len(oldest)
+
+    def recall(self, text: str, salt: str | None) -> Recalled:
+        """The longest beginning of `text` that is remembered."""
+        if not self._known:
+            return NOTHING
+        found, hashed, done = None, _hash(""), 0
+        for match in self._boundary.finditer(text):
+            hashed.update(_encoded(text[done : match.start()]))
+            done = match.start()
+            key = (salt, hashed.digest())
+            if key in self._known:
+                found = key, done
+        if found is None:
+            return NOTHING
+        key, num_chars = found
+        self._known.move_to_end(key)
+        return Recalled(num_chars, tuple(self._known[key]))
+
+
+def _hash(text: str) -> hashlib.blake2b:
+    return hashlib.blake2b(_encoded(text), digest_size=_DIGEST_BYTES)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
