@@ -61,10 +61,10 @@ def test_too_little_space_for_the_libraries_is_one_sentence(megabytes: int) -> N
 def test_too_little_space_for_the_model_is_one_sentence(tiny_artifact: Artifact) -> None:
     after_imports = (
         "import resource, sys; from shortfin_apps.llm import address_space;"
-        "from shortfin_apps.llm.server import serve;"
+        "from shortfin_apps.llm.server import command, serve;"
         "limit = address_space._taken_bytes() + 16_000_000;"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit));"
-        "sys.exit(serve.main(sys.argv[1:]))"
+        "sys.exit(command.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", after_imports, str(tiny_artifact.vmfb.parent), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
