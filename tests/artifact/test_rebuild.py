@@ -36,7 +36,14 @@ def test_weights_of_several_types_are_the_source_s_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [EVERYTHING, BuildOptions(), BuildOptions(prefill_batch_sizes=(), decode_batch_sizes=(8,))]
+    "options",
+    [
+        EVERYTHING,
+        BuildOptions(),
+        BuildOptions(prefill_batch_sizes=(), decode_batch_sizes=(8,)),
+        BuildOptions(device="hip:gfx942"),  # with a CPU's defaults
+        BuildOptions.for_device("hip:gfx942"),
+    ],
 )
 def test_the_command_asks_for_the_same_options(options: BuildOptions) -> None:
     command = rebuild_command(Path("my model"), "a source.gguf", options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions
@@ -15,9 +15,10 @@ _WEIGHTS = ("weights", "finer_weights")
 def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
     """`shortfin-llm build`, with the source and the options that `directory` was built with."""
     words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights", _weights(options)]
+    defaults = replace(BuildOptions.for_device(options.device), device=BuildOptions().device)
     for option in fields(BuildOptions):
         value = getattr(options, option.name)
-        if value != option.default and option.name not in _WEIGHTS:
+        if value != getattr(defaults, option.name) and option.name not in _WEIGHTS:
             words += [_FLAGS.get(option.name, f"--{option.name.replace('_', '-')}"), _text(value)]
     return shlex.join(words)
 
