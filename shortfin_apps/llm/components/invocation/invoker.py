@@ -50,7 +50,8 @@ class Invoker:
         self._device = device
         self._program = program
         self._workspace: DeviceBuffer | None = None
-        self._results: dict[_Key, cycle[Results]] = {}
+        self._results: dict[str, cycle[Results]] = {}  # by entry
+        self._sets: dict[_Key, cycle[Results]] = {}  # the same, of which entries may share one
         self.num_bytes = 0
 
     def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
@@ -64,10 +65,16 @@ class Invoker:
 
     def _results_of(self, signature: EntrySignature) -> Results:
         """What the next call of this entry writes."""
+        name = signature.name
+        if name not in self._results:
+            self._results[name] = self._sets_for(signature)
+        return next(self._results[name])
+
+    def _sets_for(self, signature: EntrySignature) -> cycle[Results]:
         key, kinds, count = _sets_of(signature)
-        if key not in self._results:
-            self._results[key] = cycle([[self._new_result(kind) for kind in kinds] for _ in range(count)])
-        return next(self._results[key])
+        if key not in self._sets:
+            self._sets[key] = cycle([[self._new_result(kind) for kind in kinds] for _ in range(count)])
+        return self._sets[key]
 
     def _new_result(self, kind: TensorType) -> DeviceBuffer:
         shape, num_bytes = _static_shape(kind), _bytes_of(kind)
