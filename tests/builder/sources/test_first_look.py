@@ -53,6 +53,7 @@ def test_sentence_piece_has_no_pre_tokenizer(tmp_path: Path) -> None:
     [
         (None, r"config\.json: no such file"),
         ("{", r"config\.json: cannot be read"),
+        ("[" * 100_000, r"config\.json: cannot be read"),
         ("[]", "must hold a JSON object"),
         (json.dumps({"model_type": "rwkv"}), "architecture `rwkv` is not supported"),
         (json.dumps({"model_type": ["llama"]}), "is not supported"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from shortfin_apps.llm.builder.model.family import FAMILIES
 from shortfin_apps.llm.builder.sources.base import unsupported
 from shortfin_apps.llm.builder.sources.gguf_header import read_scalars
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
+from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.errors import BuildError
 
 
@@ -25,14 +25,7 @@ def look_at_gguf(path: Path) -> None:
 def look_at_directory(directory: Path) -> None:
     """Raises BuildError unless the Hugging Face directory is of a supported family and has a tokenizer."""
     config = directory / "config.json"
-    try:
-        found = json.loads(config.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BuildError(f"{config}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise BuildError(f"{config}: cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise BuildError(f"{config}: must hold a JSON object")
+    found = read_json(config)
     _check_architecture(str(config), found.get("model_type"))
     if not (directory / "tokenizer.json").is_file():
         raise BuildError(

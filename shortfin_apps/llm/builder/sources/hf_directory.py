@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from shortfin_apps.llm.builder.sources.base import (
 )
 from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
+from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
 from shortfin_apps.llm.errors import BuildError
 
@@ -196,7 +196,7 @@ class HfDirectorySource(ModelSource):
         if not path.exists():
             raise BuildError(f"{path}: no such file; save the model with its fast tokenizer to have one")
         return TokenizerFiles(
-            tokenizer=_read_text(path),
+            tokenizer=read_text(path),
             config=self._tokenizer_config(),
             generation=self._generation_config(),
         )
@@ -281,7 +281,7 @@ class HfDirectorySource(ModelSource):
         config = {key: raw[key] for key in _TOKENIZER_KEYS if raw.get(key) is not None}
         template = self._directory / "chat_template.jinja"
         if template.exists():
-            config["chat_template"] = _read_text(template)
+            config["chat_template"] = read_text(template)
         return config
 
     def _generation_config(self) -> dict[str, Any]:
@@ -298,28 +298,6 @@ def _check_fields(where: str, family: HfFamily, raw: dict[str, Any], accepted: C
     for name in ("rope_scaling", "rope_parameters"):
         if raw.get(name) is not None:
             HF_ROPE.using(family.fields).check(where, raw[name], accepted, f"{name}.")
-
-
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in `path`; empty if it is `optional` and missing. Raises BuildError."""
-    if optional and not path.exists():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise BuildError(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise BuildError(f"{path}: must hold a JSON object")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BuildError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BuildError(f"{path}: cannot be read ({error})") from error
 
 
 def _open(path: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.first_look import look_at_directory
 from shortfin_apps.llm.builder.sources.hf_directory import TOKENIZER_FILES, WEIGHTS, WEIGHTS_INDEX
+from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.errors import BuildError
 
 _NAME = re.compile(
@@ -93,8 +93,8 @@ def _weight_files(directory: Path) -> list[str]:
     if not index.exists():
         return [WEIGHTS]
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
         raise BuildError(f"{index}: not an index of weights ({error})") from error
 
 

@@ -1,0 +1,32 @@
+"""Reads the files of a model directory; imports nothing that takes long, for a first look at it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.errors import BuildError
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`; empty if it is `optional` and missing. Raises BuildError."""
+    if optional and not path.exists():
+        return {}
+    try:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BuildError(f"{path}: must hold a JSON object")
+    return value
+
+
+def read_text(path: Path) -> str:
+    """The text in `path`. Raises BuildError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BuildError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BuildError(f"{path}: cannot be read ({error})") from error
