@@ -12,16 +12,14 @@ from __future__ import annotations
 import argparse
 import gzip
 import itertools
-import json
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.models import MODELS as GPU_MODELS
+from bench.kernel_folder import fill
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
@@ -86,15 +84,8 @@ class Job:
 
 def main() -> None:
     args = _parse()
-    args.folder.mkdir(parents=True, exist_ok=True)
     jobs = list(_jobs(args.device, args.model or list(MODELS), args.only, args.tile))
-    with ProcessPoolExecutor(args.jobs) as pool:
-        made = list(pool.map(_compile, jobs, [args.folder] * len(jobs)))
-    table = [entry for entry in made if entry]
-    (args.folder / "kernels.json").write_text(json.dumps(table))
-    for name in ("attention_times.py", "kernel_times.py", "cuda_driver.py"):
-        shutil.copy(Path(__file__).parent / name, args.folder / name)
-    print(f"{len(table)} kernels in {args.folder}; {len(made) - len(table)} do not compile")
+    fill(args.folder, "attention_times.py", jobs, _compile, args.jobs)
 
 
 def _parse() -> argparse.Namespace:

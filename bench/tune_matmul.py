@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import re
-import shutil
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.models import MODELS as GPU_MODELS
+from bench.kernel_folder import fill
 from bench.matmul_candidates import CANDIDATES
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
@@ -80,18 +78,11 @@ class Job:
 
 def main() -> None:
     args = _parse()
-    args.folder.mkdir(parents=True, exist_ok=True)
     cases = [
         replace(case, weights=args.weights) for case in _cases(args.model) if re.search(args.only, case.name)
     ]
     jobs = [job for case in cases for job in _jobs(args.device, case, args.tile, args.tokens)]
-    with ProcessPoolExecutor(args.jobs) as pool:
-        made = list(pool.map(_compile, jobs, [args.folder] * len(jobs)))
-    table = [entry for entry in made if entry]
-    (args.folder / "kernels.json").write_text(json.dumps(table))
-    for name in ("matmul_times.py", "kernel_times.py", "cuda_driver.py"):
-        shutil.copy(Path(__file__).parent / name, args.folder / name)
-    print(f"{len(table)} kernels in {args.folder}; {len(made) - len(table)} do not compile")
+    fill(args.folder, "matmul_times.py", jobs, _compile, args.jobs)
 
 
 def _parse() -> argparse.Namespace:
