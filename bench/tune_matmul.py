@@ -20,6 +20,7 @@ from typing import Any
 from bench.gpu.models import MODELS as GPU_MODELS
 from bench.kernel_folder import fill
 from bench.matmul_candidates import CANDIDATES
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
@@ -52,9 +53,9 @@ class Case:
     def layout(self) -> WeightLayout:
         match self.weights:
             case "q8_0":
-                return BlockRows(8)
+                return BlockRows(Q8_0)
             case "q4":
-                return BlockRows(4)
+                return BlockRows(Q4_1)
             case "fp8":
                 return Fp8Rows("f8E4M3FN")
         return RowMajor("bf16")

@@ -29,22 +29,23 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cli": ("address_space", "errors"),
     "__main__": ("cli",),
     # From a model's files to an artefact.
-    "builder.model": ("config", "errors"),
+    "builder.blocks": (),
+    "builder.model": ("builder.blocks", "config", "errors"),
     "builder.target": ("errors", "host_cpu", "iree_release"),
     "builder.progress": (),
-    "builder.quantise": (),
+    "builder.quantise": ("builder.blocks",),
     "builder.graph": ("builder.model",),
-    "builder.sources": ("builder.model", "builder.progress", "builder.quantise", "errors"),
+    "builder.sources": ("builder.blocks", "builder.model", "builder.progress", "errors"),
     "builder.weights": (
-        *("abi", "builder.graph", "builder.model", "builder.quantise", "builder.sources"),
-        *("builder.target", "irpa"),
+        *("abi", "builder.blocks", "builder.graph", "builder.model", "builder.quantise"),
+        *("builder.sources", "builder.target", "irpa"),
     ),
     "builder.kernels": (
-        *("abi", "builder.quantise", "builder.weights", "errors", "iree_release", "sampling_rule"),
+        *("abi", "builder.blocks", "builder.weights", "errors", "iree_release", "sampling_rule"),
     ),
     "builder.lowering": (
         *("abi", "sampling_rule"),
-        *("builder.graph", "builder.kernels", "builder.model", "builder.quantise", "builder.target"),
+        *("builder.blocks", "builder.graph", "builder.kernels", "builder.model", "builder.target"),
         *("builder.weights", "errors"),
     ),
     "builder.program": (

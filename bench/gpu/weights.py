@@ -90,6 +90,9 @@ def write_noise(parameters: Sequence[Parameter], path: Path) -> None:
 def _noise(parameter: Parameter) -> bytes | memoryview:
     random = np.random.default_rng([SEED, zlib.crc32(parameter.name.encode())])
     dtype = MLIR_DTYPES[parameter.dtype]
+    is_term = parameter.name.endswith(BLOCK_TERMS)
+    if dtype == np.int8 and is_term:  # f16 and i8, whose product is 2^-12
+        return np.full(parameter.shape, 4, np.int8).reshape(-1).data
     if dtype == np.int8:
         quants: Array = random.integers(-128, 128, parameter.shape, np.int8)
         return quants.reshape(-1).data
@@ -97,7 +100,6 @@ def _noise(parameter: Parameter) -> bytes | memoryview:
     if len(parameter.shape) == 1:  # a norm, or scales of a weight in 8-bit floats
         values = 1 + 0.1 * values
     else:
-        is_term = parameter.name.endswith(BLOCK_TERMS)
         values *= 1 / np.float32(np.sqrt(parameter.features)) / (QUANT_DEVIATION if is_term else 1)
     stored: Array = values.astype(dtype)
     return stored.view(np.uint8).reshape(-1).data

@@ -8,6 +8,7 @@ import pytest
 
 from shortfin_apps.llm.artifact.rebuild import rebuild_command
 from shortfin_apps.llm.builder import cli
+from shortfin_apps.llm.builder.blocks import Q8_0
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 EVERYTHING = BuildOptions(
@@ -31,7 +32,7 @@ def test_defaults_are_left_out_but_for_the_types_of_weights() -> None:
 
 
 def test_weights_of_several_types_are_the_source_s_own() -> None:
-    options = BuildOptions(weights="q4", finer_weights=("blk.0.ffn_down.weight",))
+    options = BuildOptions(weights="q4", block_types=(("blk.0.ffn_down.weight", Q8_0),))
     assert rebuild_command(Path("m"), "x.gguf", options) == "shortfin-llm build x.gguf -o m --weights auto"
 
 

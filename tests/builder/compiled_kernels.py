@@ -11,14 +11,16 @@ import iree.runtime as iree
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.builder.blocks import Blocks
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.linalg.operations import yield_as
 from shortfin_apps.llm.builder.program.compiler import compile_text
-from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
+from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.host_cpu import permit_amx
 from tests.builder.compiled_model import DTYPES, HOST
+from tests.builder.random_blocks import random_blocks
 from tests.kernel_families import note_executed
 
 F32 = npt.NDArray[np.float32]
@@ -47,11 +49,11 @@ class ConstantWeights(WeightTypes):
                 value = weight
                 quants, scales = quantise_rows(weight)
                 self.values[name] = quants * scales[:, None]
-            elif layout.bits is None:
+            elif layout.blocks is None:
                 value = weight.astype(DTYPES[layout.stored(name, weight.shape)[name][1]])
                 self.values[name] = value.astype(np.float32)
             else:
-                value = quantise(weight, layout.bits)
+                value = random_blocks(weight, layout.blocks)
                 self.values[name] = value.dequantise()
             self._arrays |= zip(layout.stored(name, weight.shape), layout.store(value), strict=True)
 

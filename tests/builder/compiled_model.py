@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.artifact import file_names
+from shortfin_apps.llm.builder.blocks import Blocks
 from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import weight_shapes
@@ -21,11 +22,12 @@ from shortfin_apps.llm.builder.model.rope import YarnScaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
-from shortfin_apps.llm.builder.quantise import Blocks, quantise, quantise_rows
+from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, RowMajor, cast_floats, weight_layout
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
+from tests.builder.random_blocks import random_blocks
 from tests.kernel_families import note_executed
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -177,11 +179,11 @@ def store(
         if isinstance(layout, Int8Panels):
             quants, scales = quantise_rows(value)
             known[name] = quants * scales[:, None]
-        elif layout.bits is None:
+        elif layout.blocks is None:
             dtype = layout.dtype if isinstance(layout, RowMajor) else options.activations
             known[name] = cast_floats(value, dtype).astype(np.float32)
         else:
-            kept = quantise(value, layout.bits)
+            kept = random_blocks(value, layout.blocks)
             known[name] = kept.dequantise()
         parameters |= zip(names, layout.store(kept), strict=True)
     return parameters, known

@@ -39,8 +39,8 @@ def write_gguf(
     whole: Mapping[str, Array] | None = None,
 ) -> Path:
     """Writes a GGUF file. `keys` (`llama.` keys without prefix) and `tensors` add to or replace its content;
-    matrices are `quantised`, but those named in `otherwise`. `whole` are the tensors of another model, as the
-    file is to have them."""
+    matrices are `quantised`, but those named in `otherwise`, unless they are bytes already. `whole` are the
+    tensors of another model, as the file is to have them."""
     writer = GGUFWriter(path, architecture)
     values: dict[str, int | float | str] = {
         "block_count": SPEC.num_hidden_layers,
@@ -124,7 +124,8 @@ def _add_tensor(writer: GGUFWriter, name: str, array: Array, quantised: GGMLQuan
     if quantised is None or array.ndim == 1:
         writer.add_tensor(name, array)
     else:
-        writer.add_tensor(name, quants.quantize(array, quantised), raw_dtype=quantised)
+        data = array if array.dtype == np.uint8 else quants.quantize(array, quantised)
+        writer.add_tensor(name, data, raw_dtype=quantised)
 
 
 def _add_vocabulary(writer: GGUFWriter, files: TokenizerFiles) -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shortfin_apps.llm.builder.quantise import BLOCK, Bits, quantise, quantise_fp8, quantise_rows, stack
+from shortfin_apps.llm.builder.blocks import BLOCK, Bits, stack
+from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
 
 F32 = npt.NDArray[np.float32]
 MATRICES = arrays(np.float32, (3, 2 * BLOCK), elements=st.floats(-100, 100, width=32))
@@ -24,7 +25,7 @@ MATRICES = arrays(np.float32, (3, 2 * BLOCK), elements=st.floats(-100, 100, widt
 @given(matrix=MATRICES)
 def test_the_error_is_at_most_half_a_step(bits: Bits, matrix: F32) -> None:
     blocks = quantise(matrix, bits)
-    step = np.repeat(blocks.scales.astype(np.float32), BLOCK, axis=1)
+    step = np.repeat(blocks.scales.wide(), BLOCK, axis=1)
     rounding = 2.0**-10 * np.abs(matrix).max() + 1e-6  # rounding of the terms to f16
     assert (np.abs(blocks.dequantise() - matrix) <= step / 2 + 3 * rounding).all()
 

@@ -70,8 +70,8 @@ def weights_of_the_source(options: BuildOptions, target: Target) -> dict[str, F3
     weights = {}
     for weight in plan_weights(SPEC):
         match weight_layout(weight.name, SPEC, options, target):
-            case BlockRows(bits):
-                weights[weight.name] = weight.load_blocks(source, bits).dequantise()
+            case BlockRows(blocks):
+                weights[weight.name] = weight.load_blocks(source, blocks).dequantise()
             case Fp8Rows() as layout:
                 quants, scales = layout.store(weight.load(source))
                 weights[weight.name] = quants.astype(np.float32) * scales[:, None]

@@ -9,7 +9,7 @@ from pathlib import Path
 from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions
 
 _FLAGS = {"device_block_count": "--pages"}  # others are named as their option
-_WEIGHTS = ("weights", "finer_weights")
+_WEIGHTS = ("weights", "block_types")
 
 
 def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
@@ -24,7 +24,7 @@ def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
 
 
 def _weights(options: BuildOptions) -> str:
-    return OWN_TYPES if options.finer_weights else options.weights
+    return OWN_TYPES if options.block_types else options.weights
 
 
 def _text(value: object) -> str:

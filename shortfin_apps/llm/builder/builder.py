@@ -50,9 +50,19 @@ _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
 _SHARED_CODE = ("abi.py", "irpa.py", "sampling_rule.py")  # of the whole package, beside this folder
 # The folders and files whose code the parameters depend on, those that the program depends on, and the rest.
-WEIGHTS_CODE = ("irpa.py", "model", "quantise.py", "sources", "weights")
+WEIGHTS_CODE = ("blocks.py", "irpa.py", "model", "quantise.py", "sources", "weights")
 PROGRAM_CODE = (
-    *("abi.py", "graph", "kernels", "lowering", "model", "program", "sampling_rule.py", "target.py"),
+    *(
+        "abi.py",
+        "blocks.py",
+        "graph",
+        "kernels",
+        "lowering",
+        "model",
+        "program",
+        "sampling_rule.py",
+        "target.py",
+    ),
     "weights",
 )
 NEITHER = (
@@ -134,7 +144,7 @@ def _own_weights(plan: _Plan) -> str:
 
 def _alternative(plan: _Plan) -> str:
     other: WeightType = "q8_0" if plan.model.quantisation is None else "bf16"
-    options = replace(plan.options, weights=other, finer_weights=())
+    options = replace(plan.options, weights=other, block_types=())
     return f"`--weights {other}` makes {_megabytes(plan, options)}"
 
 
@@ -187,7 +197,9 @@ class _Plan:
         weights_code = {name: value for name, value in code.items() if _folder(name) in WEIGHTS_CODE}
         program_code = {name: value for name, value in code.items() if _folder(name) in PROGRAM_CODE}
         parameters = parameter_types(model.spec, options, target)
-        self.weights_key = content_key(model.sha256, options.weights, parameters, weights_code)
+        self.weights_key = content_key(
+            model.sha256, options.weights, options.block_types, parameters, weights_code
+        )
         # Neither the model's name nor the number of pages is in the program: the slab's size is dynamic.
         self.program_key = content_key(
             replace(model.spec, name=""),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.builder.blocks import Q8_0, BlockType
 from shortfin_apps.llm.builder.model.rope import Llama3Scaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
@@ -27,7 +28,11 @@ LLAMA3 = Llama3Scaling(
 )
 PREFILLS = [("prefill_bs1", 1), ("prefill_bs1_s32", 1), ("prefill_bs3", 3), ("prefill_bs3_s32", 3)]
 # Weights of one layer that another layer has in fewer bits.
-FINER = ("blk.0.attn_qkv.weight", "blk.1.ffn_gate_up.weight", "blk.1.ffn_down.weight")
+FINER = tuple((f"blk.{name}.weight", Q8_0) for name in ("0.attn_qkv", "1.ffn_gate_up", "1.ffn_down"))
+OF_GROUPS = (
+    ("blk.0.attn_qkv.weight", BlockType(8, 16, has_minima=True, group=32)),
+    ("blk.1.ffn_down.weight", BlockType(8, group=32)),
+)
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
 
@@ -189,14 +194,14 @@ def test_entries_declare_their_types(models: dict[str, CompiledModel]) -> None:
     assert [r.shape for r in extend.results] == [(None, 1, 8), (None, 1, 8), (None, 1, 512)]
 
 
-@pytest.mark.parametrize(("weights", "finer"), [("q8_0", ()), ("q4", ()), ("q4", FINER)])
+@pytest.mark.parametrize(("weights", "finer"), [("q8_0", ()), ("q4", ()), ("q4", FINER), ("q4", OF_GROUPS)])
 def test_quantised_weights_agree_with_the_reference(
-    device: Device, tmp_path: Path, weights: WeightType, finer: tuple[str, ...]
+    device: Device, tmp_path: Path, weights: WeightType, finer: tuple[tuple[str, BlockType], ...]
 ) -> None:
     """The reference has the dequantised weights."""
     options = BuildOptions(
         weights=weights,
-        finer_weights=finer,
+        block_types=finer,
         prefill_batch_sizes=(1,),
         decode_batch_sizes=(2,),
         chunk_sizes=(),
@@ -218,7 +223,7 @@ def test_quantised_weights_agree_with_the_reference(
 def test_weights_of_several_bits_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str) -> None:
     """In whole tiles, for AMX."""
     options = BuildOptions(
-        weights="q4", finer_weights=FINER, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=8
+        weights="q4", block_types=FINER, prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=8
     )
     target = resolve_target(f"cpu:{cpu}")
     spec = replace(TINY, head_dim=32, num_hidden_layers=4)

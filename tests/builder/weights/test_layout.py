@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from shortfin_apps.llm.builder.blocks import Q8_0, BlockType, Terms
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.quantise import BLOCK, Bits, quantise, quantise_rows
+from shortfin_apps.llm.builder.quantise import quantise, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import (
     FP8_DTYPES,
@@ -25,6 +28,10 @@ from shortfin_apps.llm.builder.weights.layout import (
     weight_layout,
 )
 from tests.builder.compiled_model import TINY
+from tests.builder.random_blocks import BLOCK_TYPES, random_blocks
+
+F32 = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -71,45 +78,74 @@ def test_tile_panels(gated: bool, rows: int) -> None:
         np.testing.assert_array_equal(steps[at.panel, :, at.half, :, at.lane].reshape(-1), matrix[row])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=str)
 @pytest.mark.parametrize(("pair", "gated", "rows"), CASES)
-def test_quantised_panels(bits: Bits, pair: int, gated: bool, rows: int) -> None:
-    matrix = np.random.default_rng(0).standard_normal((rows, 96)).astype(np.float32)
-    blocks = quantise(matrix, bits)
-    layout = QuantisedPanels(bits, pair, gated)
+def test_quantised_panels(kind: BlockType, pair: int, gated: bool, rows: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, 512)).astype(np.float32)
+    blocks = random_blocks(matrix, kind)
+    layout = QuantisedPanels(kind, pair, gated)
     quants, scales = layout.store(blocks)
-    assert layout.stored("w", matrix.shape) == {"w": (quants.shape, "i8"), "w.scales": (scales.shape, "f16")}
+    terms_type = "f16" if kind.group is None else "i8"
+    assert layout.stored("w", matrix.shape) == {
+        "w": (quants.shape, "i8"),
+        "w.scales": (scales.shape, terms_type),
+    }
     panels = num_panels(rows)
-    if bits == 4:
+    if kind.bits == 4:
         both = quants.view(np.uint8)
         wide = np.stack([both & 15, both >> 4], axis=2)
     else:
         wide = quants
-    split = wide.reshape(panels, 96 // pair, 2, LANES, pair)
-    terms = scales.reshape(panels, 96 // BLOCK, -1, 2, LANES).astype(np.float32)
+    split = wide.reshape(panels, 512 // pair, 2, LANES, pair)
+    terms = panel_terms(scales, kind).reshape(panels, -1, kind.num_terms, 2, LANES)
     for row in range(rows):
         at = Place.of(row, rows, gated)
-        values = split[at.panel, :, at.half, at.lane].reshape(-1, BLOCK).astype(np.float32)
+        values = split[at.panel, :, at.half, at.lane].reshape(-1, kind.size).astype(np.float32)
         term = terms[at.panel, :, :, at.half, at.lane]
-        expected = values * term[:, :1] + (term[:, 1:] if bits == 4 else 0)
+        expected = values * term[:, :1] + (term[:, 1:] if kind.has_minima else 0)
         np.testing.assert_array_equal(expected.reshape(-1), blocks.dequantise()[row])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_block_rows(bits: Bits) -> None:
-    matrix = np.random.default_rng(0).standard_normal((48, 96)).astype(np.float32)
-    blocks = quantise(matrix, bits)
-    layout = BlockRows(bits)
-    quants, scales, *minima = layout.store(blocks)
-    terms = dict.fromkeys(["w.scales", "w.minima"][: 1 + len(minima)], ((48, 3), "f16"))
-    assert layout.stored("w", matrix.shape) == {"w": (quants.shape, "i8"), **terms}
-    if bits == 4:
+def panel_terms(stored: Array, kind: BlockType) -> F32:
+    """[panels, blocks, all terms of a block]."""
+    if kind.group is None:
+        return stored.astype(np.float32)
+    panels, groups, _ = stored.shape
+    count = 32 * kind.num_terms
+    shared = np.ascontiguousarray(stored[..., : 2 * count]).view(np.float16).astype(np.float32)
+    own = stored[..., 2 * count :].reshape(panels, groups, -1, count)
+    return (shared[:, :, None] * own).reshape(panels, -1, count)
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=str)
+@pytest.mark.parametrize("columns", [256, 512])
+def test_block_rows(kind: BlockType, columns: int) -> None:
+    matrix = np.random.default_rng(0).standard_normal((48, columns)).astype(np.float32)
+    blocks = random_blocks(matrix, kind)
+    layout = BlockRows(kind)
+    quants, *terms = layout.store(blocks)
+    names = ("w", "w.scales", "w.minima")
+    kept = {name: (each.shape, str(each.dtype)) for name, each in zip(names, (quants, *terms), strict=False)}
+    dtypes = {"i8": "int8", "f16": "float16"}
+    stored = layout.stored("w", matrix.shape)
+    assert {name: (shape, dtypes[dtype]) for name, (shape, dtype) in stored.items()} == kept
+    if kind.bits == 4:
         both = quants.view(np.uint8)
         quants = np.stack([both & 15, both >> 4], axis=2).reshape(matrix.shape)
-    values = quants.reshape(48, -1, BLOCK) * scales[:, :, None].astype(np.float32)
+    scales, *minima = (row_terms(each, kind, columns) for each in terms)
+    values = quants.reshape(48, -1, kind.size) * scales[:, :, None]
     for minimum in minima:
         values += minimum[:, :, None]
     np.testing.assert_array_equal(values.reshape(matrix.shape), blocks.dequantise())
+
+
+def row_terms(stored: Array, kind: BlockType, columns: int) -> F32:
+    """[rows, blocks]."""
+    if kind.group is None:
+        return stored.astype(np.float32)
+    groups, count = columns // kind.group, columns // kind.size
+    shared = np.ascontiguousarray(stored[:, : 2 * groups]).view(np.float16)
+    return Terms(shared, stored[:, 2 * groups : 2 * groups + count]).wide()
 
 
 @pytest.mark.parametrize(("gated", "rows"), [(False, 48), (True, 96), (False, 64)])
@@ -129,7 +165,7 @@ def test_int8_panels(gated: bool, rows: int, columns: int) -> None:
     assert np.count_nonzero(quants) == np.count_nonzero(wanted_quants)
 
 
-@pytest.mark.parametrize("layout", [QuantisedPanels(8, 2, gated=False), BlockRows(8)])
+@pytest.mark.parametrize("layout", [QuantisedPanels(Q8_0, 2, gated=False), BlockRows(Q8_0)])
 def test_floats_are_quantised_on_the_way(layout: WeightLayout) -> None:
     matrix = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
     for direct, through in zip(layout.store(matrix), layout.store(quantise(matrix, 8)), strict=True):

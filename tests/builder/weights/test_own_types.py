@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.quantise import Bits
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.write import plan_weights
+from tests.builder.gguf_data import write_random_gguf
 from tests.builder.model_files import write_gguf
 
 FOUR, EIGHT = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
@@ -28,8 +30,10 @@ def source_of(folder: Path, quantised: GGMLQuantizationType | None = FOUR) -> Gg
 
 def test_a_weight_has_8_bits_if_one_of_its_parts_has_more_than_4(tmp_path: Path) -> None:
     options = with_own_types(source_of(tmp_path), BuildOptions(weights="f32"))
-    assert options == BuildOptions(weights="q4", finer_weights=FINER)
-    assert options.stored_weights == "q4, 2 of them in q8_0"
+    kept = BlockType(8, has_minima=True)  # which has room for four bits and a minimum
+    types = {"token_embd.weight": kept, FINER[0]: kept, FINER[1]: Q8_0, "output.weight": Q4_1}
+    assert options == BuildOptions(weights="q4", block_types=tuple(types.items()))
+    assert options.stored_weights == "q4, 4 of them in the source's own blocks"
 
 
 @pytest.mark.parametrize(("quantised", "weights"), [(EIGHT, "q8_0"), (None, "bf16")])
@@ -37,7 +41,7 @@ def test_other_sources_have_one_type(
     tmp_path: Path, quantised: GGMLQuantizationType | None, weights: str
 ) -> None:
     options = with_own_types(source_of(tmp_path, quantised), BuildOptions())
-    assert (options.weights, options.finer_weights) == (weights, ())
+    assert (options.weights, options.block_types) == (weights, ())
 
 
 @pytest.mark.parametrize("device", ["cpu:znver4", "cpu:sapphirerapids", "cpu:x86-64-v3", "hip:gfx942"])
@@ -45,10 +49,26 @@ def test_each_weight_is_stored_with_its_bits(tmp_path: Path, device: str) -> Non
     source = source_of(tmp_path)
     options = with_own_types(source, BuildOptions(device=device))
     target = resolve_target(device)
-    bits: dict[str, Bits | None] = {
-        weight.name: weight_layout(weight.name, source.spec, options, target).bits
+    blocks = {
+        weight.name: weight_layout(weight.name, source.spec, options, target).blocks
         for weight in plan_weights(source.spec)
     }
-    of_layers = {n: b for n, b in bits.items() if n.startswith("blk.") and not n.endswith("norm.weight")}
+    of_layers = {name: kind.bits for name, kind in blocks.items() if kind and name.startswith("blk.")}
     assert {name for name, each in of_layers.items() if each == 8} == set(FINER)
     assert set(of_layers.values()) == {4, 8}
+
+
+@pytest.mark.parametrize("device", ["cpu:znver4", "hip:gfx942"])
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q5_1", "Q8_0"])
+def test_every_weight_is_what_the_file_has(tmp_path: Path, name: str, device: str) -> None:
+    """Beside tensors of Q6_K and Q8_0, which are stacked on them."""
+    otherwise = {"blk.0.attn_v.weight": GGMLQuantizationType.Q6_K, "blk.1.attn_v.weight": EIGHT}
+    path = write_random_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType[name], otherwise)
+    source = GgufSource(path)
+    options = with_own_types(source, BuildOptions(device=device))
+    target = resolve_target(device)
+    for weight in plan_weights(source.spec):
+        kind = weight_layout(weight.name, source.spec, options, target).blocks
+        if kind is not None:
+            kept = weight.load_blocks(source, kind).dequantise()
+            np.testing.assert_array_equal(kept, weight.load(source))

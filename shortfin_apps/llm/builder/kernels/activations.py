@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shortfin_apps.llm.builder.quantise import BLOCK
+from shortfin_apps.llm.builder.blocks import BLOCK
 
 TILE_ROWS = 16
 TILE_ROW_BYTES = 64

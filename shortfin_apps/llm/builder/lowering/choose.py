@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from math import prod
 from typing import Any
 
+from shortfin_apps.llm.builder.blocks import BLOCK
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
@@ -37,7 +38,6 @@ from shortfin_apps.llm.builder.model.operations import (
     Sample,
     TopK,
 )
-from shortfin_apps.llm.builder.quantise import BLOCK
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
 from shortfin_apps.llm.errors import BuildError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.model.rope import RopeScaling
 
 FloatType = Literal["bf16", "f16", "f32"]
@@ -89,7 +90,7 @@ class BuildOptions:
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
-    finer_weights: tuple[str, ...] = ()  # of layers, which have 8 bits where others have 4
+    block_types: tuple[tuple[str, BlockType], ...] = ()  # of weights with other blocks than `weights` makes
 
     @classmethod
     def for_device(cls, device: str, **given: Any) -> BuildOptions:
@@ -108,8 +109,8 @@ class BuildOptions:
     @property
     def stored_weights(self) -> str:
         """The types of the weights, for users."""
-        count = len(self.finer_weights)
-        return f"{self.weights}, {count} of them in q8_0" if count else self.weights
+        count = len(self.block_types)
+        return f"{self.weights}, {count} of them in the source's own blocks" if count else self.weights
 
     @property
     def activations(self) -> FloatType:

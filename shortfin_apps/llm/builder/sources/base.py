@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
+from shortfin_apps.llm.builder.blocks import Blocks, BlockType
 from shortfin_apps.llm.builder.model.family import FAMILIES, SUPPORTED, tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec, WeightType
-from shortfin_apps.llm.builder.quantise import Bits, Blocks
 from shortfin_apps.llm.errors import BuildError
 
 Array = npt.NDArray[Any]
@@ -66,12 +66,12 @@ class ModelSource(ABC):
         Rows of q and k are in the order that ModelSpec has. Raises BuildError.
         """
 
-    def blocks(self, name: str, bits: Bits) -> Blocks | None:
-        """The tensor's quantised blocks of `bits`, rows as in `tensor`; None if it is not stored so."""
+    def blocks(self, name: str) -> Blocks | None:
+        """The tensor's quantised blocks, rows as in `tensor`; None if it has none that ours can keep."""
         return None
 
-    def bits(self, name: str) -> Bits | None:
-        """The bits of the blocks that are nearest to the tensor's own type; None for floats."""
+    def block_type(self, name: str) -> BlockType | None:
+        """The type of `blocks`, or what is nearest to that of others; None for floats."""
         return None
 
     @abstractmethod

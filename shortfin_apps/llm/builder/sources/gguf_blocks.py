@@ -1,8 +1,7 @@
-"""Reads the quantised blocks of a GGUF tensor into ours, which keeps every quant.
+"""Reads the quantised blocks of a GGUF tensor into ours, which keeps every value.
 
-Types whose blocks have 32 weights keep their scales too. Those of K-quants are products, of an f16 for 256
-weights and an integer for 32, which are rounded to f16. The layouts are those of llama.cpp's
-`ggml/src/ggml-common.h` (block_q8_0, block_q4_K, ...): terms, then quants.
+K-quants have an f16 for 256 weights and an integer for 16 or 32, whose products are scales and minima; ours
+keep both. The layouts are those of llama.cpp's `ggml/src/ggml-common.h` (block_q8_0, block_q4_K, ...).
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, ReaderTensor
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 
-from shortfin_apps.llm.builder.quantise import BLOCK, Bits, Blocks
+from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, Blocks, BlockType, Terms
 from shortfin_apps.llm.builder.sources.base import Quantisation
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
 _F16 = np.dtype("<f2")
-_SUPER_BLOCK = 256  # weights that share a K-quant's f16
 # What the quants of IQ4_NL and IQ4_XS stand for (`kvalues_iq4nl`).
 _IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8
@@ -29,12 +28,15 @@ _IQ4_VALUES = np.array(
 
 Bytes = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
+Quant = TypeVar("Quant", np.int8, np.uint8)
 
 
 def read_blocks(tensor: ReaderTensor) -> Blocks | None:
     """The blocks of a matrix of a type in `_READERS`; None for other types."""
-    read = _READERS.get(tensor.tensor_type)
-    return None if read is None else read(tensor, int(tensor.shape[0]))
+    if tensor.tensor_type not in _READERS:
+        return None
+    kind, read = _READERS[tensor.tensor_type]
+    return read(_Data(tensor), kind)
 
 
 def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
@@ -43,101 +45,169 @@ def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
     for tensor in tensors:
         weights[tensor.tensor_type] += int(tensor.n_elements)
     kind = max(weights, key=lambda each: weights[each], default=GGMLQuantizationType.F32)
-    bits = bits_of(kind)
-    if bits is None:
+    blocks = block_type_of(kind)
+    if blocks is None:
         return None
-    return Quantisation(kind.name, "q4" if bits == 4 else "q8_0", kind in _READERS)
+    return Quantisation(kind.name, "q4" if blocks.bits == 4 else "q8_0", kind in _READERS)
 
 
-def bits_of(kind: GGMLQuantizationType) -> Bits | None:
-    """The bits of our blocks that are nearest to those of a type; None for a float type."""
+def block_type_of(kind: GGMLQuantizationType) -> BlockType | None:
+    """The type of `read_blocks`, or what is nearest to a type that has none; None for a float type."""
     if kind.name in _FLOATS:
         return None
-    if kind in _EIGHT_BITS:
-        return 8
-    return 4 if _FEW_BITS.fullmatch(kind.name) else 8
+    if kind in _READERS:
+        return _READERS[kind][0]
+    return Q4_1 if _FEW_BITS.fullmatch(kind.name) else Q8_0
 
 
-def _q8_0(tensor: ReaderTensor, columns: int) -> Blocks:
-    terms, quants = _split(tensor, columns, 1)
-    return Blocks(quants.view(np.int8).reshape(-1, columns), terms[..., 0], None)
+class _Data:
+    """The bytes of a tensor's blocks."""
+
+    def __init__(self, tensor: ReaderTensor) -> None:
+        self.columns = int(tensor.shape[0])
+        self._weights, size = GGML_QUANT_SIZES[tensor.tensor_type]
+        data = np.asarray(tensor.data, np.uint8)
+        self._blocks = np.ascontiguousarray(data).reshape(-1, self.columns // self._weights, size)
+
+    def part(self, start: int, end: int | None = None) -> Bytes:
+        """Bytes of every block, [rows, blocks, end - start]."""
+        return np.ascontiguousarray(self._blocks[..., start:end])
+
+    def f16(self, start: int) -> F16:
+        """The number that begins at a byte of every block, [rows, blocks]."""
+        return self.part(start, start + _F16.itemsize).view(_F16)[..., 0].astype(np.float16)
+
+    def quants(self, values: npt.NDArray[Quant]) -> npt.NDArray[Quant]:
+        """[rows, blocks, .., quants] as a matrix."""
+        return values.reshape(-1, self.columns)
 
 
-def _q4_0(tensor: ReaderTensor, columns: int) -> Blocks:
-    terms, quants = _split(tensor, columns, 1)
-    scales = terms[..., 0]
-    return Blocks(_nibbles(quants).reshape(-1, columns), scales, scales * np.float16(-8))
+def _q8_0(data: _Data, kind: BlockType) -> Blocks:
+    return Blocks(kind, data.quants(data.part(2).view(np.int8)), Terms(data.f16(0)))
 
 
-def _q4_1(tensor: ReaderTensor, columns: int) -> Blocks:
-    terms, quants = _split(tensor, columns, 2)
-    return Blocks(_nibbles(quants).reshape(-1, columns), terms[..., 0], terms[..., 1])
+def _q4_0(data: _Data, kind: BlockType) -> Blocks:
+    scales = data.f16(0)
+    return Blocks(kind, data.quants(_nibbles(data.part(2))), Terms(scales), Terms(scales * np.float16(-8)))
 
 
-def _q5_0(tensor: ReaderTensor, columns: int) -> Blocks:
-    terms, data = _split(tensor, columns, 1)
-    fifth = np.unpackbits(data[..., :4], axis=-1, bitorder="little")
-    quants = (_nibbles(data[..., 4:]) | fifth << 4).astype(np.int8) - np.int8(16)
-    return Blocks(quants.reshape(-1, columns), terms[..., 0], None)
+def _q4_1(data: _Data, kind: BlockType) -> Blocks:
+    return Blocks(kind, data.quants(_nibbles(data.part(4))), Terms(data.f16(0)), Terms(data.f16(2)))
 
 
-def _iq4_nl(tensor: ReaderTensor, columns: int) -> Blocks:
-    terms, quants = _split(tensor, columns, 1)
-    return Blocks(_IQ4_VALUES[_nibbles(quants)].reshape(-1, columns), terms[..., 0], None)
+def _q5_0(data: _Data, kind: BlockType) -> Blocks:
+    quants = _five_bits(data.part(2, 6), data.part(6)) - np.int8(16)
+    return Blocks(kind, data.quants(quants), Terms(data.f16(0)))
 
 
-def _iq4_xs(tensor: ReaderTensor, columns: int) -> Blocks:
-    terms, data = _split(tensor, columns, 1, _SUPER_BLOCK)
-    high = np.ascontiguousarray(data[..., :2]).view("<u2") >> 2 * np.arange(8, dtype=np.uint16) & 3
-    low = np.stack([data[..., 2:6] & 15, data[..., 2:6] >> 4], axis=-1).reshape(*data.shape[:2], 8)
-    scales = _products(terms[..., 0], (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32))
-    quants = _IQ4_VALUES[_nibbles(data[..., 6:].reshape(*data.shape[:2], 8, 16))]
-    return Blocks(quants.reshape(-1, columns), scales, None)
+def _q5_1(data: _Data, kind: BlockType) -> Blocks:
+    quants = _five_bits(data.part(4, 8), data.part(8))
+    return Blocks(kind, data.quants(quants), Terms(data.f16(0)), Terms(data.f16(2)))
 
 
-def _q4_k(tensor: ReaderTensor, columns: int) -> Blocks:
-    terms, data = _split(tensor, columns, 2, _SUPER_BLOCK)
-    # Six bits each: those of the first four blocks, then four bits of the others, whose rest is above them.
-    scale, minimum, rest = np.split(data[..., :12], 3, axis=-1)
+def _iq4_nl(data: _Data, kind: BlockType) -> Blocks:
+    return Blocks(kind, data.quants(_IQ4_VALUES[_nibbles(data.part(2))]), Terms(data.f16(0)))
+
+
+def _iq4_xs(data: _Data, kind: BlockType) -> Blocks:
+    high = data.part(2, 4).view("<u2") >> 2 * np.arange(8, dtype=np.uint16) & 3
+    low = np.stack([data.part(4, 8) & 15, data.part(4, 8) >> 4], axis=-1).reshape(high.shape)
+    scales = (low | high.astype(np.uint8) << 4).view(np.int8) - np.int8(32)
+    packed = data.part(8)
+    quants = _IQ4_VALUES[_nibbles(packed.reshape(*packed.shape[:2], 8, 16))]
+    return Blocks(kind, data.quants(quants), _terms(data.f16(0), scales))
+
+
+def _q2_k(data: _Data, kind: BlockType) -> Blocks:
+    terms = data.part(0, 16)
+    scales, minima = _terms(data.f16(80), terms & 15), _terms(data.f16(82), -(terms >> 4).view(np.int8))
+    return Blocks(kind, data.quants(_bit_pairs(data.part(16, 80))), scales, minima)
+
+
+def _q3_k(data: _Data, kind: BlockType) -> Blocks:
+    """`scale * (q - 4)`: the minimum is -4 scales, of which twice the f16 times an i8."""
+    third = np.unpackbits(data.part(0, 32)[..., None, :], axis=-2, bitorder="little")
+    quants = _bit_pairs(data.part(32, 96)) | third.reshape(*third.shape[:2], -1) << 2
+    first, second, high = (data.part(start, start + 4) for start in (96, 100, 104))
+    low = np.concatenate([first & 15, second & 15, first >> 4, second >> 4], axis=-1)
+    top = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
+    scales, unit = (low | top << 4).view(np.int8) - np.int8(32), data.f16(108)
+    minima = _terms(unit * np.float16(2), scales * np.int8(-2))
+    return Blocks(kind, data.quants(quants), _terms(unit, scales), minima)
+
+
+def _q4_k(data: _Data, kind: BlockType) -> Blocks:
+    return Blocks(kind, data.quants(_nibbles_of_two(data.part(16))), *_k_terms(data))
+
+
+def _q5_k(data: _Data, kind: BlockType) -> Blocks:
+    fifth = np.unpackbits(data.part(16, 48)[..., None, :], axis=-2, bitorder="little")
+    low = _nibbles_of_two(data.part(48))
+    quants = low | fifth.reshape(low.shape) << 4
+    return Blocks(kind, data.quants(quants.view(np.int8)), *_k_terms(data))
+
+
+def _q6_k(data: _Data, kind: BlockType) -> Blocks:
+    low, high = data.part(0, 128), data.part(128, 192)
+    low = low.reshape(*low.shape[:2], 2, 64)
+    low = np.concatenate([low & 15, low >> 4], axis=-1)
+    quants = low | _bit_pairs(high).reshape(low.shape) << 4
+    scales = _terms(data.f16(208), data.part(192, 208).view(np.int8))
+    return Blocks(kind, data.quants(quants.view(np.int8) - np.int8(32)), scales)
+
+
+_K_QUANT = 256  # weights that share an f16
+_Q5_1 = BlockType(8, has_minima=True)
+_READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data, BlockType], Blocks]]] = {
+    GGMLQuantizationType.Q8_0: (Q8_0, _q8_0),
+    GGMLQuantizationType.Q4_0: (Q4_1, _q4_0),
+    GGMLQuantizationType.Q4_1: (Q4_1, _q4_1),
+    GGMLQuantizationType.Q5_0: (Q8_0, _q5_0),
+    GGMLQuantizationType.Q5_1: (_Q5_1, _q5_1),
+    GGMLQuantizationType.Q2_K: (BlockType(4, 16, has_minima=True, group=_K_QUANT), _q2_k),
+    GGMLQuantizationType.Q3_K: (BlockType(4, 16, has_minima=True, group=_K_QUANT), _q3_k),
+    GGMLQuantizationType.Q4_K: (BlockType(4, has_minima=True, group=_K_QUANT), _q4_k),
+    GGMLQuantizationType.Q5_K: (BlockType(8, has_minima=True, group=_K_QUANT), _q5_k),
+    GGMLQuantizationType.Q6_K: (BlockType(8, 16, group=_K_QUANT), _q6_k),
+    GGMLQuantizationType.IQ4_NL: (Q8_0, _iq4_nl),
+    GGMLQuantizationType.IQ4_XS: (BlockType(8, group=_K_QUANT), _iq4_xs),
+}
+
+
+def _terms(units: F16, multiples: Bytes | npt.NDArray[np.int8]) -> Terms:
+    """Of `multiples` [rows, groups, blocks of a group]."""
+    return Terms(units, multiples.view(np.int8).reshape(len(units), -1))
+
+
+def _k_terms(data: _Data) -> tuple[Terms, Terms]:
+    """Scales and minima of Q4_K and Q5_K: two f16, then integers of six bits.
+
+    These are those of the first four blocks, then four bits of the others, whose rest is above them.
+    """
+    scale, minimum, rest = np.split(data.part(4, 16), 3, axis=-1)
     scales = np.concatenate([scale & 63, rest & 15 | scale >> 2 & 48], axis=-1)
     minima = np.concatenate([minimum & 63, rest >> 4 | minimum >> 2 & 48], axis=-1)
-    quants = data[..., 12:].reshape(*data.shape[:2], 4, BLOCK)
-    return Blocks(
-        np.stack([quants & 15, quants >> 4], axis=-2).reshape(-1, columns),
-        _products(terms[..., 0], scales),
-        -_products(terms[..., 1], minima),
-    )
-
-
-_READERS: dict[GGMLQuantizationType, Callable[[ReaderTensor, int], Blocks]] = {
-    GGMLQuantizationType.Q8_0: _q8_0,
-    GGMLQuantizationType.Q4_0: _q4_0,
-    GGMLQuantizationType.Q4_1: _q4_1,
-    GGMLQuantizationType.Q4_K: _q4_k,
-    GGMLQuantizationType.Q5_0: _q5_0,
-    GGMLQuantizationType.IQ4_NL: _iq4_nl,
-    GGMLQuantizationType.IQ4_XS: _iq4_xs,
-}
-# Of four bits, which stand for values of eight.
-_EIGHT_BITS = (GGMLQuantizationType.IQ4_NL, GGMLQuantizationType.IQ4_XS)
-
-
-def _products(of_all: F16, of_blocks: npt.NDArray[np.int8] | Bytes) -> F16:
-    """The terms of blocks, [rows, blocks], from those of super-blocks and of each of their blocks."""
-    wide = of_all.astype(np.float32)[..., None] * of_blocks
-    return wide.astype(np.float16).reshape(len(wide), -1)
-
-
-def _split(tensor: ReaderTensor, columns: int, num_terms: int, block: int = BLOCK) -> tuple[F16, Bytes]:
-    """Splits blocks into their f16 terms [rows, blocks, terms] and the bytes behind [rows, blocks, bytes]."""
-    data = np.asarray(tensor.data, np.uint8)
-    size = data.size // (int(tensor.n_elements) // block)
-    blocks = np.ascontiguousarray(data).reshape(-1, columns // block, size)
-    head = num_terms * _F16.itemsize
-    terms = np.ascontiguousarray(blocks[..., :head]).view(_F16).astype(np.float16)
-    return terms, np.ascontiguousarray(blocks[..., head:])
+    return _terms(data.f16(0), scales), _terms(data.f16(2), -minima.view(np.int8))
 
 
 def _nibbles(quants: Bytes) -> Bytes:
     """Unpacks 4-bit values: byte j of a block has element j in its low and j + 16 in its high bits."""
     return np.concatenate([quants & 15, quants >> 4], axis=-1)
+
+
+def _nibbles_of_two(quants: Bytes) -> Bytes:
+    """Those of K-quants: 32 bytes have a block in their low bits and the next in their high bits."""
+    return _nibbles(quants.reshape(*quants.shape[:2], 4, BLOCK)).reshape(*quants.shape[:2], -1)
+
+
+def _bit_pairs(quants: Bytes) -> Bytes:
+    """Unpacks 2-bit values: 32 bytes have four times 32 of them, the first in their lowest bits."""
+    halves = quants.reshape(*quants.shape[:2], 2, 32)
+    fours = np.concatenate([halves >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
+    return fours.reshape(*quants.shape[:2], -1)
+
+
+def _five_bits(high: Bytes, low: Bytes) -> npt.NDArray[np.int8]:
+    """5-bit values, of which `high` has a bit and `low` four."""
+    fifth = np.unpackbits(high, axis=-1, bitorder="little")
+    return (_nibbles(low) | fifth << 4).view(np.int8)

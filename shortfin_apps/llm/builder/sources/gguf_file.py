@@ -17,10 +17,10 @@ import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from shortfin_apps.llm.builder.blocks import Blocks, BlockType
 from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.rope import RopeScaling
 from shortfin_apps.llm.builder.model.spec import ModelSpec
-from shortfin_apps.llm.builder.quantise import Bits, Blocks
 from shortfin_apps.llm.builder.sources.base import (
     Array,
     ModelSource,
@@ -34,7 +34,7 @@ from shortfin_apps.llm.builder.sources.base import (
     sha256_of,
     unsupported,
 )
-from shortfin_apps.llm.builder.sources.gguf_blocks import bits_of, quantisation_of, read_blocks
+from shortfin_apps.llm.builder.sources.gguf_blocks import block_type_of, quantisation_of, read_blocks
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
@@ -129,18 +129,17 @@ class GgufSource(ModelSource):
         order = self._row_order(name)
         return array if order is None else array[order]
 
-    def blocks(self, name: str, bits: Bits) -> Blocks | None:
+    def blocks(self, name: str) -> Blocks | None:
         blocks = read_blocks(self._tensors[name])
-        if blocks is None or blocks.bits != bits:
+        if blocks is None:
             return None
-        for terms in (blocks.scales, blocks.minima):
-            if terms is not None:
-                as_float(f"{self._where}: tensor `{name}`", terms)
+        for terms in blocks.terms:
+            as_float(f"{self._where}: tensor `{name}`", terms.values)
         order = self._row_order(name)
         return blocks if order is None else blocks.take_rows(order)
 
-    def bits(self, name: str) -> Bits | None:
-        return bits_of(self._tensors[name].tensor_type)
+    def block_type(self, name: str) -> BlockType | None:
+        return block_type_of(self._tensors[name].tensor_type)
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """The file's row index of each row of `tensor`; None if they are in their order."""

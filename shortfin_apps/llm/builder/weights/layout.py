@@ -4,19 +4,22 @@ A weight [out, in] is one logical matrix. A panel holds 32 of its output feature
 forward stream. `pair` neighbours along K stay together, as many as a dot product adds (2 of bf16, 4 of
 bytes), or 1:
 
-    BlockRows(8)        name           [out, K] i8
-                        name.scales    [out, K / 32] f16
-    BlockRows(4)        name           [out, K / 2] i8: two neighbours a byte, the first in its low bits
-                        name.scales    [out, K / 32] f16
-                        name.minima    [out, K / 32] f16
+    BlockRows           name           [out, K] i8; of 4 bits
+                                       [out, K / 2] i8: two neighbours a byte, the first in its low bits
+                        name.scales    [out, K / size] f16; in groups
+                                       [out, 2 * K / group + K / size] i8: a row's f16, then its i8; padded
+                                       to an even number
+                        name.minima    as the scales, of types with minima
     Fp8Rows             name           [out, K] of the target's 8-bit floats
                         name.scales    [out] f32
     Panels              name           [panels, K / pair, 32 * pair]
-    QuantisedPanels(8)  name           [panels, K / pair, 32 * pair] i8
-                        name.scales    [panels, K / 32, 32] f16
-    QuantisedPanels(4)  name           [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's
+    QuantisedPanels     name           [panels, K / pair, 32 * pair] i8; of 4 bits
+                                       [panels, K / pair, 16 * pair] i8: byte j has element j of the panel's
                                        first half in its low bits and of its second half in its high bits
-                        name.scales    [panels, K / 32, 2, 32] f16: scales, then minima
+                        name.scales    [panels, K / size, 32] f16, with minima
+                                       [panels, K / size, 2, 32] f16: scales, then minima; in groups
+                                       [panels, K / group, bytes] i8: 32 f16 of each term, then of each block
+                                       32 i8 of each term
     TilePanels          name           [panels, K / 32, 2, 16, 32] bf16: AMX tiles of each half, of 16 pairs
     Int8Panels          name           [panels, K / 64, 2, 16, 64] i8: AMX tiles of each half, of 16 fours
                         name.scales    [panels, 32] f32
@@ -34,8 +37,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
-from shortfin_apps.llm.builder.quantise import BLOCK, Bits, Blocks, quantise, quantise_fp8, quantise_rows
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, Blocks, BlockType, Terms
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
+from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, Target
 
 LANES = 16  # output features of half a panel
@@ -62,8 +66,8 @@ class WeightLayout(Protocol):
     """Layout of one weight in the parameter file; `name` is the weight's and `shape` its matrix's."""
 
     @property
-    def bits(self) -> Bits | None:
-        """Bits of a weight in quantised blocks, else None."""
+    def blocks(self) -> BlockType | None:
+        """The type of quantised blocks, None for others."""
         ...
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
@@ -80,7 +84,7 @@ class RowMajor:
     """Implements WeightLayout: the matrix row by row."""
 
     dtype: FloatType
-    bits: None = None
+    blocks: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         return {name: (shape, self.dtype)}
@@ -94,24 +98,38 @@ class RowMajor:
 class BlockRows:
     """Implements WeightLayout: quantised blocks row by row, for GPUs."""
 
-    bits: Bits
+    blocks: BlockType
+
+    @property
+    def terms_dtype(self) -> str:
+        return "f16" if self.blocks.group is None else "i8"
+
+    def terms_size(self, columns: int) -> int:
+        """Elements of a row of scales or minima."""
+        blocks = columns // self.blocks.size
+        if self.blocks.group is None:
+            return blocks
+        size = 2 * (columns // self.blocks.group) + blocks
+        return size + size % 2
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         rows, columns = shape
-        scales = (rows, columns // BLOCK)
-        types: StoredTypes = {
-            name: ((rows, columns * self.bits // 8), "i8"),
-            f"{name}.scales": (scales, "f16"),
-        }
-        return types | ({f"{name}.minima": (scales, "f16")} if self.bits == 4 else {})
+        terms = ((rows, self.terms_size(columns)), self.terms_dtype)
+        names = [f"{name}.scales", f"{name}.minima"][: self.blocks.num_terms]
+        return {name: ((rows, columns * self.blocks.bits // 8), "i8"), **dict.fromkeys(names, terms)}
 
     def store(self, value: Array | Blocks) -> list[Array]:
-        blocks = value if isinstance(value, Blocks) else quantise(value, self.bits)
-        assert blocks.bits == self.bits
-        if blocks.minima is None:
-            return [blocks.quants, blocks.scales]
-        packed = blocks.quants[:, 0::2] | blocks.quants[:, 1::2] << 4
-        return [packed.view(np.int8), blocks.scales, blocks.minima]
+        blocks = _as_blocks(value, self.blocks)
+        quants: Array = blocks.quants
+        if self.blocks.bits == 4:
+            quants = (quants[:, 0::2] | quants[:, 1::2] << 4).view(np.int8)
+        return [quants, *map(self._store_terms, blocks.terms)]
+
+    def _store_terms(self, terms: Terms) -> Array:
+        if terms.multiples is None:
+            return terms.values
+        both = np.concatenate([np.ascontiguousarray(terms.values).view(np.int8), terms.multiples], axis=1)
+        return np.pad(both, [(0, 0), (0, both.shape[1] % 2)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +137,7 @@ class Fp8Rows:
     """Implements WeightLayout: 8-bit floats row by row and a scale for each output feature, for GPUs."""
 
     dtype: Fp8Type
-    bits: None = None
+    blocks: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         return {name: (shape, self.dtype), f"{name}.scales": ((shape[0],), "f32")}
@@ -136,7 +154,7 @@ class Panels:
     dtype: FloatType
     pair: int
     gated: bool
-    bits: None = None
+    blocks: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         return {name: ((num_panels(shape[0]), shape[1] // self.pair, PANEL * self.pair), self.dtype)}
@@ -152,7 +170,7 @@ class TilePanels:
     """Implements WeightLayout: bf16 in AMX tiles, all of which the matrix must fill."""
 
     gated: bool
-    bits: None = None
+    blocks: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         return {name: ((num_panels(shape[0]), shape[1] // (2 * LANES), 2, LANES, 2 * LANES), "bf16")}
@@ -166,33 +184,38 @@ class TilePanels:
 class QuantisedPanels:
     """Implements WeightLayout: quantised blocks in panels."""
 
-    bits: Bits
+    blocks: BlockType
     pair: int
     gated: bool
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         panels, columns = num_panels(shape[0]), shape[1]
-        blocks = columns // BLOCK
-        elements = PANEL * self.pair * self.bits // 8
-        terms = (2,) if self.bits == 4 else ()
+        elements = PANEL * self.pair * self.blocks.bits // 8
         return {
             name: ((panels, columns // self.pair, elements), "i8"),
-            f"{name}.scales": ((panels, blocks, *terms, PANEL), "f16"),
+            f"{name}.scales": panel_terms(self.blocks, panels, columns),
         }
 
     def store(self, value: Array | Blocks) -> list[Array]:
-        blocks = value if isinstance(value, Blocks) else quantise(value, self.bits)
-        assert blocks.bits == self.bits
-        terms = [blocks.scales] if blocks.minima is None else [blocks.scales, blocks.minima]
-        # [panels, halves, lanes, blocks] each, to [panels, blocks, (terms,) halves * lanes]
-        columns = [_halves(t, self.gated).transpose(0, 3, 1, 2) for t in terms]
-        flat = [c.reshape(*c.shape[:2], PANEL) for c in columns]
-        scales = flat[0] if len(flat) == 1 else np.stack(flat, axis=2)
-        return [self._pack(blocks.quants), np.ascontiguousarray(scales)]
+        blocks = _as_blocks(value, self.blocks)
+        values = self._columns([terms.values for terms in blocks.terms])
+        multiples = [terms.multiples for terms in blocks.terms if terms.multiples is not None]
+        if not multiples:
+            scales = values if self.blocks.has_minima else values[:, :, 0]
+            return [self._pack(blocks.quants), np.ascontiguousarray(scales)]
+        panels, groups = values.shape[:2]
+        shared = np.ascontiguousarray(values).view(np.int8).reshape(panels, groups, -1)
+        own = self._columns(multiples).reshape(panels, groups, -1)
+        return [self._pack(blocks.quants), np.concatenate([shared, own], axis=2)]
+
+    def _columns(self, terms: list[Array]) -> Array:
+        """[out, count] each -> [panels, count, terms, 32]."""
+        halves = [_halves(each, self.gated).transpose(0, 3, 1, 2) for each in terms]
+        return np.stack([each.reshape(*each.shape[:2], PANEL) for each in halves], axis=2)
 
     def _pack(self, quants: Array) -> Array:
         halves = _interleave(_halves(quants, self.gated), self.pair)
-        if self.bits == 4:
+        if self.blocks.bits == 4:
             halves = (halves[:, :, 0] | halves[:, :, 1] << 4)[:, :, None]
         return halves.reshape(*halves.shape[:2], -1).view(np.int8)
 
@@ -202,7 +225,7 @@ class Int8Panels:
     """Implements WeightLayout: bytes in AMX tiles and a scale for each output feature, for int8."""
 
     gated: bool
-    bits: None = None
+    blocks: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         panels, tiles = num_panels(shape[0]), num_tiles(shape[1])
@@ -235,16 +258,18 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     """The layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", ".bias")):
         return RowMajor("f32")
-    bits = _block_bits(name, options)
+    blocks = _block_type(name, options)
     if not target.is_cpu:
         if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # not embedding and head
             return Fp8Rows(target.fp8)
-        return RowMajor(options.activations) if bits is None else BlockRows(bits)
+        return RowMajor(options.activations) if blocks is None else BlockRows(blocks)
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
     block_pair = 4 if fills_tiles(spec, target) else pair
     gated = name.endswith("ffn_gate_up.weight")
-    if bits is not None:
-        return QuantisedPanels(bits, block_pair, gated)
+    if blocks is not None:
+        if fills_tiles(spec, target):
+            blocks = _for_tiles(blocks)
+        return QuantisedPanels(blocks, block_pair, gated)
     match options.weights:
         case "int8":
             return Int8Panels(gated)
@@ -254,16 +279,46 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
             return Panels(options.activations, pair, gated)
 
 
-def _block_bits(name: str, options: BuildOptions) -> Bits | None:
-    """The bits of a matrix's quants; None if it is not in blocks."""
-    match options.weights:
+def made_blocks(name: str, weights: WeightType) -> BlockType | None:
+    """The blocks that a matrix is quantised to; None if it is not in blocks."""
+    match weights:
         case "q8_0":
-            return 8
+            return Q8_0
         case "q4":
             # As in GGUF files of 4 bits, embedding and head keep 8: their errors cost the most.
-            return 4 if name.startswith("blk.") and name not in options.finer_weights else 8
+            return Q4_1 if name.startswith("blk.") else Q8_0
         case _:
             return None
+
+
+def _block_type(name: str, options: BuildOptions) -> BlockType | None:
+    return dict(options.block_types).get(name) or made_blocks(name, options.weights)
+
+
+def _for_tiles(blocks: BlockType) -> BlockType:
+    """The blocks of as many bits that AMX multiplies."""
+    return Q4_1 if blocks.bits == 4 else Q8_0
+
+
+def panel_terms(blocks: BlockType, panels: int, columns: int) -> tuple[tuple[int, ...], str]:
+    """The shape and type of the scales and minima of QuantisedPanels."""
+    if blocks.group is None:
+        terms = (2,) if blocks.has_minima else ()
+        return (panels, columns // blocks.size, *terms, PANEL), "f16"
+    return (panels, columns // blocks.group, group_bytes(blocks)), "i8"
+
+
+def group_bytes(blocks: BlockType) -> int:
+    """Bytes of a group's terms in a panel."""
+    assert blocks.group is not None
+    return PANEL * blocks.num_terms * (2 + blocks.group // blocks.size)
+
+
+def _as_blocks(value: Array | Blocks, kind: BlockType) -> Blocks:
+    blocks = value if isinstance(value, Blocks) else quantise(value, kind.bits).converted(kind)
+    assert blocks is not None
+    assert blocks.type == kind
+    return blocks
 
 
 def num_panels(out_features: int) -> int:

@@ -1,30 +1,34 @@
-"""The types that a source's weights have already, as far as `build` has such."""
+"""The types that a source's weights have already."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from shortfin_apps.llm.builder.blocks import Q8_0, BlockType, common_type
 from shortfin_apps.llm.builder.model.family import weight_parts
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.base import ModelSource
+from shortfin_apps.llm.builder.weights.layout import made_blocks
 
 
 def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:
-    """The options for weights as they are in the source: bf16 for floats, else blocks of about as many bits.
+    """The options for weights as they are in the source: bf16 for floats, else its own blocks.
 
-    Where most weights have 4 bits, each has 8 of which a part has more.
+    A weight that is stacked of several tensors has blocks that keep those of each.
     """
     quantisation = source.quantisation
     if quantisation is None:
-        return replace(options, weights="bf16", finer_weights=())
-    finer = () if quantisation.weights != "q4" else _finer_weights(source)
-    return replace(options, weights=quantisation.weights, finer_weights=finer)
+        return replace(options, weights="bf16", block_types=())
+    others = {
+        name: kind for name, kind in _own_blocks(source) if kind != made_blocks(name, quantisation.weights)
+    }
+    return replace(options, weights=quantisation.weights, block_types=tuple(others.items()))
 
 
-def _finer_weights(source: ModelSource) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, parts in weight_parts(source.spec).items()
-        if name.startswith("blk.") and len(parts[0].shape) > 1
-        if any(source.bits(part.name) != 4 for part in parts)
-    )
+def _own_blocks(source: ModelSource) -> Iterator[tuple[str, BlockType]]:
+    for name, parts in weight_parts(source.spec).items():
+        if len(parts[0].shape) > 1:
+            kind = common_type([source.block_type(part.name) or Q8_0 for part in parts])
+            # The embedding is read a weight at a time, of a byte.
+            yield name, replace(kind, bits=8) if name == "token_embd.weight" else kind

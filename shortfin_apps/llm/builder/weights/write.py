@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from shortfin_apps.llm.builder.blocks import Blocks, BlockType, stack
 from shortfin_apps.llm.builder.model.family import weight_parts, weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.quantise import Bits, Blocks, quantise, stack
+from shortfin_apps.llm.builder.quantise import quantise
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import WeightLayout, weight_layout
@@ -39,15 +40,22 @@ class Weight:
         value = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
         return value if self.scale == 1 else value.astype(np.float32) * np.float32(self.scale)
 
-    def load_blocks(self, source: ModelSource, bits: Bits) -> Blocks:
-        """Its blocks: the source's own where it has such, else made from its values."""
-        parts = (source.blocks(part, bits) or quantise(source.tensor(part), bits) for part in self.parts)
-        return stack(list(parts))
+    def load_blocks(self, source: ModelSource, kind: BlockType) -> Blocks:
+        """Its blocks: the source's own where `kind` has room for them, else made from its values."""
+        return stack([_blocks(source, part, kind) for part in self.parts])
 
     def store(self, source: ModelSource, layout: WeightLayout) -> list[Array]:
         """The values of the parameters that hold it."""
-        value = self.load(source) if layout.bits is None else self.load_blocks(source, layout.bits)
-        return layout.store(value)
+        kind = layout.blocks
+        return layout.store(self.load(source) if kind is None else self.load_blocks(source, kind))
+
+
+def _blocks(source: ModelSource, part: str, kind: BlockType) -> Blocks:
+    own = source.blocks(part)
+    kept = None if own is None else own.converted(kind)
+    made = kept or quantise(source.tensor(part), kind.bits).converted(kind)
+    assert made is not None, f"{part}: {kind} has no room for what is quantised"
+    return made
 
 
 def plan_weights(spec: ModelSpec) -> list[Weight]:

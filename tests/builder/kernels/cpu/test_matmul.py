@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue, MatmulGeometry
-from shortfin_apps.llm.builder.quantise import Bits
 from shortfin_apps.llm.builder.weights.layout import LANES, Panels, QuantisedPanels
+from tests.builder.random_blocks import BLOCK_TYPES
 
 PAIRS = MatmulGeometry(
-    n=3072, k_size=576, epilogue="store", dtype="bf16", bits=None, pair=2, has_wide_vectors=True
+    n=3072, k_size=576, epilogue="store", dtype="bf16", blocks=None, pair=2, has_wide_vectors=True
 )
 NARROW = replace(PAIRS, dtype="f32", pair=1, has_wide_vectors=False)
 
@@ -21,7 +22,7 @@ NARROW = replace(PAIRS, dtype="f32", pair=1, has_wide_vectors=False)
 def test_steps(geometry: MatmulGeometry, width: int, steps: int, prefetch_steps: int, tile_rows: int) -> None:
     assert (geometry.width, geometry.steps) == (width, steps)
     assert (geometry.prefetch_steps, geometry.grid.tile_rows) == (prefetch_steps, tile_rows)
-    assert geometry.block_steps * geometry.pair == 32
+    assert replace(geometry, blocks=Q8_0).block_steps * geometry.pair == 32
 
 
 @pytest.mark.parametrize(
@@ -38,12 +39,14 @@ def test_results_are_padded_to_halves_of_panels(
     assert out.type == f"memref<?x{out_features}x{'bf16' if epilogue == 'silu' else 'f32'}>"
 
 
-@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("blocks", [None, *BLOCK_TYPES], ids=str)
 @pytest.mark.parametrize("pair", [1, 2])
-def test_weights_are_read_as_they_are_stored(bits: Bits | None, pair: int) -> None:
-    geometry = replace(PAIRS if pair == 2 else NARROW, bits=bits)
+def test_weights_are_read_as_they_are_stored(blocks: BlockType | None, pair: int) -> None:
+    geometry = replace(PAIRS if pair == 2 else NARROW, blocks=blocks, k_size=512)
     layout = (
-        QuantisedPanels(bits, pair, False) if bits else Panels("f32" if pair == 1 else "bf16", pair, False)
+        QuantisedPanels(blocks, pair, False)
+        if blocks
+        else Panels("f32" if pair == 1 else "bf16", pair, False)
     )
     stored = layout.stored("w", (geometry.n, geometry.k_size))
     expected = [f"memref<{'x'.join(map(str, shape))}x{dtype}>" for shape, dtype in stored.values()]
@@ -51,5 +54,5 @@ def test_weights_are_read_as_they_are_stored(bits: Bits | None, pair: int) -> No
 
 
 def test_residual_is_the_last_operand_read() -> None:
-    interface = replace(PAIRS, bits=4, epilogue="residual").interface
+    interface = replace(PAIRS, blocks=Q4_1, epilogue="residual").interface
     assert list(interface.buffers) == ["x", "w", "scales", "residual", "out"]

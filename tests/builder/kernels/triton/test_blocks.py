@@ -9,17 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, Blocks, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.model.operations import Attend, Embed, GatedLinear, Linear, Norm, Operation
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.quantise import Bits, Blocks, quantise
 from shortfin_apps.llm.builder.weights.layout import BlockRows
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
+from tests.builder.random_blocks import GROUPED, random_blocks
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -33,7 +34,7 @@ SPEC = replace(TINY, hidden_size=96, intermediate_size=160, vocab_size=70)
 STRIDE, LAYER, PAGES = 16, 1, 90
 OPTIONS = BuildOptions(weights="q8_0", kv="f32", block_seq_stride=STRIDE)
 TOLERANCE = 8e-2
-EACH_BITS = pytest.mark.parametrize("bits", [8, 4])
+EACH_KIND = pytest.mark.parametrize("kind", [Q8_0, Q4_1], ids=str)
 # Numbers of tokens that are known when a kernel is compiled, or not.
 EACH_TILE = pytest.mark.parametrize("tokens", [1, 16, 30, 50, "tokens"])
 
@@ -45,11 +46,13 @@ class Given:
         self.inputs: dict[str, tuple[str, tuple[int | str, ...]]] = {}
         self.arguments: dict[str, Array] = {}
         self._parameters: dict[str, str] = {}
+        self._blocks: dict[str, BlockType] = {}
         for name, weight in weights.items():
             if not isinstance(weight, Blocks):
                 self._add(name, weight, "f32")
                 continue
-            layout = BlockRows(weight.bits)
+            layout = BlockRows(weight.type)
+            self._blocks[name] = weight.type
             stored = layout.stored(name, weight.quants.shape)
             for (parameter, (_, dtype)), value in zip(stored.items(), layout.store(weight), strict=True):
                 self._add(parameter, value, dtype)
@@ -61,7 +64,8 @@ class Given:
         self.arguments[argument] = value
 
     def weights(self, tensors: Mapping[str, Tensor]) -> GivenWeights:
-        return GivenWeights({name: tensors[argument] for name, argument in self._parameters.items()})
+        given = {name: tensors[argument] for name, argument in self._parameters.items()}
+        return GivenWeights(given, self._blocks)
 
 
 def random(*shape: int) -> F32:
@@ -69,8 +73,8 @@ def random(*shape: int) -> F32:
     return values
 
 
-def blocks(rows: int, columns: int, bits: Bits) -> Blocks:
-    return quantise(random(rows, columns) * np.float32(columns**-0.5), bits)
+def blocks(rows: int, columns: int, kind: BlockType) -> Blocks:
+    return random_blocks(random(rows, columns) * np.float32(columns**-0.5), kind)
 
 
 def widened(weight: Blocks) -> F32:
@@ -87,11 +91,11 @@ def lower(e: Emitter, kernels: TritonLayers, run: Sequence[Operation], values: V
     Lowering(by_kind, RenderedKernels(), kernels).lower(e, run, values, [])
 
 
-@EACH_BITS
+@EACH_KIND
 @EACH_TILE
-def test_a_weight_is_rounded_once(bits: Bits, tokens: int | str, chip: str, launch: Launch) -> None:
+def test_a_weight_is_rounded_once(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """A row of x that is zero but for a one shows a column of the weight."""
-    weight = blocks(72, SPEC.hidden_size, bits)
+    weight = blocks(72, SPEC.hidden_size, kind)
     given = Given({"w": weight})
     context = context_of(SPEC, chip, replace(OPTIONS, device=f"hip:{chip}"))
 
@@ -107,13 +111,38 @@ def test_a_weight_is_rounded_once(bits: Bits, tokens: int | str, chip: str, laun
         np.testing.assert_array_equal(y, widened(weight).T[columns])
 
 
-@EACH_BITS
+@pytest.mark.parametrize("kind", GROUPED, ids=str)
+@pytest.mark.parametrize("tokens", [1, "tokens"])
+def test_a_group_shares_its_terms(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
+    """In a matmul, and of 8 bits in an embedding."""
+    features = 512
+    spec = replace(SPEC, hidden_size=features, vocab_size=72)
+    weight = blocks(72, features, kind)
+    given = Given({"w": weight})
+    context = context_of(spec, chip, replace(OPTIONS, device=f"hip:{chip}"))
+
+    def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
+        layers = TritonLayers(replace(context, weights=given.weights(tensors)))
+        embedded = [layers.embed(e, tensors["ids"], "w")] if kind.bits == 8 else []
+        return [layers.linear(e, tensors["x"], "w"), *embedded]
+
+    inputs: Inputs = {"x": ("bf16", (tokens, features)), "ids": ("i64", (tokens,)), **given.inputs}
+    program = launch(inputs, body, context)
+    for count in known(tokens):
+        x, ids = rounded(random(count, features), "bf16"), np.arange(count)
+        y, *rows = program(x=x, ids=ids, **given.arguments)
+        np.testing.assert_allclose(y, x @ widened(weight).T, rtol=0, atol=TOLERANCE)
+        for found in rows:
+            np.testing.assert_allclose(found, weight.dequantise()[ids], rtol=1e-6, atol=1e-6)
+
+
+@EACH_KIND
 @EACH_TILE
-def test_a_feed_forward(bits: Bits, tokens: int | str, chip: str, launch: Launch) -> None:
+def test_a_feed_forward(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """Embedding with norm, gated pair, projection with residual and norm, and head."""
     hidden, ffn, vocab = SPEC.hidden_size, SPEC.intermediate_size, SPEC.vocab_size
-    table, norm = blocks(vocab, hidden, 8), 1 + 0.1 * random(hidden)
-    gate_up, down = blocks(2 * ffn, hidden, bits), blocks(hidden, ffn, bits)
+    table, norm = blocks(vocab, hidden, Q8_0), 1 + 0.1 * random(hidden)
+    gate_up, down = blocks(2 * ffn, hidden, kind), blocks(hidden, ffn, kind)
     given = Given({"table": table, "norm": norm, "gate_up": gate_up, "down": down})
     run = [
         Embed("ids", "x", "table"),
@@ -146,12 +175,12 @@ def normed(x: F32, weight: F32) -> F32:
     return result
 
 
-@EACH_BITS
+@EACH_KIND
 @pytest.mark.parametrize("tokens", [1, "tokens"])
-def test_keys_and_values(bits: Bits, tokens: int | str, chip: str, launch: Launch) -> None:
+def test_keys_and_values(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
     """They are found in the cache of a token each, with their tokens' rotations."""
     kv = SPEC.num_key_value_heads * SPEC.head_dim
-    weight = blocks(SPEC.qkv_features, SPEC.hidden_size, bits)
+    weight = blocks(SPEC.qkv_features, SPEC.hidden_size, kind)
     given = Given({"w": weight})
     cache_shape = (PAGES, SPEC.num_hidden_layers * 2 * STRIDE * kv)
     inputs: Inputs = {

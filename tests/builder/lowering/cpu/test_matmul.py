@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
@@ -29,9 +30,12 @@ from tests.builder.compiled_kernels import (
     widen,
 )
 from tests.builder.compiled_model import DTYPES, HOST, TINY
+from tests.builder.random_blocks import BLOCK_TYPES
 
 FLOATS = get_args(FloatType)
 WIDENED: list[WeightType] = [kind for kind in get_args(WeightType) if kind not in ("int8", "fp8")]
+# Weights, of which matrices have other blocks.
+Kind = tuple[WeightType, BlockType | None]
 TOLERANCE = {"bf16": 2e-2, "f16": 2e-3, "f32": 1e-5}
 
 
@@ -43,6 +47,7 @@ class Sizes:
 
 
 UNEVEN = Sizes(hidden=80, ffn=112, out=48)  # 48 and 80 leave half a panel
+WHOLE_GROUPS = Sizes(hidden=256, ffn=512, out=48)
 WHOLE_TILES = Sizes(hidden=96, ffn=160, out=64)  # what AMX takes
 
 
@@ -54,7 +59,7 @@ def make_weights(spec: ModelSpec, options: BuildOptions, target: Target, sizes: 
         "blk.0.ffn_gate_up.weight": (2 * sizes.ffn, sizes.hidden),
         "blk.0.ffn_norm.weight": (sizes.hidden,),
     }
-    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    weights = {name: rng.standard_normal(shape, np.float32) / np.float32(2) for name, shape in shapes.items()}
     return ConstantWeights(weights, {name: weight_layout(name, spec, options, target) for name in shapes})
 
 
@@ -66,8 +71,10 @@ class LinearKernels:
     module: Any
 
     @classmethod
-    def build(cls, kind: WeightType, target: Target, sizes: Sizes, folder: Path) -> LinearKernels:
-        options = BuildOptions(weights=kind)
+    def build(cls, kind: Kind, target: Target, sizes: Sizes, folder: Path) -> LinearKernels:
+        names = ("attn_qkv", "ffn_down", "ffn_gate_up") if kind[1] else ()
+        types = tuple((f"blk.0.{name}.weight", kind[1]) for name in names if kind[1])
+        options = BuildOptions(weights=kind[0], block_types=types)
         spec = replace(TINY, hidden_size=sizes.hidden, intermediate_size=sizes.ffn, vocab_size=sizes.out)
         weights = make_weights(spec, options, target, sizes)
         rendered = RenderedKernels()
@@ -100,16 +107,17 @@ class LinearKernels:
         return rng.standard_normal((rows, width)).astype(DTYPES[self.options.activations]).astype(np.float32)
 
 
-CASES: list[tuple[WeightType, Target, Sizes]] = [
-    *((kind, target, UNEVEN) for kind in FLOATS for target in (HOST, NARROW)),
-    *((kind, target, WHOLE_TILES) for kind in WIDENED for target in (NO_TILES, NARROW)),
+CASES: list[tuple[Kind, Target, Sizes]] = [
+    *(((kind, None), target, UNEVEN) for kind in FLOATS for target in (HOST, NARROW)),
+    *(((kind, None), target, WHOLE_TILES) for kind in WIDENED for target in (NO_TILES, NARROW)),
+    *((("q8_0", kind), target, WHOLE_GROUPS) for kind in BLOCK_TYPES for target in (NO_TILES, NARROW)),
 ]
 
 
 @pytest.fixture(
     scope="module",
     params=CASES,
-    ids=lambda c: f"{c[0]}-{NAMES[c[1].features]}-{'uneven' if c[2] is UNEVEN else 'tiles'}",
+    ids=lambda c: f"{c[0][1] or c[0][0]}-{NAMES[c[1].features]}-{c[2].hidden}",
 )
 def linear(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LinearKernels:
     kind, target, sizes = request.param

@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
@@ -16,6 +17,7 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import NAMES, NARROW, NO_TILES, ConstantWeights, function, load
 from tests.builder.compiled_model import HOST, TINY
+from tests.builder.random_blocks import BLOCK_TYPES
 
 UNEVEN = replace(TINY, hidden_size=96, intermediate_size=112, vocab_size=48)  # half a panel, and half a tile
 # Sizes that fill AMX tiles.
@@ -29,10 +31,19 @@ NAME = "token_embd.weight"
 def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
     kind: WeightType, target: Target, spec: ModelSpec, tmp_path: Path
 ) -> None:
+    check_rows(BuildOptions(weights=kind), target, spec, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BLOCK_TYPES if kind.bits == 8], ids=str)
+@pytest.mark.parametrize("target", [NO_TILES, NARROW], ids=lambda target: NAMES[target.features])
+def test_a_row_has_the_terms_of_its_blocks(kind: BlockType, target: Target, tmp_path: Path) -> None:
+    options = BuildOptions(weights="q8_0", block_types=((NAME, kind),))
+    check_rows(options, target, replace(UNEVEN, hidden_size=512), tmp_path)
+
+
+def check_rows(options: BuildOptions, target: Target, spec: ModelSpec, tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).standard_normal((spec.vocab_size, spec.hidden_size)).astype(np.float32)
-    weights = ConstantWeights(
-        {NAME: matrix}, {NAME: weight_layout(NAME, spec, BuildOptions(weights=kind), target)}
-    )
+    weights = ConstantWeights({NAME: matrix}, {NAME: weight_layout(NAME, spec, options, target)})
 
     def run(e: Emitter, x: Tensor) -> list[Tensor]:
         ids = "  %id = arith.fptosi %a : f32 to i64\n  linalg.yield %id : i64"

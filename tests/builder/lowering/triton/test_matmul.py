@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import buffer
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.quantise import Bits
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 from shortfin_apps.llm.gpu_code.code_object import read_code_object
@@ -25,8 +25,8 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 
 SPEC = replace(TINY, hidden_size=576, num_attention_heads=9, num_key_value_heads=3, head_dim=64)
 QKV, GATE_UP = (960, 576), (3072, 576)
-EACH_BITS: tuple[Bits, ...] = (8, 4)
-LAYOUTS: list[WeightLayout] = [BlockRows(8), BlockRows(4), Fp8Rows("f8E4M3FN")]  # besides floats
+KINDS = (Q8_0, Q4_1, BlockType(8, 16, group=256), BlockType(4, has_minima=True, group=256))
+LAYOUTS: list[WeightLayout] = [BlockRows(Q8_0), BlockRows(Q4_1), Fp8Rows("f8E4M3FN")]  # besides floats
 
 
 def kernels_of(kernels: MatmulKernels, tokens: Dim, layout: WeightLayout | None = None) -> list[Kernel]:
@@ -54,9 +54,9 @@ def test_a_tile_is_chosen_by_tokens_and_by_the_shape_and_layout_of_a_weight() ->
 
     kernels = MatmulKernels(SPEC, BuildOptions(), tile_of)
     kernels_of(kernels, "tokens")
-    kernels.linear((576, 576), 4, BlockRows(4))
+    kernels.linear((576, 576), 4, BlockRows(Q4_1))
     shapes = QKV, GATE_UP, (576, 1536)
-    assert asked == [*(("tokens", shape, None) for shape in shapes), (4, (576, 576), BlockRows(4))]
+    assert asked == [*(("tokens", shape, None) for shape in shapes), (4, (576, 576), BlockRows(Q4_1))]
 
 
 def test_weights_have_operands_for_their_terms() -> None:
@@ -80,7 +80,7 @@ def test_activations_in_8_bit_floats_are_scaled_in_groups_of_one_size() -> None:
             assert kernel.constexprs["DEPTH"] == FP8_GROUP
 
 
-@pytest.mark.parametrize("layout", [None, BlockRows(4), Fp8Rows("f8E4M3FN")])
+@pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), Fp8Rows("f8E4M3FN")])
 @pytest.mark.parametrize("head_dim", [40, 128, 256])
 def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | None, head_dim: int) -> None:
     spec = replace(SPEC, head_dim=head_dim, qk_norm=True)
@@ -107,7 +107,7 @@ def test_norms_of_heads_spill_no_registers(chip: str, tokens: int) -> None:
     ("chip", "layout", "tokens"),
     [
         *((chip, None, tokens) for chip in CHIPS for tokens in (16, 32, 64, 512)),
-        *((chip, BlockRows(bits), tokens) for chip in CHIPS for bits in EACH_BITS for tokens in (16, 512)),
+        *((chip, BlockRows(kind), tokens) for chip in CHIPS for kind in KINDS for tokens in (16, 512)),
         *(("gfx942", Fp8Rows("f8E4M3FNUZ"), tokens) for tokens in (16, 512)),
         *(("gfx950", Fp8Rows("f8E4M3FN"), tokens) for tokens in (16, 512)),
     ],

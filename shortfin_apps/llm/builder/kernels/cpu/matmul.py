@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.quantise import BLOCK, Bits
-from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, num_panels
+from shortfin_apps.llm.builder.weights.layout import LANES, group_bytes, num_panels, panel_terms
 
 Epilogue = Literal["store", "residual", "silu"]
 
@@ -19,7 +19,7 @@ _ROW_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulGeometry:
-    """x [rows, k_size] `dtype` times w [n, k_size]^T, which is of `dtype`, too, or of blocks of `bits`.
+    """x [rows, k_size] `dtype` times w [n, k_size]^T, which is of `dtype`, too, or in `blocks`.
 
     `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
     of bf16 pairs, else 1.
@@ -29,7 +29,7 @@ class MatmulGeometry:
     k_size: int
     epilogue: Epilogue
     dtype: str
-    bits: Bits | None
+    blocks: BlockType | None
     pair: Literal[1, 2]
     has_wide_vectors: bool
 
@@ -48,9 +48,32 @@ class MatmulGeometry:
         return self.k_size // self.pair
 
     @property
+    def num_blocks(self) -> int:
+        """Along K; weights in floats are one."""
+        return self.k_size // self.blocks.size if self.blocks else 1
+
+    @property
     def block_steps(self) -> int:
-        """Steps along K that share the scales of a block."""
-        return BLOCK // self.pair
+        """Steps along K that share the terms of a block."""
+        return self.steps // self.num_blocks
+
+    @property
+    def group_blocks(self) -> int:
+        """Blocks that share an f16, 0 if they do not."""
+        group = self.blocks.group if self.blocks else None
+        return group // self.blocks.size if self.blocks and group else 0
+
+    @property
+    def group_head_bytes(self) -> int:
+        """Bytes of what the blocks of a group share, before those of each."""
+        assert self.blocks is not None
+        return group_bytes(self.blocks) - self.group_blocks * self.block_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's own terms, in a group."""
+        assert self.blocks is not None
+        return 2 * LANES * self.blocks.num_terms
 
     @property
     def prefetch_steps(self) -> int:
@@ -77,10 +100,10 @@ class MatmulGeometry:
     def interface(self) -> Interface:
         panels = self.grid.panels
         reads = {"x": buffer("i32" if self.pair == 2 else self.dtype, "rows", self.steps)}
-        if self.bits:
-            terms = (2,) if self.bits == 4 else ()
-            reads["w"] = buffer("i8", panels, self.steps, 2 * self.width * self.bits // 8)
-            reads["scales"] = buffer("f16", panels, self.k_size // BLOCK, *terms, PANEL)
+        if self.blocks:
+            reads["w"] = buffer("i8", panels, self.steps, 2 * self.width * self.blocks.bits // 8)
+            shape, dtype = panel_terms(self.blocks, panels, self.k_size)
+            reads["scales"] = buffer(dtype, *shape)
         else:
             reads["w"] = buffer(self.dtype, panels, self.steps, 2 * self.width)
         if self.epilogue == "residual":

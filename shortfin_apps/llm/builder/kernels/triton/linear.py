@@ -23,6 +23,7 @@ def linear(
     OUT: tl.constexpr,
     EPS: tl.constexpr,
     GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -30,7 +31,7 @@ def linear(
 ):
     """y [tokens, OUT] f32 = x [tokens, IN] times the transpose of w [OUT, IN], plus `residual` or None.
 
-    `scales` and `minima` are of a w in blocks (see blocks.py), else None. `in_squares` are of a norm deferred
+    `scales` and `minima` are of a w in BLOCKS (see blocks.py), else None. `in_squares` are of a norm deferred
     to this matmul, or None; with `norm` [OUT], `scaled` and `squares` are written for the next.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -44,7 +45,7 @@ def linear(
         weight = _loaded(norm, column, column < OUT)
     weight_row = tl.minimum(column, OUT - 1)
     sums = normalised_product(
-        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY
+        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, BLOCKS, DEPTH, EARLY
     )
     if not IS_SMALL:
         added = _loaded(residual, at, inside)
@@ -78,6 +79,7 @@ def gated_linear(
     OUT: tl.constexpr,
     EPS: tl.constexpr,
     GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -94,7 +96,7 @@ def gated_linear(
     each = tl.arange(0, COLUMNS)
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
     sums = normalised_product(
-        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, DEPTH, EARLY
+        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, BLOCKS, DEPTH, EARLY
     )
     gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
     column = first + tl.arange(0, HALF)

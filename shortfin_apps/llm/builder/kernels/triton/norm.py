@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.blocks import row_scales
+from shortfin_apps.llm.builder.kernels.triton.blocks import row_terms
 from shortfin_apps.llm.builder.kernels.triton.product import store_scaled
 
 
@@ -24,6 +24,7 @@ def embed(
     ids,
     w,
     scales,
+    minima,
     norm,
     x,
     scaled,
@@ -33,10 +34,11 @@ def embed(
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
     """x [tokens, FEATURES] f32: the rows `ids` [tokens] i64 of w [VOCAB, FEATURES], times SCALE.
 
-    With `scales`, w is in blocks of 8 bits (see blocks.py). A workgroup takes one token. Ids out of range
+    With `scales`, w is in BLOCKS of 8 bits (see blocks.py). A workgroup takes one token. Ids out of range
     read the last row. With `norm`, `scaled` and `squares` are written for the first matmul.
     """
     token = tl.program_id(0)
@@ -46,7 +48,9 @@ def embed(
     inside = feature < FEATURES
     values = tl.load(w + known * FEATURES + feature, mask=inside, other=0).to(tl.float32)
     if scales is not None:
-        values *= row_scales(scales, known, feature, inside, FEATURES)
+        values *= row_terms(scales, known, feature, inside, FEATURES, BLOCKS)
+    if minima is not None:
+        values += row_terms(minima, known, feature, inside, FEATURES, BLOCKS)
     values *= SCALE
     tl.store(x + token.to(tl.int64) * FEATURES + feature, values, mask=inside)
     if norm is not None:

@@ -20,6 +20,7 @@ def normalised_product(
     IN: tl.constexpr,
     GROUP: tl.constexpr,
     EPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -34,7 +35,7 @@ def normalised_product(
     if w.dtype.element_ty.is_fp8():
         sums = fp8_product(x, w, scales, row, tokens, weight_row, IN, DEPTH)
     else:
-        sums = product(x, w, scales, minima, row, tokens, weight_row, IN, DEPTH)
+        sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH)
     if not EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if parts is None:
@@ -44,15 +45,26 @@ def normalised_product(
 
 
 @triton.jit
-def product(x, w, scales, minima, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
+def product(
+    x,
+    w,
+    scales,
+    minima,
+    row,
+    tokens,
+    weight_row,
+    IN: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     """x [tokens, IN] at `row` [ROWS] times the transpose of w [.., IN] at `weight_row` [COLUMNS], in f32.
 
     Rows of w may repeat, and may not lie outside; those of x may. DEPTH elements of K are loaded at once.
-    With `scales`, w is in blocks (see blocks.py), which are widened to the type of x.
+    With `scales`, w is in BLOCKS (see blocks.py), which are widened to the type of x.
     """
     PACKED: tl.constexpr = 1 if scales is None else 2  # elements of w in one that is loaded
     if scales is not None:
-        w = pairs_of(w, minima)
+        w = pairs_of(w, BLOCKS)
     # The smallest tile is rarely full. Rows outside are not loaded: copies of one row would take as long.
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
     own = tl.minimum(row, tokens - 1)
@@ -61,8 +73,8 @@ def product(x, w, scales, minima, row, tokens, weight_row, IN: tl.constexpr, DEP
     x_tile = x + own[:, None].to(tl.int64) * IN + k[None, :]
     packed = tl.arange(0, DEPTH // PACKED)
     w_tile = w + weight_row[None, :].to(tl.int64) * (IN // PACKED) + packed[:, None]
-    scale = load_terms(scales, weight_row, 0, IN, DEPTH)
-    minimum = load_terms(minima, weight_row, 0, IN, DEPTH)
+    scale = load_terms(scales, weight_row, 0, IN, DEPTH, BLOCKS)
+    minimum = load_terms(minima, weight_row, 0, IN, DEPTH, BLOCKS)
     sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
     for first in range(0, IN, DEPTH):
         if IN % DEPTH == 0:
@@ -73,10 +85,10 @@ def product(x, w, scales, minima, row, tokens, weight_row, IN: tl.constexpr, DEP
             a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
             b = tl.load(w_tile, mask=(first + packed * PACKED < IN)[:, None], other=0)
         if scales is not None:
-            b = dequantised(b, scale, minimum).to(a.dtype)
-            scale = load_terms(scales, weight_row, first + DEPTH, IN, DEPTH)
+            b = dequantised(b, scale, minimum, BLOCKS).to(a.dtype)
+            scale = load_terms(scales, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
         if minima is not None:
-            minimum = load_terms(minima, weight_row, first + DEPTH, IN, DEPTH)
+            minimum = load_terms(minima, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
         sums = tl.dot(a, b, sums, input_precision="ieee")
         x_tile += DEPTH
         w_tile += DEPTH // PACKED

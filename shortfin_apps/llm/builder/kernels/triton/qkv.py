@@ -29,6 +29,7 @@ def project_qkv(
     STRIDE: tl.constexpr,
     EPS: tl.constexpr,
     GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -37,7 +38,7 @@ def project_qkv(
     """q [tokens, HEADS * HEAD_DIM], rotated, and rows of `cache`, from x [tokens, IN].
 
     w is [(HEADS + 2 * KV_HEADS) * HEAD_DIM, IN]: all queries, keys, values. `scales` and
-    `minima` are of a w in blocks (see blocks.py), else None; `bias` has as many elements as w has rows, or is
+    `minima` are of a w in BLOCKS (see blocks.py), else None; `bias` has as many elements as w has rows, or is
     None. With `head_norm` [2 * HEAD_DIM], the weights for q's heads and for k's, each of these heads is
     RMS-normed before it is rotated; the tile then has whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32
     holds cosines and sines. The cache is rows of KV_HEADS * HEAD_DIM; `slots` [tokens] i64 is each token's in
@@ -59,7 +60,7 @@ def project_qkv(
     in_head = tl.minimum(of_column % HEAD_PAIRS, HALF - 1) + each % 2 * HALF
     feature = of_column // HEAD_PAIRS * HEAD_DIM + in_head
     sums = normalised_product(
-        x, in_squares, w, scales, minima, row, tokens, feature, IN, GROUP, EPS, DEPTH, EARLY
+        x, in_squares, w, scales, minima, row, tokens, feature, IN, GROUP, EPS, BLOCKS, DEPTH, EARLY
     )
     if bias is not None:
         sums += tl.load(bias + feature)[None, :]

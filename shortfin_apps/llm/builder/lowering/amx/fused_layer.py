@@ -105,8 +105,8 @@ class FusedLayers:
     def _bits_of(self, stages: Sequence[Stage]) -> str:
         """The end of a kernel's name: weights in blocks may have other bits in another layer."""
         matmuls = [stage for stage in stages if isinstance(stage, MatmulStage)]
-        bits = [self._weights.layout(stage.weight).bits for stage in matmuls]
-        return f"_q{''.join(map(str, bits))}" if all(bits) else ""
+        blocks = [self._weights.layout(stage.weight).blocks for stage in matmuls]
+        return f"_q{''.join(str(each.bits) for each in blocks if each)}" if all(blocks) else ""
 
     def _run(
         self,
@@ -184,8 +184,8 @@ class FusedLayers:
         norm = RmsNormGeometry(size, self._spec.rms_norm_eps) if isinstance(stage, NormStage) else None
         if isinstance(stage.layout, Int8Panels):
             return QuantiseRowsGeometry(size, stage.x_tiled, norm)
-        if stage.layout.bits:
-            return QuantiseBlocksGeometry(size, stage.layout.bits, norm)
+        if stage.layout.blocks:
+            return QuantiseBlocksGeometry(size, stage.layout.blocks.bits, norm)
         assert norm  # bf16 is not quantised
         return norm
 
@@ -194,8 +194,9 @@ class FusedLayers:
         layout = self._weights.layout(stage.weight)
         if isinstance(layout, Int8Panels):
             return MatmulInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue)
-        if layout.bits:
-            return MatmulBlockInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, bits=layout.bits)
+        if layout.blocks:
+            bits = layout.blocks.bits
+            return MatmulBlockInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, bits=bits)
         return MatmulBf16Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, is_tiled=stage.x_tiled)
 
 

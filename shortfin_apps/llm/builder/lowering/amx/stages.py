@@ -217,7 +217,7 @@ def buffer_row_bytes(
 def operands_of(layout: WeightLayout) -> Operands:
     if isinstance(layout, Int8Panels):
         return "int8"
-    return "block_int8" if layout.bits else "bf16"
+    return "block_int8" if layout.blocks else "bf16"
 
 
 def operand_bytes(name: str, features: int) -> dict[str, int]:

@@ -46,7 +46,7 @@ class VectorOperations:
         geometry = self._geometry(weight, epilogue)
         name = f"matmul_{geometry.n}x{geometry.k_size}_{epilogue}"
         kernel = self._render(
-            "cpu/matmul", name + (f"_q{geometry.bits}" if geometry.bits else ""), g=geometry
+            "cpu/matmul", name + (f"_{geometry.blocks}" if geometry.blocks else ""), g=geometry
         )
         rows = x.shape[0]
         parameters = dict(zip(("w", "scales"), self._weights.load(e, weight), strict=False))
@@ -60,7 +60,7 @@ class VectorOperations:
             k_size=in_features,
             epilogue=epilogue,
             dtype=self._options.activations,
-            bits=self._weights.layout(weight).bits,
+            blocks=self._weights.layout(weight).blocks,
             pair=2 if self._dot2 else 1,
             has_wide_vectors=self._target.has_wide_vectors,
         )

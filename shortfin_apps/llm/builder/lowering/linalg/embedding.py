@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.model.spec import ModelSpec
-from shortfin_apps.llm.builder.quantise import BLOCK
 from shortfin_apps.llm.builder.weights.layout import (
     LANES,
     PANEL,
@@ -19,7 +19,8 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:
     """[tokens] i64 -> [tokens, hidden] f32; ids out of range read the table's last row, not past it."""
     table, *scales = weights.load(e, weight)
-    extracting, widening, result = _extract(table, weights.layout(weight)), *_widen(table, scales)
+    layout = weights.layout(weight)
+    extracting, widening, result = _extract(table, layout), *_widen(table, scales, layout.blocks)
     body = f"""\
   %d = linalg.index 1 : index
   %id = arith.index_cast %a : i64 to index
@@ -77,7 +78,7 @@ def _extract_from_tiles(table: Tensor) -> str:
   %w = tensor.extract {table.name}[%panel, %tile, %half, %step, %element] : {table.type}"""
 
 
-def _widen(table: Tensor, scales: list[Tensor]) -> tuple[str, str]:
+def _widen(table: Tensor, scales: list[Tensor], blocks: BlockType | None) -> tuple[str, str]:
     """Text that widens %w to f32, times its column's or block's scale if it has one; the result's name."""
     if not scales:
         return (
@@ -85,16 +86,70 @@ def _widen(table: Tensor, scales: list[Tensor]) -> tuple[str, str]:
             if table.dtype == "f32"
             else (f"  %value = arith.extf %w : {table.dtype} to f32", "%value")
         )
-    if scales[0].dtype == "f32":
-        scale = f"  %scale = tensor.extract {scales[0].name}[%panel, %column] : {scales[0].type}"
-    else:
-        scale = f"""\
-  %block_size = arith.constant {BLOCK} : index
-  %block = arith.divui %d, %block_size : index
-  %narrow = tensor.extract {scales[0].name}[%panel, %block, %column] : {scales[0].type}
-  %scale = arith.extf %narrow : {scales[0].dtype} to f32"""
+    if blocks is not None:
+        return _widen_blocks(scales[0], blocks), "%value"
     lines = f"""\
-{scale}
+  %scale = tensor.extract {scales[0].name}[%panel, %column] : {scales[0].type}
   %quant = arith.sitofp %w : i8 to f32
   %value = arith.mulf %quant, %scale : f32"""
     return lines, "%value"
+
+
+def _widen_blocks(terms: Tensor, blocks: BlockType) -> str:
+    """Text that sets %value from %w, of 8 bits, and the terms of its block."""
+    extract = _own_term if blocks.group is None else _shared_term
+    names = ("scale", "minimum")[: blocks.num_terms]
+    return "\n".join(
+        [
+            "  %nothing = arith.constant 0.0 : f32",
+            f"  %block_size = arith.constant {blocks.size} : index",
+            "  %block = arith.divui %d, %block_size : index",
+            *(extract(terms, blocks, name, number) for number, name in enumerate(names)),
+            "  %quant = arith.sitofp %w : i8 to f32",
+            "  %scaled = arith.mulf %quant, %scale : f32",
+            f"  %value = arith.addf %scaled, {'%minimum' if blocks.has_minima else '%nothing'} : f32",
+        ]
+    )
+
+
+def _own_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
+    """Text that sets %`name`, an f16 of its own, to f32."""
+    at = f"%{name}_at, " if blocks.has_minima else ""
+    return f"""\
+  %{name}_at = arith.constant {number} : index
+  %{name}_f16 = tensor.extract {terms.name}[%panel, %block, {at}%column] : {terms.type}
+  %{name} = arith.extf %{name}_f16 : f16 to f32"""
+
+
+def _shared_term(terms: Tensor, blocks: BlockType, name: str, number: int) -> str:
+    """Text that sets %`name`, an f16 of its group times an i8 of its own, both among a group's bytes."""
+    assert blocks.group is not None
+    t, place = f"%{name}", f"{terms.name}[%panel, {f'%{name}_group'}, "
+    own_bytes = PANEL * blocks.num_terms
+    return f"""\
+  {t}_group_blocks = arith.constant {blocks.group // blocks.size} : index
+  {t}_group = arith.divui %block, {t}_group_blocks : index
+  {t}_in_group = arith.remui %block, {t}_group_blocks : index
+  {t}_one = arith.constant 1 : index
+  {t}_two = arith.constant 2 : index
+  {t}_eight = arith.constant 8 : i16
+  {t}_shared_at = arith.constant {2 * PANEL * number} : index
+  {t}_shared = arith.muli %column, {t}_two : index
+  {t}_low_at = arith.addi {t}_shared, {t}_shared_at : index
+  {t}_high_at = arith.addi {t}_low_at, {t}_one : index
+  {t}_low_byte = tensor.extract {place}{t}_low_at] : {terms.type}
+  {t}_high_byte = tensor.extract {place}{t}_high_at] : {terms.type}
+  {t}_low = arith.extui {t}_low_byte : i8 to i16
+  {t}_high = arith.extui {t}_high_byte : i8 to i16
+  {t}_top = arith.shli {t}_high, {t}_eight : i16
+  {t}_bits = arith.ori {t}_top, {t}_low : i16
+  {t}_f16 = arith.bitcast {t}_bits : i16 to f16
+  {t}_unit = arith.extf {t}_f16 : f16 to f32
+  {t}_own_bytes = arith.constant {own_bytes} : index
+  {t}_own_at = arith.constant {2 * own_bytes + PANEL * number} : index
+  {t}_own_block = arith.muli {t}_in_group, {t}_own_bytes : index
+  {t}_own_term = arith.addi {t}_own_block, {t}_own_at : index
+  {t}_place = arith.addi {t}_own_term, %column : index
+  {t}_byte = tensor.extract {place}{t}_place] : {terms.type}
+  {t}_multiple = arith.sitofp {t}_byte : i8 to f32
+  {t} = arith.mulf {t}_unit, {t}_multiple : f32"""

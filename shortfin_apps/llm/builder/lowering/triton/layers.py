@@ -22,6 +22,7 @@ from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.matmul import (
     MatmulKernels,
+    block_constants,
     deferred,
     load_matrix,
     matrix,
@@ -172,7 +173,8 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         features = self._spec.hidden_size
         block = power_of_two(features)
-        table = matrix(self._weights.layout(weight), self._weights.shape(weight))
+        layout = self._weights.layout(weight)
+        table = matrix(layout, self._weights.shape(weight))
         kernel = Kernel(
             name="embed",
             function=embed,
@@ -191,7 +193,8 @@ class TritonLayers:
                 "FEATURES": features,
                 "BLOCK": block,
                 "GROUP": GROUP,
-                **dict.fromkeys({"scales"} - table.keys()),
+                "BLOCKS": block_constants(layout),
+                **dict.fromkeys({"scales", "minima"} - table.keys()),
             },
             grid=[Tiles("tokens")],
             tuning=_row_tuning(block),

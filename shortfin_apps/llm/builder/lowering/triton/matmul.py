@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
@@ -124,7 +124,7 @@ class MatmulKernels:
         shape: Shape,
         layout: WeightLayout | None,
         tile: MatmulTile,
-        constexprs: dict[str, int],
+        constexprs: Mapping[str, Constexpr],
         columns: int | None = None,
     ) -> Kernel:
         """Its grid is tiles of tokens by tiles of `columns`, by default the weight's rows."""
@@ -137,6 +137,7 @@ class MatmulKernels:
                 "IN": in_features,
                 "EPS": self._spec.rms_norm_eps,
                 "GROUP": GROUP,
+                "BLOCKS": block_constants(layout),
                 **dict.fromkeys(set(MATRIX) - interface.reads.keys()),
                 **constexprs,
                 **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
@@ -149,11 +150,17 @@ class MatmulKernels:
 def _kind(layout: WeightLayout | None) -> str:
     """The part of a kernel's name that tells the layout of its weight."""
     match layout:
-        case BlockRows(bits):
-            return f"_q{bits}"
+        case BlockRows(blocks):
+            return f"_{blocks}"
         case Fp8Rows():
             return "_fp8"
     return ""
+
+
+def block_constants(layout: WeightLayout | None) -> tuple[int, ...] | None:
+    """What kernels are told of blocks (kernels/triton/blocks.py); None for other weights."""
+    blocks = layout.blocks if layout else None
+    return (blocks.bits, blocks.size, blocks.group or 0) if blocks else None
 
 
 def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:

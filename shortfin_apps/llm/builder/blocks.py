@@ -1,0 +1,169 @@
+"""Matrices in quantised blocks: neighbours along a row that share a scale, and in some types a minimum.
+
+`w = scale * q` or `w = scale * q + minimum`. A scale is an f16, as in GGUF's Q8_0, or an f16 that several
+blocks share times a small integer of the block's own, as in Q4_K; so are minima. Both factors are kept,
+as f16 would round their product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 32
+
+Number = TypeVar("Number", bound=np.generic)
+Bits = Literal[8, 4]
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """Blocks of `size` weights of `bits` each, with a scale, and a minimum where `has_minima`.
+
+    A term (a scale or a minimum) is an f16; or with a `group`, an f16 that so many neighbours share, a
+    multiple of `size`, times an i8 of the block.
+    """
+
+    bits: Bits
+    size: int = BLOCK
+    has_minima: bool = False
+    group: int | None = None
+
+    def __str__(self) -> str:
+        return f"q{self.bits}_b{self.size}{'m' * self.has_minima}{f'_g{self.group}' if self.group else ''}"
+
+    @property
+    def num_terms(self) -> int:
+        return 2 if self.has_minima else 1
+
+    @property
+    def spread(self) -> int:
+        """Neighbours that share an f16."""
+        return self.group or self.size
+
+
+Q8_0 = BlockType(8)
+Q4_1 = BlockType(4, has_minima=True)  # and Q4_0, where a minimum is -8 scales
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`values` [rows, columns / spread] f16, and of groups the `multiples` [rows, columns / size] i8."""
+
+    values: npt.NDArray[np.float16]
+    multiples: npt.NDArray[np.int8] | None = None
+
+    def wide(self) -> npt.NDArray[np.float32]:
+        """The terms of blocks, [rows, columns / size], which f32 has exactly."""
+        values = self.values.astype(np.float32)
+        if self.multiples is None:
+            return values
+        return _repeated(values, self.multiples.shape[1]) * self.multiples
+
+    def take_rows(self, rows: Rows) -> Terms:
+        return Terms(self.values[rows], None if self.multiples is None else self.multiples[rows])
+
+    def converted(self, blocks: int, groups: int | None) -> Terms:
+        """As so many terms a row, of so many groups; without groups, they are rounded to f16."""
+        if groups is None:
+            largest = np.finfo(np.float16).max
+            return Terms(_repeated(self.wide().clip(-largest, largest).astype(np.float16), blocks))
+        ones = np.ones_like(self.values, np.int8)
+        multiples = ones if self.multiples is None else self.multiples
+        return Terms(_repeated(self.values, groups), _repeated(multiples, blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix [rows, columns] of whole blocks (and groups) of `type`.
+
+    `quants` [rows, columns]: i8 with 8 bits, u8 of 0..15 with 4. `minima` is None if the type has none.
+    """
+
+    type: BlockType
+    quants: npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+    scales: Terms
+    minima: Terms | None = None
+
+    @property
+    def terms(self) -> list[Terms]:
+        """Scales, and minima if it has such."""
+        return [self.scales] if self.minima is None else [self.scales, self.minima]
+
+    def dequantise(self) -> npt.NDArray[np.float32]:
+        rows, columns = self.quants.shape
+        values = self.quants.reshape(rows, -1, self.type.size) * self.scales.wide()[..., None]
+        if self.minima is not None:
+            values = values + self.minima.wide()[..., None]
+        return values.reshape(rows, columns)
+
+    def take_rows(self, rows: Rows) -> Blocks:
+        minima = None if self.minima is None else self.minima.take_rows(rows)
+        return replace(self, quants=self.quants[rows], scales=self.scales.take_rows(rows), minima=minima)
+
+    def converted(self, to: BlockType) -> Blocks | None:
+        """The same quants as another type; None if that has not room for them.
+
+        Values are the same, but where terms have a group and those of `to` have none.
+        """
+        if self.type == to:
+            return self
+        if not self._fits(to):
+            return None
+        columns = self.quants.shape[1]
+        blocks, groups = columns // to.size, None if to.group is None else columns // to.group
+        quants = self.quants.view(np.int8) if to.bits == 8 else self.quants
+        terms = [term.converted(blocks, groups) for term in self.terms]
+        if to.has_minima and self.minima is None:
+            terms.append(_zeros_like(terms[0]))
+        return Blocks(to, quants, *terms)
+
+    def _fits(self, to: BlockType) -> bool:
+        has_room = to.bits >= self.type.bits and to.has_minima >= self.type.has_minima
+        divides = self.type.size % to.size == 0
+        return has_room and divides and (to.group is None or self.type.spread % to.group == 0)
+
+
+def common_type(types: Sequence[BlockType]) -> BlockType:
+    """The smallest type that blocks of each can be converted to."""
+    first = types[0]
+    if all(each == first for each in types):
+        return first
+    group = None if all(each.group is None for each in types) else gcd(*(each.spread for each in types))
+    return BlockType(
+        bits=8 if any(each.bits == 8 for each in types) else 4,
+        size=gcd(*(each.size for each in types)),
+        has_minima=any(each.has_minima for each in types),
+        group=group,
+    )
+
+
+def stack(parts: Sequence[Blocks]) -> Blocks:
+    """Concatenates matrices of equal columns and type along their rows."""
+    if len(parts) == 1:
+        return parts[0]
+    terms = [_stack_terms(each) for each in zip(*(part.terms for part in parts), strict=True)]
+    return Blocks(parts[0].type, np.concatenate([part.quants for part in parts]), *terms)
+
+
+def _stack_terms(terms: Sequence[Terms]) -> Terms:
+    multiples = [each.multiples for each in terms if each.multiples is not None]
+    return Terms(
+        np.concatenate([each.values for each in terms]), np.concatenate(multiples) if multiples else None
+    )
+
+
+def _zeros_like(terms: Terms) -> Terms:
+    multiples = None if terms.multiples is None else np.zeros_like(terms.multiples)
+    return Terms(np.zeros_like(terms.values), multiples)
+
+
+def _repeated(terms: npt.NDArray[Number], count: int) -> npt.NDArray[Number]:
+    """`count` columns: each of `terms` as often as its neighbours."""
+    return np.repeat(terms, count // terms.shape[1], axis=1)

@@ -1,0 +1,47 @@
+"""Random blocks of GGUF's types, with terms such as weights have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from shortfin_apps.llm.builder.model.family import tensor_shapes
+from tests.builder.model_files import SPEC, write_gguf
+
+# The f16 numbers of a block, by their bytes; others have one at the beginning.
+_TERMS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)} | dict.fromkeys(
+    ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)
+)
+# With rows of whole K-quants.
+WIDE = replace(SPEC, hidden_size=256, intermediate_size=512, num_attention_heads=16)
+
+
+def random_data(kind: GGMLQuantizationType, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """[rows, bytes]."""
+    weights, size = GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows * columns // weights, size), dtype=np.uint8)
+    for at in _TERMS.get(kind.name, (0,)):
+        term = rng.uniform(1e-3, 2e-2, (len(blocks), 1)).astype(np.float16)
+        blocks[:, at : at + 2] = term.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def write_random_gguf(
+    path: Path, kind: GGMLQuantizationType, otherwise: Mapping[str, GGMLQuantizationType]
+) -> Path:
+    """A GGUF file of WIDE, whose matrices are of `kind`, but those named in `otherwise`."""
+    shapes = tensor_shapes(WIDE)
+    kinds = {name: otherwise.get(name, kind) for name, shape in shapes.items() if len(shape) > 1}
+    tensors = {
+        name: random_data(kinds[name], shape[0], shape[1]) if name in kinds else np.ones(shape, np.float32)
+        for name, shape in shapes.items()
+    }
+    sizes = {"embedding_length": WIDE.hidden_size, "feed_forward_length": WIDE.intermediate_size}
+    heads = {"attention.head_count": WIDE.num_attention_heads}
+    return write_gguf(path, keys={**sizes, **heads}, whole=tensors, otherwise=kinds)

@@ -1,0 +1,45 @@
+"""Weights in blocks of any type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, Blocks, BlockType, Terms
+from shortfin_apps.llm.builder.quantise import quantise
+
+# Besides Q8_0 and Q4_1: those of GGUF's types, and of tensors of several types that are stacked.
+GROUPED = (
+    BlockType(4, 16, has_minima=True, group=256),
+    BlockType(4, has_minima=True, group=256),
+    BlockType(8, 16, group=256),
+    BlockType(8, has_minima=True, group=256),
+    BlockType(8, 16, has_minima=True, group=32),
+    BlockType(8, group=32),
+)
+BLOCK_TYPES = (Q8_0, Q4_1, BlockType(8, has_minima=True), *GROUPED)
+
+
+def random_blocks(values: npt.NDArray[Any], kind: BlockType) -> Blocks:
+    """`values` quantised, or where `quantise` does not make such blocks, others with their deviation."""
+    if kind in (Q8_0, Q4_1):
+        return quantise(values, kind.bits)
+    rng = np.random.default_rng(sum(values.shape))
+    low, high = (-128, 128) if kind.bits == 8 else (0, 16)
+    quants = rng.integers(low, high, values.shape, np.int8)
+    terms = [_terms(rng, values.shape, kind, scale) for scale in (1, -7)[: kind.num_terms]]
+    made = Blocks(kind, quants if kind.bits == 8 else quants.view(np.uint8), *terms)
+    unit = np.float32(values.std() / made.dequantise().std())
+    fitted = [replace(each, values=(unit * each.values).astype(np.float16)) for each in made.terms]
+    return Blocks(kind, made.quants, *fitted)
+
+
+def _terms(rng: np.random.Generator, shape: tuple[int, ...], kind: BlockType, scale: float) -> Terms:
+    rows, columns = shape
+    values = (scale * rng.uniform(0.5, 1.5, (rows, columns // kind.spread))).astype(np.float16)
+    if kind.group is None:
+        return Terms(values)
+    return Terms(values, rng.integers(-31, 64, (rows, columns // kind.size), np.int8))
