@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.base import ModelSource
+from shortfin_apps.llm.builder.sources.gguf_parts import whole_stem
 from shortfin_apps.llm.errors import BuildError
 
 KINDS = (
@@ -59,7 +60,7 @@ def source_name(source: str) -> str:
         stem = re.sub("@[^:]*", "", stem)
     else:
         path = Path(source).resolve()
-        stem = path.stem if path.suffix == ".gguf" else path.name
+        stem = whole_stem(path.stem) if path.suffix == ".gguf" else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
 
 

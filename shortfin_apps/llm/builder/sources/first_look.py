@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from shortfin_apps.llm.builder.model.family import FAMILIES
 from shortfin_apps.llm.builder.sources.base import unsupported
-from shortfin_apps.llm.builder.sources.gguf_header import read_scalars
+from shortfin_apps.llm.builder.sources.gguf_header import Scalar, read_scalars, scalars_at_start
+from shortfin_apps.llm.builder.sources.gguf_parts import parts_of
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
 from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.errors import BuildError
 
 
 def look_at_gguf(path: Path) -> None:
-    """Raises BuildError unless the architecture and the tokenizer of the GGUF file are supported."""
-    keys = read_scalars(path)
-    _check_architecture(str(path), keys.get("general.architecture"))
-    model, pre = (keys.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
-    if model is None:
-        raise BuildError(f"{path}: has no tokenizer")
-    check_tokenizer(str(path), str(model), "default" if pre is None else str(pre))
+    """Raises BuildError unless the architecture and the tokenizer of the GGUF file are supported.
+
+    Of a file in parts, `path` may be any.
+    """
+    first = parts_of(path)[0]
+    keys = read_scalars(first)
+    _check_architecture(str(first), keys.get("general.architecture"))
+    if "tokenizer.ggml.model" not in keys:
+        raise BuildError(f"{first}: has no tokenizer")
+    _check_tokenizer(str(first), keys)
+
+
+def look_at_gguf_start(where: str, start: bytes) -> None:
+    """Raises BuildError for a GGUF file that begins with `start` if that tells that it is not supported."""
+    keys = scalars_at_start(where, start)
+    if "general.architecture" in keys:
+        _check_architecture(where, keys["general.architecture"])
+    if "tokenizer.ggml.pre" in keys:  # behind the model
+        _check_tokenizer(where, keys)
+
+
+def _check_tokenizer(where: str, keys: Mapping[str, Scalar]) -> None:
+    names = {"model": "", "pre": "default"}
+    model, pre = (str(keys.get(f"tokenizer.ggml.{name}", other)) for name, other in names.items())
+    check_tokenizer(where, model, pre)
 
 
 def look_at_directory(directory: Path) -> None:

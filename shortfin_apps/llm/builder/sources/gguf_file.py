@@ -1,4 +1,4 @@
-"""Source: a model in one GGUF file, quantised or not.
+"""Source: a model in a GGUF file, or in the parts of one, quantised or not.
 
 The format is llama.cpp's (docs/gguf.md). For some architectures its converter interleaves the rows of q and k
 for its rotary embedding; this module restores the half-split order.
@@ -36,6 +36,7 @@ from shortfin_apps.llm.builder.sources.base import (
 )
 from shortfin_apps.llm.builder.sources.gguf_blocks import block_type_of, quantisation_of, read_blocks
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
+from shortfin_apps.llm.builder.sources.gguf_parts import parts_of, whole_stem
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
 from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_MODEL, GGUF_TOKENIZER
@@ -99,7 +100,9 @@ class _CheckedReader(GGUFReader):
 
 
 class GgufSource(ModelSource):
-    """A GGUF file. Raises BuildError when it is damaged or of no family that is supported.
+    """A GGUF file, or the file that `path` is a part of.
+
+    Raises BuildError when it is damaged, lacks a part or is of no family that is supported.
 
     `sampling` are defaults for `generation_config.json`; `accepted` are unknown keys to ignore.
     """
@@ -110,12 +113,15 @@ class GgufSource(ModelSource):
         self._where = str(path)
         self._accepted = accepted
         self._sampling = sampling or {}
-        self.sha256 = sha256_of([path])
-        reader = _read(path)
-        self._metadata = _metadata(self._where, reader)
+        paths = parts_of(path)
+        self.sha256 = sha256_of(paths)
+        readers = [_read(part) for part in paths]
+        self._metadata = _metadata(self._where, readers[0])
         self._architecture = self._read_architecture()
-        self._tensors = {self._own_name(tensor.name): tensor for tensor in reader.tensors}
-        self.spec = self._read_spec(path.stem)
+        _check_parts(paths, readers)
+        tensors = (tensor for reader in readers for tensor in reader.tensors)
+        self._tensors = {self._own_name(tensor.name): tensor for tensor in tensors}
+        self.spec = self._read_spec(whole_stem(path.stem))
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
         shapes = {name: shape for name, shape in shapes.items() if name not in FACTORS}
         check_tensors(self._where, self.spec, shapes)
@@ -253,6 +259,16 @@ def _read(path: Path) -> GGUFReader:
         raise BuildError(f"{path}: no such file") from None
     except Exception as error:  # the reader does not validate, so a damaged file can raise anything
         raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
+
+
+def _check_parts(paths: list[Path], readers: list[GGUFReader]) -> None:
+    """Raises BuildError for a file that does not say that it is the part that its name says."""
+    for number, (path, reader) in enumerate(zip(paths, readers, strict=True)):
+        keys = {"split.no": 0, "split.count": 1} | _metadata(str(path), reader)
+        found = keys["split.no"], max(1, keys["split.count"])
+        if found != (number, len(paths)):
+            named = f"{number + 1} of {len(paths)}"
+            raise BuildError(f"{path}: is part {found[0] + 1} of {found[1]}, not {named} as in its name")
 
 
 def _metadata(where: str, reader: GGUFReader) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from shortfin_apps.llm.errors import BuildError
@@ -16,33 +17,52 @@ _STRING, _ARRAY = 8, 9
 Scalar = str | int | float | bool
 
 
+class _EndsTooEarlyError(ValueError):
+    def __str__(self) -> str:
+        return "it ends too early"
+
+
 def read_scalars(path: Path) -> dict[str, Scalar]:
     """Every key with a single value. Raises BuildError when the file is no GGUF file or ends too early."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).scalars()
+            return dict(_Reader(data).scalars())
     except (OSError, ValueError, RecursionError) as error:  # an empty file cannot be mapped
         raise BuildError(f"{path}: not a readable GGUF file ({error})") from error
 
 
+def scalars_at_start(where: str, start: bytes) -> dict[str, Scalar]:
+    """The keys with a single value that a file begins with, of which `start` are the first bytes.
+
+    Raises BuildError when that is no GGUF file.
+    """
+    found: dict[str, Scalar] = {}
+    try:
+        for key, value in _Reader(start).scalars():
+            found[key] = value
+    except _EndsTooEarlyError:
+        return found
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"{where}: not a readable GGUF file ({error})") from error
+    return found
+
+
 class _Reader:
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
         self._at = 0
 
-    def scalars(self) -> dict[str, Scalar]:
+    def scalars(self) -> Iterator[tuple[str, Scalar]]:
         if self._data[:4] != _MAGIC:
             raise ValueError("it does not begin with `GGUF`")
         self._at = 4
         if (version := self._number("I")) not in _VERSIONS:
             raise ValueError(f"its version is {version}")
         self._number("Q")  # of tensors
-        found = {}
         for _ in range(self._number("Q")):
             key, value = self._text(), self._value(self._number("I"))
             if value is not None:
-                found[key] = value
-        return found
+                yield key, value
 
     def _value(self, kind: int) -> Scalar | None:
         """The next value; None for an array, which is passed over."""
@@ -80,7 +100,7 @@ class _Reader:
     def _skip(self, size: int) -> None:
         self._at += size
         if self._at > len(self._data):
-            raise ValueError("it ends too early")
+            raise _EndsTooEarlyError
 
 
 def _form(kind: int) -> str:

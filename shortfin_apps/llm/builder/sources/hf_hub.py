@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Protocol, TypeVar
 
 from shortfin_apps.llm.builder.progress import BuildProgress
-from shortfin_apps.llm.builder.sources.first_look import look_at_directory
+from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf_start
 from shortfin_apps.llm.builder.sources.hf_directory import TOKENIZER_FILES, WEIGHTS, WEIGHTS_INDEX
 from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.errors import BuildError
@@ -15,26 +16,40 @@ from shortfin_apps.llm.errors import BuildError
 _NAME = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<quantisation>[\w.-]+))?", re.ASCII
 )
+Answer = TypeVar("Answer")
 _FORMS = "hf:ORG/NAME, hf:ORG/NAME@REVISION or hf:ORG/NAME:Q4_K_M, a GGUF file of the repository"
 
 
-class Fetch(Protocol):
-    """The part of `huggingface_hub.snapshot_download`'s signature that is used here."""
-
-    def __call__(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str: ...
+_START = 1 << 18  # bytes of a GGUF file, in which the architecture and the kind of tokenizer are
 
 
-def fetch_model(name: str, progress: BuildProgress, fetch: Fetch | None = None) -> Path:
+class Hub(Protocol):
+    """What is used of the hub."""
+
+    def fetch(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        """Downloads files; the directory that they are in."""
+        ...
+
+    def files(self, repo_id: str, revision: str | None) -> list[str] | None:
+        """The names of a repository's files; None where it is not asked, as HF_HUB_OFFLINE is set."""
+        ...
+
+    def read_start(self, repo_id: str, revision: str | None, name: str) -> bytes:
+        """The first bytes of a file."""
+        ...
+
+
+def fetch_model(name: str, progress: BuildProgress, hub: Hub | None = None) -> Path:
     """Downloads a model to the hub's cache; its directory, or its GGUF file if `name` has a quantisation.
 
-    Of a directory, the configuration and the tokenizer are fetched and looked at first, then the weights that
-    belong to them and no others. The hub's environment variables apply: HF_HOME, HF_TOKEN, HF_ENDPOINT,
-    HF_HUB_OFFLINE. Raises BuildError.
+    Of a file in parts that is the first. Of a directory, the configuration and the tokenizer are fetched and
+    looked at first, then the weights that belong to them and no others; of a GGUF file, its beginning. The
+    hub's environment variables apply: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE. Raises BuildError.
     """
     match = _NAME.fullmatch(name)
     if match is None:
         raise BuildError(f"hf:{name}: expected {_FORMS}")
-    repository = _Repository(name, match["id"], match["revision"], fetch or _snapshot_download)
+    repository = _Repository(name, match["id"], match["revision"], hub or _HuggingFace())
     with progress.stage("fetch") as stage:
         stage.say(f"{name} from the Hugging Face hub")
         if match["quantisation"] is not None:
@@ -43,11 +58,11 @@ def fetch_model(name: str, progress: BuildProgress, fetch: Fetch | None = None) 
 
 
 class _Repository:
-    def __init__(self, name: str, repo_id: str, revision: str | None, fetch: Fetch) -> None:
+    def __init__(self, name: str, repo_id: str, revision: str | None, hub: Hub) -> None:
         self._name = name
         self._repo_id = repo_id
         self._revision = revision
-        self._fetch = fetch
+        self._hub = hub
 
     def fetch_directory(self) -> Path:
         directory = self._get(["config.json", WEIGHTS_INDEX, *TOKENIZER_FILES])
@@ -60,28 +75,47 @@ class _Repository:
         return self._get(_weight_files(directory))
 
     def fetch_gguf(self, quantisation: str) -> Path:
-        """The one file whose name ends in the quantisation, in whatever case."""
+        """The one file whose name ends in the quantisation, in whatever case, or the first of its parts."""
+        self._look_at_gguf(quantisation)
         endings = {quantisation, quantisation.upper(), quantisation.lower()}
-        directory = self._get([f"*{ending}.gguf" for ending in sorted(endings)])
-        whole = re.compile(rf"(.*[.-])?{re.escape(quantisation)}\.gguf", re.IGNORECASE)
-        files = sorted(
-            path
-            for path in directory.rglob("*.gguf")
-            if whole.fullmatch(path.name) and not path.name.startswith("mmproj")
-        )
-        if len(files) == 1:
-            return files[0]
-        if files:
-            names = ", ".join(path.name for path in files)
-            raise BuildError(f"hf:{self._name}: several files end in {quantisation}.gguf: {names}")
-        raise BuildError(
-            f"hf:{self._name}: no file ends in {quantisation}.gguf; files that are split "
-            "(-00001-of-00002.gguf) are not supported: join them with llama.cpp's llama-gguf-split"
-        )
+        patterns = [f"*{ending}{part}.gguf" for ending in endings for part in ("", "-?????-of-?????")]
+        directory = self._get(sorted(patterns))
+        found = (path.relative_to(directory).as_posix() for path in directory.rglob("*.gguf"))
+        return directory / self._choose(found, quantisation)
+
+    def _look_at_gguf(self, quantisation: str) -> None:
+        """Raises BuildError for a file that is not supported, before all of it is fetched."""
+        files = self._ask(lambda: self._hub.files(self._repo_id, self._revision))
+        if files is None:
+            return
+        name = self._choose(files, quantisation)
+        start = self._ask(lambda: self._hub.read_start(self._repo_id, self._revision, name))
+        look_at_gguf_start(f"hf:{self._name}", start)
+
+    def _choose(self, files: Iterable[str], quantisation: str) -> str:
+        whole = re.compile(rf"(.*[.-])?{re.escape(quantisation)}(-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
+        names = {file: PurePosixPath(file).name for file in sorted(files)}
+        found = {
+            file: name
+            for file, name in names.items()
+            if whole.fullmatch(name) and not name.startswith("mmproj")
+        }
+        if len(found) == 1:
+            return next(iter(found))
+        if found:
+            listed = ", ".join(found.values())
+            raise BuildError(f"hf:{self._name}: several files end in {quantisation}.gguf: {listed}")
+        raise BuildError(f"hf:{self._name}: no file ends in {quantisation}.gguf")
 
     def _get(self, patterns: list[str]) -> Path:
+        directory = self._ask(
+            lambda: self._hub.fetch(self._repo_id, revision=self._revision, allow_patterns=patterns)
+        )
+        return Path(directory)
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
         try:
-            return Path(self._fetch(self._repo_id, revision=self._revision, allow_patterns=patterns))
+            return question()
         except Exception as error:  # hub, HTTP and file errors have no common base
             summary = str(error).strip().partition("\n")[0]
             raise BuildError(f"hf:{self._name}: cannot be downloaded ({summary})") from error
@@ -98,7 +132,24 @@ def _weight_files(directory: Path) -> list[str]:
         raise BuildError(f"{index}: not an index of weights ({error})") from error
 
 
-def _snapshot_download(repo_id: str, **options: Any) -> str:
-    from huggingface_hub import snapshot_download  # imported here because it is slow
+class _HuggingFace:
+    """Implements Hub. The library is imported when it is used because it is slow."""
 
-    return str(snapshot_download(repo_id, **options))
+    def fetch(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        from huggingface_hub import snapshot_download
+
+        return str(snapshot_download(repo_id, revision=revision, allow_patterns=allow_patterns))
+
+    def files(self, repo_id: str, revision: str | None) -> list[str] | None:
+        from huggingface_hub import constants, list_repo_files
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        return list(list_repo_files(repo_id, revision=revision))
+
+    def read_start(self, repo_id: str, revision: str | None, name: str) -> bytes:
+        from huggingface_hub import HfFileSystem
+
+        path = f"{repo_id}/{name}"
+        with HfFileSystem().open(path, "rb", revision=revision, block_size=_START) as file:
+            return bytes(file.read(_START))

@@ -167,7 +167,6 @@ GGUF_FILE = KnownFields(
     used=frozenset({"general.architecture"}),
     neutral={
         "general.type": ("model",),
-        "split.count": (1,),
         **dict.fromkeys(("adapter.type", "adapter.lora.alpha"), ()),
     },
 )
