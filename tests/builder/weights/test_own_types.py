@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
+from shortfin_apps.llm.builder.blocks import Q4_1, BlockType
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.target import resolve_target
@@ -31,9 +31,14 @@ def source_of(folder: Path, quantised: GGMLQuantizationType | None = FOUR) -> Gg
 def test_a_weight_has_8_bits_if_one_of_its_parts_has_more_than_4(tmp_path: Path) -> None:
     options = with_own_types(source_of(tmp_path), BuildOptions(weights="f32"))
     kept = BlockType(8, has_minima=True)  # which has room for four bits and a minimum
-    types = {"token_embd.weight": kept, FINER[0]: kept, FINER[1]: Q8_0, "output.weight": Q4_1}
+    types: dict[str, BlockType | None] = {
+        "token_embd.weight": kept,
+        FINER[0]: kept,
+        FINER[1]: None,
+        "output.weight": Q4_1,
+    }
     assert options == BuildOptions(weights="q4", block_types=tuple(types.items()))
-    assert options.stored_weights == "q4, 4 of them in the source's own blocks"
+    assert options.stored_weights == "q4, 4 of them in the source's own types"
 
 
 @pytest.mark.parametrize(("quantised", "weights"), [(EIGHT, "q8_0"), (None, "bf16")])
@@ -41,7 +46,8 @@ def test_other_sources_have_one_type(
     tmp_path: Path, quantised: GGMLQuantizationType | None, weights: str
 ) -> None:
     options = with_own_types(source_of(tmp_path, quantised), BuildOptions())
-    assert (options.weights, options.block_types) == (weights, ())
+    floats = ((FINER[1], None),) if quantised else ()
+    assert (options.weights, options.block_types) == (weights, floats)
 
 
 @pytest.mark.parametrize("device", ["cpu:znver4", "cpu:sapphirerapids", "cpu:x86-64-v3", "hip:gfx942"])
@@ -53,8 +59,9 @@ def test_each_weight_is_stored_with_its_bits(tmp_path: Path, device: str) -> Non
         weight.name: weight_layout(weight.name, source.spec, options, target).blocks
         for weight in plan_weights(source.spec)
     }
+    assert blocks[FINER[1]] is None
     of_layers = {name: kind.bits for name, kind in blocks.items() if kind and name.startswith("blk.")}
-    assert {name for name, each in of_layers.items() if each == 8} == set(FINER)
+    assert {name for name, each in of_layers.items() if each == 8} == {FINER[0]}
     assert set(of_layers.values()) == {4, 8}
 
 

@@ -90,7 +90,8 @@ class BuildOptions:
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
-    block_types: tuple[tuple[str, BlockType], ...] = ()  # of weights with other blocks than `weights` makes
+    # Of weights that are not as `weights` makes them; None stands for floats of the activations' type.
+    block_types: tuple[tuple[str, BlockType | None], ...] = ()
 
     @classmethod
     def for_device(cls, device: str, **given: Any) -> BuildOptions:
@@ -110,7 +111,7 @@ class BuildOptions:
     def stored_weights(self) -> str:
         """The types of the weights, for users."""
         count = len(self.block_types)
-        return f"{self.weights}, {count} of them in the source's own blocks" if count else self.weights
+        return f"{self.weights}, {count} of them in the source's own types" if count else self.weights
 
     @property
     def activations(self) -> FloatType:

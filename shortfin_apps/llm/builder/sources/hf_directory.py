@@ -10,11 +10,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 
+from shortfin_apps.llm.builder.blocks import Blocks, BlockType
 from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
     ModelSource,
+    Quantisation,
     TokenizerFiles,
     as_float,
     check_spec,
@@ -25,6 +27,8 @@ from shortfin_apps.llm.builder.sources.base import (
     unsupported,
 )
 from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily
+from shortfin_apps.llm.builder.sources.hf_matrices import QuantisedMatrices, read_tensor
+from shortfin_apps.llm.builder.sources.hf_quantisation import matrix_format
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.builder.sources.json_file import read_json, read_text
 from shortfin_apps.llm.builder.sources.known_fields import HF_CONFIG, HF_ROPE
@@ -177,19 +181,32 @@ class HfDirectorySource(ModelSource):
         self.spec = self._read_spec(name or directory.resolve().name)
         shards = self._shards()
         self._files = {path: _open(path) for path in shards}
+        quantised = matrix_format(self._where, self._config.quantization_config)
         self._tensors = dict(self._find_tensors())
+        self._matrices = QuantisedMatrices(self._where, quantised, self._tensors, self._files)
         check_tensors(self._where, self.spec, self._shapes())
         others = [directory / name for name in ("config.json", *TOKENIZER_FILES)]
         self.sha256 = sha256_of([*shards, *(path for path in others if path.exists())])
 
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return self._matrices.quantisation
+
     def tensor(self, name: str) -> Array:
-        path, hf_name = self._tensors[name]
-        try:
-            array: Array = self._files[path].get_tensor(hf_name)
-        except (SafetensorError, OSError, TypeError) as error:
-            raise BuildError(f"{path}: tensor `{hf_name}` cannot be read ({error})") from error
+        if name in self._matrices:
+            array = as_float(f"{self._where}: `{name}`", self._matrices.values(name))
+        else:
+            path, hf_name = place = self._tensors[name]
+            array = as_float(f"{path}: tensor `{hf_name}`", read_tensor(self._files, place))
         order = rotary_row_order(self.spec, name)
-        return as_float(f"{path}: tensor `{hf_name}`", array if order is None else array[order])
+        return array if order is None else array[order]
+
+    def blocks(self, name: str) -> Blocks | None:
+        blocks, order = self._matrices.blocks(name), rotary_row_order(self.spec, name)
+        return blocks if order is None or blocks is None else blocks.take_rows(order)
+
+    def block_type(self, name: str) -> BlockType | None:
+        return self._matrices.block_type(name)
 
     def tokenizer_files(self) -> TokenizerFiles:
         path = self._directory / "tokenizer.json"
@@ -233,10 +250,6 @@ class HfDirectorySource(ModelSource):
 
     def _check_family(self) -> None:
         config = self._config
-        if config.quantization_config is not None:
-            raise unsupported(
-                self._where, f"weights quantised by `{config.quantization_config.get('quant_method')}`"
-            )
         if config.hidden_act != "silu":
             raise unsupported(self._where, f"activation `{config.hidden_act}`")
         windows = {"full_attention", *(["sliding_attention"] if config.window else [])}
@@ -268,7 +281,7 @@ class HfDirectorySource(ModelSource):
                     yield ours, (path, hf_name)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes = self._matrices.shapes
         for name, (path, hf_name) in self._tensors.items():
             header = self._files[path].get_slice(hf_name)
             if header.get_dtype() not in FLOAT_TYPES:

@@ -258,7 +258,7 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     """The layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", ".bias")):
         return RowMajor("f32")
-    blocks = _block_type(name, options)
+    blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))
     if not target.is_cpu:
         if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # not embedding and head
             return Fp8Rows(target.fp8)
@@ -266,9 +266,9 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
     block_pair = 4 if fills_tiles(spec, target) else pair
     gated = name.endswith("ffn_gate_up.weight")
+    if options.weights in ("q8_0", "q4") and fills_tiles(spec, target):
+        blocks = _for_tiles(blocks)
     if blocks is not None:
-        if fills_tiles(spec, target):
-            blocks = _for_tiles(blocks)
         return QuantisedPanels(blocks, block_pair, gated)
     match options.weights:
         case "int8":
@@ -291,13 +291,9 @@ def made_blocks(name: str, weights: WeightType) -> BlockType | None:
             return None
 
 
-def _block_type(name: str, options: BuildOptions) -> BlockType | None:
-    return dict(options.block_types).get(name) or made_blocks(name, options.weights)
-
-
-def _for_tiles(blocks: BlockType) -> BlockType:
-    """The blocks of as many bits that AMX multiplies."""
-    return Q4_1 if blocks.bits == 4 else Q8_0
+def _for_tiles(blocks: BlockType | None) -> BlockType:
+    """The blocks of as many bits that AMX multiplies; beside such, floats have 8."""
+    return Q4_1 if blocks and blocks.bits == 4 else Q8_0
 
 
 def panel_terms(blocks: BlockType, panels: int, columns: int) -> tuple[tuple[int, ...], str]:

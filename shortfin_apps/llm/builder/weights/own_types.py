@@ -26,9 +26,16 @@ def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:
     return replace(options, weights=quantisation.weights, block_types=tuple(others.items()))
 
 
-def _own_blocks(source: ModelSource) -> Iterator[tuple[str, BlockType]]:
+def _own_blocks(source: ModelSource) -> Iterator[tuple[str, BlockType | None]]:
     for name, parts in weight_parts(source.spec).items():
         if len(parts[0].shape) > 1:
-            kind = common_type([source.block_type(part.name) or Q8_0 for part in parts])
-            # The embedding is read a weight at a time, of a byte.
-            yield name, replace(kind, bits=8) if name == "token_embd.weight" else kind
+            yield name, _stacked([source.block_type(part.name) for part in parts], name)
+
+
+def _stacked(types: list[BlockType | None], name: str) -> BlockType | None:
+    """The type of a weight whose tensors have these: floats stay floats where all are."""
+    if not any(types):
+        return None
+    kind = common_type([each or Q8_0 for each in types])
+    # The embedding is read a weight at a time, of a byte.
+    return replace(kind, bits=8) if name == "token_embd.weight" else kind

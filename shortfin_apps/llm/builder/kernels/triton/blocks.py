@@ -19,7 +19,7 @@ def pairs_of(w, BLOCKS: tl.constexpr):
 def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr):
     """Scales or minima of the tile of weights of DEPTH x `row` [COLUMNS] that begins at `first` along K.
 
-    -> [DEPTH / a block's weights, COLUMNS] f32, with zeros behind IN; None if `terms` is None.
+    -> [DEPTH / a block's weights, COLUMNS], with zeros behind IN; None if `terms` is None.
     """
     if terms is None:
         return None
@@ -32,16 +32,16 @@ def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS:
 
 @triton.jit
 def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.constexpr):
-    """The scale or the minimum of each element `feature` of one row, in f32."""
+    """The scale or the minimum of each element `feature` of one row."""
     return _terms(terms, row, feature // BLOCKS[1], inside, FEATURES, BLOCKS)
 
 
 @triton.jit
 def _terms(terms, row, block, inside, IN: tl.constexpr, BLOCKS: tl.constexpr):
-    """Those of blocks of rows, in f32."""
+    """Those of blocks of rows: f16, or products in f32."""
     COUNT: tl.constexpr = IN // BLOCKS[1]
     if BLOCKS[2] == 0:
-        return tl.load(terms + row * COUNT + block, mask=inside, other=0.0).to(tl.float32)
+        return tl.load(terms + row * COUNT + block, mask=inside, other=0.0)
     else:
         GROUPS: tl.constexpr = IN // BLOCKS[2]
         of_row = terms + row * (2 * GROUPS + COUNT + COUNT % 2)
@@ -55,9 +55,9 @@ def dequantised(pairs, scale, minimum, BLOCKS: tl.constexpr):
     """[DEPTH / 2, COLUMNS] with the terms of its blocks -> [DEPTH, COLUMNS] f32, rounded once at most."""
     quants = _unpacked(pairs).to(tl.float32)
     blocks = tl.reshape(quants, (scale.shape[0], BLOCKS[1], scale.shape[1]))
-    values = blocks * scale[:, None, :]
+    values = blocks * scale.to(tl.float32)[:, None, :]
     if minimum is not None:
-        values += minimum[:, None, :]
+        values += minimum.to(tl.float32)[:, None, :]
     return tl.reshape(values, quants.shape)
 
 

@@ -85,10 +85,15 @@ def product(
             a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
             b = tl.load(w_tile, mask=(first + packed * PACKED < IN)[:, None], other=0)
         if scales is not None:
-            b = dequantised(b, scale, minimum, BLOCKS).to(a.dtype)
-            scale = load_terms(scales, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
-        if minima is not None:
-            minimum = load_terms(minima, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
+            if BLOCKS[2] > 0:  # products, which would take registers meanwhile
+                of_block = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
+                least = load_terms(minima, weight_row, first, IN, DEPTH, BLOCKS)
+                b = dequantised(b, of_block, least, BLOCKS).to(a.dtype)
+            else:
+                b = dequantised(b, scale, minimum, BLOCKS).to(a.dtype)
+                scale = load_terms(scales, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
+                if minima is not None:
+                    minimum = load_terms(minima, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
         sums = tl.dot(a, b, sums, input_precision="ieee")
         x_tile += DEPTH
         w_tile += DEPTH // PACKED

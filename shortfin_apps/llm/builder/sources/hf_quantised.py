@@ -1,0 +1,231 @@
+"""Quantised matrices of Hugging Face directories: the tensors that hold one, and what they stand for.
+
+GPTQ, AWQ and compressed-tensors keep integers of 4 bits, eight in a 32-bit word, whose value is
+`scale * (q - zero)`, with a scale and a zero for a group of input features. 8-bit floats have a scale for the
+matrix, for each output feature, or for each tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.builder.blocks import BLOCK, Blocks, BlockType, Terms
+from shortfin_apps.llm.builder.sources.base import Array, unsupported
+from shortfin_apps.llm.errors import BuildError
+
+Shape = tuple[int, ...]
+Quants = npt.NDArray[np.uint8]
+
+_FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+_IN_WORD = 8  # integers of 4 bits
+_IN_ORDER = tuple(range(_IN_WORD))
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each integer in its word
+
+
+class MatrixFormat(Protocol):
+    """How a matrix [out, in] is stored in several tensors, which have its name and an ending each."""
+
+    @property
+    def name(self) -> str:
+        """For users."""
+        ...
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Endings, one of which every matrix that is stored so has."""
+        ...
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Endings of the matrices that it consists of."""
+        ...
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Endings of other tensors that may belong to it."""
+        ...
+
+    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        """The matrix's, by those of its tensors."""
+        ...
+
+    def block_type(self, in_features: int) -> BlockType | None:
+        """The type of `blocks`, None for floats."""
+        ...
+
+    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks | None:
+        """None for floats. Raises BuildError."""
+        ...
+
+    def values(self, where: str, tensors: Mapping[str, Array]) -> Array:
+        """The matrix in f32. Raises BuildError."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Int4:
+    """Groups of `group` input features, all where that is None."""
+
+    group: int | None
+
+    def block_type(self, in_features: int) -> BlockType | None:
+        return BlockType(4, has_minima=True, group=self.group or in_features)
+
+    def values(self, where: str, tensors: Mapping[str, Array]) -> Array:
+        return self.blocks(where, tensors).dequantise()
+
+    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks:
+        raise NotImplementedError
+
+    def _made(self, where: str, quants: Quants, scales: Array, zeros: Array) -> Blocks:
+        """Of `quants` [out, in], and `scales` and `zeros` [out, in / group]."""
+        columns = quants.shape[1]
+        group = self.group or columns
+        if group % BLOCK or columns % group:
+            raise unsupported(where, f"{columns} input features in groups of {group}")
+        for terms in (scales, zeros):
+            if terms.shape != (len(quants), columns // group):
+                raise BuildError(f"{where} has scales or zeros of shape {terms.shape} for groups of {group}")
+        narrow = scales.astype(np.float16)
+        if not np.isfinite(narrow).all():
+            raise BuildError(f"{where} has scales that are not finite in f16; the file is damaged")
+        of_blocks = np.repeat(zeros.astype(np.int8), group // BLOCK, axis=1)
+        kind = BlockType(4, has_minima=True, group=group)
+        return Blocks(kind, quants, Terms(narrow, np.ones_like(of_blocks)), Terms(narrow, -of_blocks))
+
+    def _check_order(self, where: str, tensors: Mapping[str, Array], name: str) -> None:
+        """Raises BuildError for groups of features that are not neighbours."""
+        of_feature = tensors.get(name)
+        if of_feature is None:
+            return
+        group = self.group or len(of_feature)
+        if not np.array_equal(of_feature, np.arange(len(of_feature)) // group):
+            raise unsupported(where, "a quantisation that reorders input features (`desc_act`, `actorder`)")
+
+
+@dataclass(frozen=True)
+class Gptq(_Int4):
+    """`qweight` [in / 8, out], `qzeros` [in / group, out / 8], `scales` [in / group, out].
+
+    `added` is what a zero is more than stored: 1 in the first version of the format.
+    """
+
+    added: int
+    name = "GPTQ"
+    marks = ("qweight",)
+    needed = ("qweight", "qzeros", "scales")
+    others = ("g_idx",)
+
+    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        words, out = shapes["qweight"]
+        return out, words * _IN_WORD
+
+    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks:
+        self._check_order(where, tensors, "g_idx")
+        zeros = _unpacked(tensors["qzeros"]).T + np.uint8(self.added)
+        return self._made(where, _unpacked(tensors["qweight"].T), tensors["scales"].T, zeros)
+
+
+@dataclass(frozen=True)
+class Awq(_Int4):
+    """`qweight` [in, out / 8], `qzeros` [in / group, out / 8], `scales` [in / group, out]."""
+
+    name = "AWQ"
+    marks = ("qweight",)
+    needed = ("qweight", "qzeros", "scales")
+    others = ()
+
+    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        columns, words = shapes["qweight"]
+        return words * _IN_WORD, columns
+
+    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks:
+        quants, zeros = (_unpacked(tensors[name], _AWQ_ORDER).T for name in ("qweight", "qzeros"))
+        return self._made(where, np.ascontiguousarray(quants), tensors["scales"].T, zeros)
+
+
+@dataclass(frozen=True)
+class PackedInt4(_Int4):
+    """`weight_packed` [out, in / 8], `weight_scale` [out, in / group].
+
+    `weight_zero_point` [out / 8, in / group] is packed, too; without it zeros are 8.
+    """
+
+    name = "compressed-tensors int4"
+    marks = ("weight_packed",)
+    needed = ("weight_packed", "weight_scale")
+    others = ("weight_zero_point", "weight_shape", "weight_g_idx")
+
+    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        out, words = shapes["weight_packed"]
+        return out, words * _IN_WORD
+
+    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks:
+        self._check_order(where, tensors, "weight_g_idx")
+        quants, scales = _unpacked(tensors["weight_packed"]), tensors["weight_scale"]
+        if not np.array_equal(tensors.get("weight_shape", quants.shape), quants.shape):
+            raise unsupported(where, "a matrix whose rows are padded")
+        return self._made(where, quants, scales, self._zeros(tensors, scales.shape))
+
+    def _zeros(self, tensors: Mapping[str, Array], shape: Shape) -> Array:
+        zeros = tensors.get("weight_zero_point")
+        if zeros is None:
+            return np.full(shape, _IN_WORD, np.uint8)
+        # Those of early versions are not packed, and signed as the integers are without their 8.
+        return zeros + np.int8(8) if zeros.dtype == np.int8 else _unpacked(zeros.T).T
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """`weight` [out, in] in E4M3, times `weight_scale` or `weight_scale_inv`, which multiply alike.
+
+    There is one scale, one for each output feature, or one for each `tile`, whose last may be cut.
+    """
+
+    tile: tuple[int, int] | None
+    name = "fp8"
+    marks = ("weight_scale", "weight_scale_inv")
+    needed = ("weight",)
+    others = ("input_scale", "activation_scale")
+
+    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        return shapes["weight"]
+
+    def block_type(self, in_features: int) -> BlockType | None:
+        return None
+
+    def blocks(self, where: str, tensors: Mapping[str, Array]) -> Blocks | None:
+        return None
+
+    def values(self, where: str, tensors: Mapping[str, Array]) -> Array:
+        weight = tensors["weight"]
+        if weight.dtype != _FP8:
+            raise unsupported(where, f"8-bit floats of type {weight.dtype}")
+        scale = next(tensors[mark] for mark in self.marks if mark in tensors).astype(np.float32)
+        return weight.astype(np.float32) * self._spread(where, scale, weight.shape)
+
+    def _spread(self, where: str, scale: Array, shape: Shape) -> Array:
+        """The scales, to be multiplied with a matrix of `shape`."""
+        rows, columns = shape
+        if scale.size == 1:
+            return scale.reshape(1, 1)
+        if self.tile is None:
+            if scale.shape not in ((rows,), (rows, 1)):
+                raise unsupported(where, f"scales of shape {scale.shape}")
+            return scale.reshape(rows, 1)
+        if scale.shape != (-(-rows // self.tile[0]), -(-columns // self.tile[1])):
+            raise unsupported(where, f"scales of shape {scale.shape} for tiles of {self.tile}")
+        return scale.repeat(self.tile[0], axis=0)[:rows].repeat(self.tile[1], axis=1)[:, :columns]
+
+
+def _unpacked(words: Array, places: tuple[int, ...] = _IN_ORDER) -> Quants:
+    """The integers of 4 bits in 32-bit words, [.., 8 * words]; each word's are at `places`."""
+    shifts = np.array(places, np.uint32) * 4
+    four = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts & 15
+    return four.astype(np.uint8).reshape(*words.shape[:-1], -1)
