@@ -16,6 +16,8 @@ from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, reb
 from shortfin_apps.llm.builder.sources.random_tiny import byte_tokenizer
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.errors import BuildError
+from tests.golden.tokenizer_vocabularies import hashes
+from tests.golden.unigram import GOLDEN, NORMALISATIONS, own_unigram_ids, plain_texts
 
 CORPUS = ["Hello world, it's 2024 and I'll say hello 12345 times.\n\n  def f(x):\n\treturn x"] * 4
 
@@ -179,3 +181,51 @@ def test_refuses_unknown_tokenizers(change: dict[str, Any], message: str) -> Non
 
 def test_byte_characters_are_gpt2s() -> None:
     assert set(byte_tokenizer().get_vocab()) >= set(pre_tokenizers.ByteLevel.alphabet())
+
+
+def unigram_keys_of_bytes(**keys: Any) -> dict[str, Any]:
+    return sentence_piece_keys(**{"ggml.model": "t5", **keys})
+
+
+@pytest.mark.parametrize("rule", NORMALISATIONS)
+def test_unigram_ids_are_sentence_pieces(rule: str) -> None:
+    """But where the library loses a mark that follows a character which its map replaces."""
+    recorded = json.loads(GOLDEN.read_text(encoding="utf-8"))[rule]
+    differ = set(recorded["differ"])
+    assert hashes(own_unigram_ids(rule), differ) == recorded["hashes"]
+    assert len(differ) < (200 if rule == "widths" else 1)
+    assert not any(plain_texts()[index].isascii() for index in differ)
+
+
+def test_unigram_takes_the_best_sum_and_bytes_for_the_rest() -> None:
+    tokenizer, files = rebuild(unigram_keys_of_bytes())
+    assert tokenizer.encode("abc").tokens == ["▁a", "bc"]  # -3.5, where ▁ab and c have -14
+    assert tokenizer.encode("é").tokens == ["▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("abc é").ids) == "abc é"
+    assert files.config["add_bos_token"] is False
+
+
+def test_unigram_finds_bytes_by_their_names_only_last() -> None:
+    pieces = [*SPM_PIECES, *"<0x41>"]
+    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
+    keys = unigram_keys_of_bytes(
+        **{
+            "ggml.tokens": ["<unk>", "<s>", "</s>", *bytes_, *pieces],
+            "ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+            "ggml.scores": [0.0] * 259 + SPM_SCORES + [-1.0] * 6,
+        }
+    )
+    assert rebuild(keys)[0].encode("<0x41>").tokens == ["▁", *"<0x41>"]
+
+
+@pytest.mark.parametrize(
+    ("removes", "tokens"), [(True, ["▁a", "▁", "b"]), (False, ["▁", "▁", "▁a", "▁", "▁", "b", "▁"])]
+)
+def test_unigram_removes_spaces_if_its_model_does(removes: bool, tokens: list[str]) -> None:
+    tokenizer, _ = rebuild(unigram_keys_of_bytes(**{"ggml.remove_extra_whitespaces": removes}))
+    assert tokenizer.encode("  a  b ").tokens == tokens
+
+
+def test_unigram_needs_scores() -> None:
+    with pytest.raises(BuildError, match="has 0 scores for its tokens"):
+        rebuild(unigram_keys_of_bytes(**{"ggml.scores": []}))

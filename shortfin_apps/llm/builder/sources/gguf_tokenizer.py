@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
@@ -49,6 +49,8 @@ class GgufVocabulary(BaseModel):
     add_bos_token: bool | None = Field(None, alias="ggml.add_bos_token")
     add_eos_token: bool = Field(False, alias="ggml.add_eos_token")
     add_space_prefix: bool = Field(True, alias="ggml.add_space_prefix")
+    remove_extra_whitespaces: bool = Field(False, alias="ggml.remove_extra_whitespaces")
+    precompiled_charsmap: list[int] = Field([], alias="ggml.precompiled_charsmap")
     chat_template: str | None = None
 
     def text(self, token_id: int | None) -> str | None:
@@ -116,8 +118,7 @@ def _byte_level(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
 
 def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     """SentencePiece's BPE: merges are derived from scores, with a fallback to byte tokens."""
-    if len(vocabulary.scores) != len(vocabulary.tokens):
-        raise BuildError(f"{where}: the vocabulary has {len(vocabulary.scores)} scores for its tokens")
+    _check_scores(where, vocabulary)
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.text(vocabulary.unknown_token_id) or "<unk>"
     tokenizer = Tokenizer(
@@ -129,14 +130,49 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
             byte_fallback=True,
         )
     )
+    _mark_spaces(tokenizer, vocabulary, [])
+    return tokenizer
+
+
+def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
+    """SentencePiece's unigram model: the pieces with the largest sum of scores, bytes where there is none."""
+    _check_scores(where, vocabulary)
+    kinds = vocabulary.token_type or [TokenType.NORMAL] * len(vocabulary.tokens)
+    plain = (TokenType.NORMAL, TokenType.USER_DEFINED)
+    found = [score for score, kind in zip(vocabulary.scores, kinds, strict=True) if kind in plain]
+    # Other tokens are not found in text; the library finds every one, but those of the least score only last.
+    least = min(found, default=0.0)
+    scored = zip(vocabulary.tokens, vocabulary.scores, kinds, strict=True)
+    vocab = [(token, score if kind in plain else least) for token, score, kind in scored]
+    unknown, has_bytes = vocabulary.unknown_token_id, TokenType.BYTE in kinds
+    tokenizer = Tokenizer(models.Unigram(vocab, 0 if unknown is None else unknown, has_bytes))
+    _mark_spaces(tokenizer, vocabulary, _cleaning(vocabulary))
+    return tokenizer
+
+
+def _cleaning(vocabulary: GgufVocabulary) -> list[Any]:
+    """What becomes of text before its spaces are marked."""
+    steps: list[Any] = []
+    if vocabulary.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(bytes(each % 256 for each in vocabulary.precompiled_charsmap)))
+    if vocabulary.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z|(?<= ) +"), ""))
+    return steps
+
+
+def _mark_spaces(tokenizer: Tokenizer, vocabulary: GgufVocabulary, cleaning: list[Any]) -> None:
     spaces: list[Any] = [normalizers.Replace(" ", "▁")]
     text: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if vocabulary.add_space_prefix:
         spaces.insert(0, normalizers.Prepend("▁"))
         text.append(decoders.Strip(" ", 1, 0))
-    tokenizer.normalizer = normalizers.Sequence(spaces)
+    tokenizer.normalizer = normalizers.Sequence([*cleaning, *spaces])
     tokenizer.decoder = decoders.Sequence(text)
-    return tokenizer
+
+
+def _check_scores(where: str, vocabulary: GgufVocabulary) -> None:
+    if len(vocabulary.scores) != len(vocabulary.tokens):
+        raise BuildError(f"{where}: the vocabulary has {len(vocabulary.scores)} scores for its tokens")
 
 
 def _merges_of_scores(vocabulary: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
@@ -161,7 +197,9 @@ def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> Non
 def _adds_bos(vocabulary: GgufVocabulary) -> bool:
     if vocabulary.add_bos_token is not None:
         return vocabulary.add_bos_token
-    return vocabulary.model == "llama" or WORD_RULES[vocabulary.pre].adds_bos
+    if vocabulary.model == "gpt2":
+        return WORD_RULES[vocabulary.pre].adds_bos
+    return vocabulary.model == "llama"
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> None:
@@ -206,4 +244,5 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
 _BUILDERS: dict[str, Callable[[str, GgufVocabulary], Tokenizer]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
+    "t5": _unigram,
 }
