@@ -26,6 +26,9 @@ def random_data(kind: GGMLQuantizationType, rows: int, columns: int, seed: int =
     weights, size = GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows * columns // weights, size), dtype=np.uint8)
+    if kind is GGMLQuantizationType.MXFP4:
+        blocks[:, 0] = rng.integers(110, 130, len(blocks))
+        return blocks.reshape(rows, -1)
     for at in _TERMS.get(kind.name, (0,)):
         term = rng.uniform(1e-3, 2e-2, (len(blocks), 1)).astype(np.float16)
         blocks[:, at : at + 2] = term.view(np.uint8)

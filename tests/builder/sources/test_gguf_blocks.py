@@ -11,7 +11,21 @@ from shortfin_apps.llm.builder.sources.gguf_blocks import block_type_of, quantis
 from tests.builder.gguf_data import random_data
 
 ROWS, COLUMNS = 6, 512
-NAMES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+NAMES = (
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "MXFP4",
+    "IQ4_XS",
+)
 
 
 def tensor(name: str, shape: tuple[int, ...], data: npt.NDArray[np.uint8] | None = None) -> ReaderTensor:

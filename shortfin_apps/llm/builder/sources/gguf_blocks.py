@@ -25,6 +25,7 @@ _F16 = np.dtype("<f2")
 _IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8
 )
+_MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.int8)
 
 Bytes = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
@@ -156,6 +157,14 @@ def _q6_k(data: _Data, kind: BlockType) -> Blocks:
     return Blocks(kind, data.quants(quants.view(np.int8) - np.int8(32)), scales)
 
 
+def _mxfp4(data: _Data, kind: BlockType) -> Blocks:
+    """Twice each value is an integer. Scales are powers of two, which f16 has from 2^-24 to 2^15."""
+    scales = np.exp2(data.part(0, 1)[..., 0].astype(np.float32) - 128)
+    with np.errstate(over="ignore"):  # what is infinite is refused
+        narrow = scales.astype(np.float16)
+    return Blocks(kind, data.quants(_MXFP4_VALUES[_nibbles(data.part(1))]), Terms(narrow))
+
+
 _K_QUANT = 256  # weights that share an f16
 _Q5_1 = BlockType(8, has_minima=True)
 _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data, BlockType], Blocks]]] = {
@@ -170,6 +179,7 @@ _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data, BlockType
     GGMLQuantizationType.Q5_K: (BlockType(8, has_minima=True, group=_K_QUANT), _q5_k),
     GGMLQuantizationType.Q6_K: (BlockType(8, 16, group=_K_QUANT), _q6_k),
     GGMLQuantizationType.IQ4_NL: (Q8_0, _iq4_nl),
+    GGMLQuantizationType.MXFP4: (Q8_0, _mxfp4),
     GGMLQuantizationType.IQ4_XS: (BlockType(8, group=_K_QUANT), _iq4_xs),
 }
 
