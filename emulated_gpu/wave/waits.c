@@ -24,16 +24,30 @@ static bool is_pending(const waits_t *waits, const wait_ticket_t *t) {
   return t->sequence && (int32_t)(t->sequence - waits->completed[t->counter]) > 0;
 }
 
-static wait_ticket_t *tickets(waits_t *waits, const operand_t *o) {
+typedef wait_ticket_t dword_tickets_t[2];
+
+static dword_tickets_t *tickets(waits_t *waits, const operand_t *o) {
   return o->kind == VGPR ? &waits->vgpr[o->index] : o->kind == SGPR ? &waits->sgpr[o->index] : NULL;
 }
 
+static int num_dwords(const operand_t *o) { return o->dwords ? o->dwords : 1; }
+
+// Whether `i` reads or writes a half of an operand's dwords. What moves at most 16 bits takes one of its data.
+static bool takes_half(const instruction_t *i, const operand_t *o, int half) {
+  if (o == &i->operand[DST]) return !i->d16 || i->d16 == half + 1;
+  const bool is_data = (i->class == CLASS_STORE && o == &i->operand[SRC2]) ||
+                       (i->class == CLASS_LDS && o == &i->operand[SRC1]);
+  return !is_data || i->bytes == 0 || i->bytes > 2 || (i->d16 == 2) == half;
+}
+
 static void check_operand(wave_t *w, const instruction_t *i, const operand_t *o, enum wait_counter same) {
-  wait_ticket_t *t = tickets(&w->waits, o);
-  for (int n = 0; t && n < (o->dwords ? o->dwords : 1); n++) {
-    if (!is_pending(&w->waits, &t[n]) || (t[n].counter == same && !t[n].unordered)) continue;
-    report(w, i, MISSING_WAIT, -1, (uint64_t)(o->index + n), w->index);
-    t[n].sequence = 0;  // once an access
+  dword_tickets_t *t = tickets(&w->waits, o);
+  for (int n = 0; t && n < 2 * num_dwords(o); n++) {
+    wait_ticket_t *half = &t[n / 2][n % 2];
+    if (!takes_half(i, o, n % 2)) continue;
+    if (!is_pending(&w->waits, half) || (half->counter == same && !half->unordered)) continue;
+    report(w, i, MISSING_WAIT, -1, (uint64_t)(o->index + n / 2), w->index);
+    t[n / 2][0].sequence = t[n / 2][1].sequence = 0;  // once an access
   }
 }
 
@@ -51,9 +65,10 @@ void waits_issue(wave_t *w, const instruction_t *i) {
   const uint32_t sequence = ++waits->issued[c];
   if (unordered) waits->unordered[c] = sequence;
   if (i->class == CLASS_LDS && i->bytes) waits->lds = sequence;
-  wait_ticket_t *t = tickets(waits, &i->operand[DST]);
-  for (int n = 0; t && n < (i->operand[DST].dwords ? i->operand[DST].dwords : 1); n++)
-    t[n] = (wait_ticket_t){sequence, (uint8_t)c, unordered};
+  const operand_t *o = &i->operand[DST];
+  dword_tickets_t *t = tickets(waits, o);
+  for (int n = 0; t && n < 2 * num_dwords(o); n++)
+    if (takes_half(i, o, n % 2)) t[n / 2][n % 2] = (wait_ticket_t){sequence, (uint8_t)c, unordered};
 }
 
 void waits_for(wave_t *w, enum wait_counter c, int32_t remaining) {

@@ -20,7 +20,7 @@ typedef struct {
   uint32_t issued[NUM_WAIT_COUNTERS], completed[NUM_WAIT_COUNTERS];
   uint32_t unordered[NUM_WAIT_COUNTERS];  // the last access that may overtake others
   uint32_t lds;  // the last access to the memory of LDS, which exchanges between lanes do not touch
-  wait_ticket_t vgpr[520], sgpr[128];
+  wait_ticket_t vgpr[520][2], sgpr[128][2];  // of each half, which D16 loads fill apart
 } waits_t;
 
 // The counter that an instruction's data is waited for by.
