@@ -20,13 +20,13 @@ from typing import Any
 from bench.gpu.models import MODELS as GPU_MODELS
 from bench.kernel_folder import fill
 from bench.matmul_candidates import CANDIDATES
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
-from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
+from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, block_constants
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
-from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 
 # Of one layer, so that the cache is no larger than it has to be.
@@ -35,6 +35,14 @@ MODELS = {
     for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))
 }
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
+WEIGHTS: dict[str, BlockType | Fp8Type | None] = {
+    "bf16": None,
+    "q8_0": Q8_0,
+    "q4": Q4_1,
+    "q4_k": BlockType(4, has_minima=True, group=256),
+    "q6_k": BlockType(8, 16, group=256),
+    "fp8": "f8E4M3FN",
+}
 MAX_ROWS = 128  # of logits that one invocation computes
 
 
@@ -47,18 +55,17 @@ class Case:
     kind: str
     shape: tuple[int, int]
     absent: frozenset[str] = frozenset()
-    weights: WeightType = "bf16"
+    weights: str = "bf16"
 
     @property
     def layout(self) -> WeightLayout:
-        match self.weights:
-            case "q8_0":
-                return BlockRows(Q8_0)
-            case "q4":
-                return BlockRows(Q4_1)
-            case "fp8":
-                return Fp8Rows("f8E4M3FN")
-        return RowMajor("bf16")
+        match WEIGHTS[self.weights]:
+            case BlockType() as blocks:
+                return BlockRows(blocks)
+            case None:
+                return RowMajor("bf16")
+            case fp8:
+                return Fp8Rows(fp8)
 
     def kernel(self, device: str, tile: MatmulTile) -> Kernel:
         kernels = MatmulKernels(MODELS[self.model], BuildOptions(device=device), lambda *_: tile)
@@ -94,7 +101,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda:sm_90", help="the GPU to compile for")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
     parser.add_argument("--only", default="", metavar="PATTERN", help="matmuls by name: qkv, o, gate_up, ...")
-    parser.add_argument("--weights", choices=("bf16", "q8_0", "q4", "fp8"), default="bf16")
+    parser.add_argument("--weights", choices=list(WEIGHTS), default="bf16")
     parser.add_argument("--tokens", type=_numbers, default=TOKENS, metavar="N,N,...")
     parser.add_argument("--tile", type=tile_of, action="append", help="ROWSxCOLUMNSxBYTES:WAVES:STAGES")
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
@@ -175,6 +182,7 @@ def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> di
         "kind": case.kind,
         "shape": case.shape,
         "weights": case.weights,
+        "blocks": block_constants(case.layout),
         "eps": spec.rms_norm_eps,
         "heads": [spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim],
         "stride": BuildOptions().block_seq_stride,

@@ -130,7 +130,7 @@ def test_block_rows(kind: BlockType, columns: int) -> None:
     stored = layout.stored("w", matrix.shape)
     assert {name: (shape, dtypes[dtype]) for name, (shape, dtype) in stored.items()} == kept
     if kind.bits == 4:
-        both = quants.view(np.uint8)
+        both = quants.view(np.uint8).reshape(48, -1, 16)
         quants = np.stack([both & 15, both >> 4], axis=2).reshape(matrix.shape)
     scales, *minima = (row_terms(each, kind, columns) for each in terms)
     values = quants.reshape(48, -1, kind.size) * scales[:, :, None]

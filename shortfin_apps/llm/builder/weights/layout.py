@@ -5,10 +5,11 @@ forward stream. `pair` neighbours along K stay together, as many as a dot produc
 bytes), or 1:
 
     BlockRows           name           [out, K] i8; of 4 bits
-                                       [out, K / 2] i8: two neighbours a byte, the first in its low bits
+                                       [out, K / 2] i8: byte j of 16 has the elements j and j + 16 of 32 in
+                                       its low and its high bits
                         name.scales    [out, K / size] f16; in groups
-                                       [out, 2 * K / group + K / size] i8: a row's f16, then its i8; padded
-                                       to an even number
+                                       [out, 2 * K / group + K / size] i8: a row's f16, then its i8, padded
+                                       to a multiple of 4
                         name.minima    as the scales, of types with minima
     Fp8Rows             name           [out, K] of the target's 8-bit floats
                         name.scales    [out] f32
@@ -44,6 +45,8 @@ from shortfin_apps.llm.builder.target import Fp8Type, Target
 
 LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
+WORD = 4  # bytes
+PAIR = 16  # how far apart along K the two elements of a byte of BlockRows are
 TILE = 64  # bytes along K of an AMX tile
 
 Array = npt.NDArray[Any]
@@ -110,7 +113,7 @@ class BlockRows:
         if self.blocks.group is None:
             return blocks
         size = 2 * (columns // self.blocks.group) + blocks
-        return size + size % 2
+        return size + -size % WORD
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         rows, columns = shape
@@ -122,14 +125,15 @@ class BlockRows:
         blocks = _as_blocks(value, self.blocks)
         quants: Array = blocks.quants
         if self.blocks.bits == 4:
-            quants = (quants[:, 0::2] | quants[:, 1::2] << 4).view(np.int8)
+            halves = quants.reshape(len(quants), -1, 2, PAIR)
+            quants = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(len(quants), -1).view(np.int8)
         return [quants, *map(self._store_terms, blocks.terms)]
 
     def _store_terms(self, terms: Terms) -> Array:
         if terms.multiples is None:
             return terms.values
         both = np.concatenate([np.ascontiguousarray(terms.values).view(np.int8), terms.multiples], axis=1)
-        return np.pad(both, [(0, 0), (0, both.shape[1] % 2)])
+        return np.pad(both, [(0, 0), (0, -both.shape[1] % WORD)])
 
 
 @dataclass(frozen=True, slots=True)

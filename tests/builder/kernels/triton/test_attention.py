@@ -24,6 +24,7 @@ from tests.runtimes import needs_shortfin
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.operands import MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import MOST_SPLITS, tiles_of
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
@@ -147,7 +148,8 @@ def attend_twice(
     )
     batch.offsets = tensors["offsets"]
     batch.counters = e.fill("0", (num_rows, context.spec.num_key_value_heads), "i32")
-    attention = TritonAttention(context, Launcher(context.target, context.rendered))
+    launcher = Launcher(context.target, context.rendered)
+    attention = TritonAttention(context, launcher, MatmulOperands(context, launcher))
     return [attention.attend(e, tensors["q"], LAYER, batch) for _ in range(2)]
 
 

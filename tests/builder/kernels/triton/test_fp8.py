@@ -21,11 +21,14 @@ from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
-from shortfin_apps.llm.builder.lowering.triton.layers import Activations, TritonLayers
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 
 F32 = npt.NDArray[np.float32]
+LEAST_EXPONENT = -126  # of a scale
 FEATURES, FFN = 80, 176  # neither is a multiple of what shares a scale, the second is more than that
 SPEC = replace(TINY, hidden_size=FEATURES, intermediate_size=FFN)
 
@@ -42,19 +45,24 @@ def fp8_type(chip: str) -> Fp8Type:
     return found
 
 
-def quantised(x: F32, kind: Fp8Type) -> F32:
-    """x [rows, features] as matmuls take it: rounded to 8 bits, in groups that share a power of two."""
+def quantised(x: F32, kind: Fp8Type) -> tuple[npt.NDArray[Any], F32]:
+    """x [rows, features] in 8 bits, and the powers of two [rows, groups] that groups of it share."""
     dtype, top = FP8_DTYPES[kind], 6 if kind.endswith("FNUZ") else 7
-    parts = []
+    quants, scales = [], []
     for first in range(0, x.shape[1], FP8_GROUP):
         part = x[:, first : first + FP8_GROUP]
         largest = np.abs(part).max(axis=1, keepdims=True)
-        _, exponent = np.frexp(
-            np.where(largest > 0, largest, 1)
-        )  # largest is in [2^(exponent - 1), 2^exponent)
-        scale = np.ldexp(np.float32(1), exponent - 1 - top)
-        parts.append((part / scale).astype(dtype).astype(np.float32) * scale)
-    result: F32 = np.concatenate(parts, axis=1)
+        _, exponent = np.frexp(largest)  # largest is in [2^(exponent - 1), 2^exponent)
+        scale = np.ldexp(np.float32(1), np.where(largest > 0, exponent - 1 - top, LEAST_EXPONENT))
+        quants.append((part / scale).astype(dtype))
+        scales.append(scale)
+    return np.concatenate(quants, axis=1), np.concatenate(scales, axis=1)
+
+
+def rounded_to_fp8(x: F32, kind: Fp8Type) -> F32:
+    """x [rows, features] as matmuls take it."""
+    quants, scales = quantised(x, kind)
+    result: F32 = quants.astype(np.float32) * np.repeat(scales, FP8_GROUP, axis=1)[:, : x.shape[1]]
     return result
 
 
@@ -64,12 +72,46 @@ def stored(weight: F32, kind: Fp8Type) -> tuple[npt.NDArray[Any], F32, F32]:
     return quants, scales, quants.astype(np.float32) * scales[:, None]
 
 
-def as_fp8(e: Emitter, given: Tensor, kind: Fp8Type) -> Tensor:
-    """An argument of bytes, as runtimes have no such arrays."""
-    bytes_type, shape = given.type, given.shape
-    result = Tensor(e.fresh(), shape, kind)
-    e.line(f"{result.name} = flow.tensor.bitcast {given.name} : {bytes_type} -> {result.type}")
+def cast(e: Emitter, given: Tensor, dtype: str) -> Tensor:
+    """Bytes as 8-bit floats or back, as runtimes have no arrays of these."""
+    result = Tensor(e.fresh(), given.shape, dtype)
+    sizes = [size for size in given.shape if isinstance(size, str)]
+    dims = f"{{{', '.join(sizes)}}}" if sizes else ""
+    e.line(f"{result.name} = flow.tensor.bitcast {given.name} : {given.type}{dims} -> {result.type}{dims}")
     return result
+
+
+def random_rows(random: np.random.Generator, count: int, features: int) -> F32:
+    """In bf16, of many magnitudes; the first is zero."""
+    x = rounded(random.standard_normal((count, features), np.float32), "bf16")
+    x *= np.exp2(random.integers(-20, 20, (count, 1))).astype(np.float32)  # each row has its own scale
+    x[0] = 0
+    return x
+
+
+@pytest.mark.parametrize("tokens", [1, "tokens"])
+def test_a_host_quantises_activations_to_the_same_bits(tokens: int | str, chip: str, launch: Launch) -> None:
+    kind = fp8_type(chip)
+    context = context_of(SPEC, chip, BuildOptions(device=f"hip:{chip}", weights="fp8", kv="f32"))
+    inputs: Inputs = {"x": ("bf16", (tokens, FFN)), "w": ("i8", (32, FFN)), "scales": ("f32", (32,))}
+
+    def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
+        weights = GivenWeights({"w": cast(e, given["w"], kind), "w.scales": given["scales"]})
+        launcher = Launcher(context.target, context.rendered)
+        operands = MatmulOperands(replace(context, weights=weights), launcher)
+        _, made = operands.of(e, Activations(given["x"]), "w")
+        x, scales = made["x"], made["x_scales"]
+        assert isinstance(x, Tensor)
+        assert isinstance(scales, Tensor)
+        return [cast(e, x, "i8"), scales]
+
+    program = launch(inputs, body, context)
+    for count in [3, 70] if isinstance(tokens, str) else [tokens]:
+        x = random_rows(np.random.default_rng(count), count, FFN)
+        found = program(x=x, w=np.zeros((32, FFN)), scales=np.zeros(32))
+        quants, scales = quantised(x, kind)
+        np.testing.assert_array_equal(found[0].astype(np.int8), quants.view(np.int8))
+        np.testing.assert_array_equal(found[1], scales)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 30, 50, "tokens"])
@@ -90,7 +132,7 @@ def test_a_feed_forward(tokens: int | str, chip: str, launch: Launch) -> None:
 
     def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
         tensors = {
-            name: as_fp8(e, given[name], kind) if name in ("gate_up", "down") else given[name]
+            name: cast(e, given[name], kind) if name in ("gate_up", "down") else given[name]
             for name in ("gate_up", "down")
         }
         tensors |= {f"{name}.scales": given[f"{name}_scales"] for name in ("gate_up", "down")}
@@ -102,9 +144,7 @@ def test_a_feed_forward(tokens: int | str, chip: str, launch: Launch) -> None:
     gate_up_quants, gate_up_scales, gate_up = stored(gate_up, kind)
     down_quants, down_scales, down = stored(down, kind)
     for count in [3, 70] if isinstance(tokens, str) else [tokens]:
-        x = rounded(random.standard_normal((count, FEATURES), np.float32), "bf16")
-        x *= np.exp2(random.integers(-20, 20, (count, 1))).astype(np.float32)  # each row has its own scale
-        x[0] = 0
+        x = random_rows(random, count, FEATURES)
         residual = random.standard_normal((count, FEATURES), np.float32)
         (y,) = program(
             x=x,
@@ -114,9 +154,9 @@ def test_a_feed_forward(tokens: int | str, chip: str, launch: Launch) -> None:
             down=down_quants.view(np.int8),
             down_scales=down_scales,
         )
-        gate, up = np.split(quantised(x, kind) @ gate_up.T, 2, axis=1)
+        gate, up = np.split(rounded_to_fp8(x, kind) @ gate_up.T, 2, axis=1)
         with np.errstate(over="ignore"):
             gated = rounded(gate / (1 + np.exp(-gate)) * up, "bf16")
-        expected = residual + quantised(gated, kind) @ down.T
+        expected = residual + rounded_to_fp8(gated, kind) @ down.T
         size = np.abs(expected).max(axis=1, keepdims=True)
         np.testing.assert_allclose(y / size, expected / size, rtol=0, atol=2e-2)

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.builder.blocks import Q4_1
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.lowering.triton.tiles import AttentionTile, TileTable, fitted, tiles_of
 from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 
 AMD = Target("hip:gfx942", (), "amdgpu", "gfx942", frozenset())
 HOPPER = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
@@ -16,36 +19,43 @@ AMPERE = replace(HOPPER, device="cuda:sm_80", cpu="sm_80")
 TARGETS = pytest.mark.parametrize(
     "table", [pytest.param(tiles_of(target), id=target.cpu) for target in (AMD, HOPPER, AMPERE)]
 )
+LAYOUTS = pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), Fp8Rows("f8E4M3FN")])
 TOKENS: list[int | str] = [1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 512, 513, 4096, "tokens"]
 FEATURES = [64, 576, 960, 2048, 3072, 4096, 5120, 6144, 8192, 28672, 128256]
 
 
 @TARGETS
-def test_every_matmul_has_a_tile_of_sizes_that_triton_takes(table: TileTable) -> None:
+@LAYOUTS
+def test_every_matmul_has_a_tile_of_sizes_that_triton_takes(
+    table: TileTable, layout: WeightLayout | None
+) -> None:
     for tokens in TOKENS:
         for features in FEATURES:
-            tile = table.matmul(tokens, (features, 576))
+            tile = table.matmul(tokens, (features, 576), layout)
             for size in (tile.rows, tile.columns, tile.depth_bytes):
                 assert size.bit_count() == 1
             # What a matrix instruction takes; sums of squares are of 16 columns each.
             assert tile.rows >= 16
             assert tile.columns >= 16
             assert tile.depth_bytes >= 16 * 4
+            assert not isinstance(layout, Fp8Rows) or tile.depth_bytes % FP8_GROUP == 0
 
 
 @TARGETS
-def test_kernels_of_one_name_have_one_tile(table: TileTable) -> None:
+@LAYOUTS
+def test_kernels_of_one_name_have_one_tile(table: TileTable, layout: WeightLayout | None) -> None:
     """A module has kernels of several numbers of tokens for one weight, named by it and by their tiles."""
     for features in FEATURES:
-        tiles = {table.matmul(tokens, (features, 576)) for tokens in TOKENS}
+        tiles = {table.matmul(tokens, (features, 576), layout) for tokens in TOKENS}
         assert len({tile.suffix for tile in tiles}) == len(tiles)
 
 
 @TARGETS
-def test_more_tokens_take_no_fewer_rows(table: TileTable) -> None:
+@LAYOUTS
+def test_more_tokens_take_no_fewer_rows(table: TileTable, layout: WeightLayout | None) -> None:
     known = [tokens for tokens in TOKENS if isinstance(tokens, int)]
     for features in FEATURES:
-        rows = [table.matmul(tokens, (features, 576)).rows for tokens in known]
+        rows = [table.matmul(tokens, (features, 576), layout).rows for tokens in known]
         assert rows == sorted(rows)
 
 

@@ -77,11 +77,34 @@ def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[s
     from triton.compiler import ASTSource
 
     tuning = {"num_warps": kernel.tuning.num_waves, "num_stages": kernel.tuning.num_stages}
-    return triton.compile(
-        ASTSource(kernel.function, *_signature(kernel)),
-        target=GPUTarget(*target),
-        options={"enable_fp_fusion": True, **tuning, **options},
-    )
+    with _known_to_kernels(GPUTarget(*target)):
+        return triton.compile(
+            ASTSource(kernel.function, *_signature(kernel)),
+            target=GPUTarget(*target),
+            options={"enable_fp_fusion": True, **tuning, **options},
+        )
+
+
+@contextmanager
+def _known_to_kernels(target: Any) -> Iterator[None]:
+    """Lets kernels ask for the target (triton.language.target_info), which Triton reads from its driver."""
+    from triton.runtime import driver
+
+    driver.set_active(_Driver(target))
+    try:
+        yield
+    finally:
+        driver.set_active(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    """What target_info asks of a driver."""
+
+    target: Any
+
+    def get_current_target(self) -> Any:
+        return self.target
 
 
 def _signature(kernel: Kernel) -> tuple[Signature, Constants, Attributes]:

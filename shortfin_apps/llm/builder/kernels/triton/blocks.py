@@ -7,68 +7,160 @@ block; or with groups, an f16 for each group and then an i8 for each block, of w
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
+
+PAIR = tl.constexpr(16)  # how far apart the two elements of a byte are
+PTX_OFFSET = tl.constexpr(128.0)
+# Of four bytes: their low halves, then their high ones.
+PTX = tl.constexpr("""{
+    .reg .b32 low, high;
+    and.b32 low, $8, 0x0F0F0F0F;
+    shr.u32 high, $8, 4;
+    and.b32 high, high, 0x0F0F0F0F;
+    prmt.b32 $0, low, 0x43000000, 0x7044;
+    prmt.b32 $1, low, 0x43000000, 0x7144;
+    prmt.b32 $2, low, 0x43000000, 0x7244;
+    prmt.b32 $3, low, 0x43000000, 0x7344;
+    prmt.b32 $4, high, 0x43000000, 0x7044;
+    prmt.b32 $5, high, 0x43000000, 0x7144;
+    prmt.b32 $6, high, 0x43000000, 0x7244;
+    prmt.b32 $7, high, 0x43000000, 0x7344;
+}""")
 
 
 @triton.jit
-def pairs_of(w, BLOCKS: tl.constexpr):
-    """The address of w's pairs of neighbours along K: of one byte, or of two."""
-    return w if BLOCKS[0] == 4 else w.to(tl.pointer_type(tl.int16), bitcast=True)
+def widen(
+    w,
+    scales,
+    minima,
+    y,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """y [OUT, IN] = w, in BLOCKS. A workgroup takes a tile of COLUMNS rows of w and DEPTH along K."""
+    PACKED: tl.constexpr = 2 if BLOCKS[0] == 4 else 1
+    row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(1) * DEPTH
+    exists = (row < OUT)[None, :]
+    packed = first // PACKED + tl.arange(0, DEPTH // PACKED)
+    at = tl.minimum(row, OUT - 1).to(tl.int64)
+    tile = tl.load(
+        w + at[None, :] * (IN // PACKED) + packed[:, None], mask=(packed * PACKED < IN)[:, None], other=0
+    )
+    scale = load_terms(scales, at, first, IN, DEPTH, BLOCKS)
+    minimum = load_terms(minima, at, first, IN, DEPTH, BLOCKS)
+    k = first + tl.arange(0, DEPTH)
+    values = dequantised(tile, scale, minimum, BLOCKS).to(y.dtype.element_ty)
+    tl.store(y + at[None, :] * IN + k[:, None], values, mask=exists & (k < IN)[:, None])
 
 
 @triton.jit
 def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr):
     """Scales or minima of the tile of weights of DEPTH x `row` [COLUMNS] that begins at `first` along K.
 
-    -> [DEPTH / a block's weights, COLUMNS], with zeros behind IN; None if `terms` is None.
+    -> [DEPTH / a block's weights, COLUMNS] f32, with zeros behind IN; None if `terms` is None.
     """
     if terms is None:
         return None
     else:
         SIZE: tl.constexpr = BLOCKS[1]
-        block = first // SIZE + tl.arange(0, DEPTH // SIZE)
-        inside = (block < IN // SIZE)[:, None]
-        return _terms(terms, row[None, :].to(tl.int64), block[:, None], inside, IN, BLOCKS)
+        COUNT: tl.constexpr = DEPTH // SIZE
+        of_row = terms + row[None, :].to(tl.int64) * _row_size(IN, BLOCKS)
+        block = (first // SIZE + tl.arange(0, COUNT))[:, None]
+        if BLOCKS[2] == 0:
+            return _values(of_row + block, block < IN // SIZE, IN % DEPTH == 0).to(tl.float32)
+        else:
+            GROUP: tl.constexpr = BLOCKS[2]
+            GROUPS: tl.constexpr = DEPTH // GROUP if DEPTH > GROUP else 1
+            own = of_row + 2 * (IN // GROUP) + block
+            multiples = _values(own, block < IN // SIZE, IN % DEPTH == 0).to(tl.float32)
+            group = (first // GROUP + tl.arange(0, GROUPS))[:, None]
+            shared = _group_values(of_row, group, group < IN // GROUP, IN % DEPTH == 0)
+            blocks = tl.reshape(multiples, (GROUPS, COUNT // GROUPS, row.shape[0]))
+            return tl.reshape(blocks * shared[:, None, :], multiples.shape)
 
 
 @triton.jit
 def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.constexpr):
-    """The scale or the minimum of each element `feature` of one row."""
-    return _terms(terms, row, feature // BLOCKS[1], inside, FEATURES, BLOCKS)
+    """The scale or the minimum of each element `feature` of one row, in f32."""
+    of_row = terms + row * _row_size(FEATURES, BLOCKS)
+    block = feature // BLOCKS[1]
+    if BLOCKS[2] == 0:
+        return _values(of_row + block, inside, False).to(tl.float32)
+    else:
+        own = _values(of_row + 2 * (FEATURES // BLOCKS[2]) + block, inside, False)
+        return _group_values(of_row, feature // BLOCKS[2], inside, False) * own.to(tl.float32)
 
 
 @triton.jit
-def _terms(terms, row, block, inside, IN: tl.constexpr, BLOCKS: tl.constexpr):
-    """Those of blocks of rows: f16, or products in f32."""
+def _row_size(IN: tl.constexpr, BLOCKS: tl.constexpr):
+    """Elements of a row of terms: f16, or with groups bytes, padded to words."""
     COUNT: tl.constexpr = IN // BLOCKS[1]
     if BLOCKS[2] == 0:
-        return tl.load(terms + row * COUNT + block, mask=inside, other=0.0)
+        return COUNT
     else:
-        GROUPS: tl.constexpr = IN // BLOCKS[2]
-        of_row = terms + row * (2 * GROUPS + COUNT + COUNT % 2)
-        shared = of_row.to(tl.pointer_type(tl.float16), bitcast=True) + block // (BLOCKS[2] // BLOCKS[1])
-        own = tl.load(of_row + 2 * GROUPS + block, mask=inside, other=0)
-        return tl.load(shared, mask=inside, other=0.0).to(tl.float32) * own.to(tl.float32)
+        return (2 * (IN // BLOCKS[2]) + COUNT + 3) // 4 * 4
 
 
 @triton.jit
-def dequantised(pairs, scale, minimum, BLOCKS: tl.constexpr):
-    """[DEPTH / 2, COLUMNS] with the terms of its blocks -> [DEPTH, COLUMNS] f32, rounded once at most."""
-    quants = _unpacked(pairs).to(tl.float32)
-    blocks = tl.reshape(quants, (scale.shape[0], BLOCKS[1], scale.shape[1]))
-    values = blocks * scale.to(tl.float32)[:, None, :]
-    if minimum is not None:
-        values += minimum.to(tl.float32)[:, None, :]
-    return tl.reshape(values, quants.shape)
+def _group_values(of_row, group, inside, ALL: tl.constexpr):
+    """The f16 of groups, in f32, from words that have two of them: less than a word is not loaded ahead."""
+    words = of_row.to(tl.pointer_type(tl.int32), bitcast=True)
+    halves = _values(words + group // 2, inside, ALL) >> (group % 2 * 16)
+    return halves.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _unpacked(pairs):
-    """[DEPTH / 2, COLUMNS] -> [DEPTH, COLUMNS] i8. The first of a pair is in its low bits.
+def _values(at, inside, ALL: tl.constexpr):
+    """What is at the addresses that are inside, or at all of them, and else zeros."""
+    return tl.load(at) if ALL else tl.load(at, mask=inside, other=0)
 
-    A join also keeps a tile from being widened by every wave that multiplies with it.
+
+@triton.jit
+def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
+    """A tile as it is stored, with the terms of its blocks -> [DEPTH, COLUMNS] f32, rounded once at most.
+
+    On NVIDIA's GPUs, the sum of a minimum and 128 scales is rounded too, if they are far apart.
     """
-    if pairs.dtype == tl.int16:
-        both = tl.join(pairs.to(tl.int8), (pairs >> 8).to(tl.int8))
+    OFFSET: tl.constexpr = PTX_OFFSET if BLOCKS[0] == 4 and is_cuda() else 0
+    numbers = _unpacked(packed) if BLOCKS[0] == 4 else packed.to(tl.float32)
+    blocks = tl.reshape(numbers, (scale.shape[0], BLOCKS[1], scale.shape[1]))
+    wide = tl.broadcast_to(scale[:, None, :], blocks.shape)
+    least = -OFFSET * scale if minimum is None else minimum - OFFSET * scale
+    return tl.reshape(tl.fma(blocks, wide, tl.broadcast_to(least[:, None, :], blocks.shape)), numbers.shape)
+
+
+@triton.jit
+def _unpacked(packed):
+    """[DEPTH / 2, COLUMNS] -> [DEPTH, COLUMNS] f32. A byte has the elements j and j + PAIR of 2 * PAIR.
+
+    So a lane of a matrix instruction has both in its registers, and its bytes side by side.
+    """
+    COUNT: tl.constexpr = packed.shape[0] // PAIR
+    COLUMNS: tl.constexpr = packed.shape[1]
+    low, high = _halves(packed)
+    both = tl.reshape(tl.join(low, high), (COUNT, PAIR, COLUMNS, 2))
+    return tl.reshape(tl.permute(both, (0, 3, 1, 2)), (2 * COUNT * PAIR, COLUMNS))
+
+
+@triton.jit
+def _halves(packed):
+    """The low and the high 4 bits of bytes, in f32; on NVIDIA's GPUs, PTX_OFFSET more.
+
+    Those convert numbers at a fraction of their speed. There, 4 bits are put into 128.0, whose last bit is
+    their first, by one instruction each.
+    """
+    if is_cuda():
+        return tl.inline_asm_elementwise(
+            PTX,
+            "=r,=r,=r,=r,=r,=r,=r,=r,r",
+            [packed],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=4,
+        )
     else:
-        both = tl.join(pairs & 15, (pairs >> 4) & 15)
-    return tl.reshape(tl.permute(both, (0, 2, 1)), (pairs.shape[0] * 2, pairs.shape[1]))
+        return (packed & 15).to(tl.float32), ((packed >> 4) & 15).to(tl.float32)

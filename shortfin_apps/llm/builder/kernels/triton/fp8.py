@@ -1,4 +1,4 @@
-"""Products of 8-bit floats (E4M3): weights with a scale for each output feature, activations quantised here.
+"""Products of 8-bit floats (E4M3): weights with a scale for each output feature, and quantised activations.
 
 Of a row of activations, FP8_GROUP neighbours along K share a scale: a power of two that brings the largest
 magnitude among them near the format's largest number. Scaling by a power of two rounds nothing, so that a
@@ -20,27 +20,51 @@ MANTISSA_BITS = tl.constexpr(23)
 
 
 @triton.jit
-def fp8_product(x, w, scales, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
-    """As `product` (product.py), of a w in 8-bit floats with `scales` [..] f32 for its rows."""
-    tl.static_assert(DEPTH == FP8_GROUP)
-    own = tl.minimum(row, tokens - 1)
+def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
+    """`quants` [tokens, IN] in 8-bit floats, and `scales` [tokens, IN / FP8_GROUP] f32, of x [tokens, IN].
+
+    A workgroup takes one group of ROWS tokens.
+    """
+    GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    group = tl.program_id(1)
+    k = group * FP8_GROUP + tl.arange(0, FP8_GROUP)
+    at = row[:, None] * IN + k[None, :]
+    inside = (row < tokens)[:, None] & (k < IN)[None, :]
+    rounded, scale = quantised(tl.load(x + at, mask=inside, other=0.0), quants.dtype.element_ty)
+    tl.store(quants + at, rounded, mask=inside)
+    tl.store(scales + row * GROUPS + group, scale, mask=row < tokens)
+
+
+@triton.jit
+def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
+    """As `product` (product.py), of x and w in 8-bit floats: with `x_scales` [tokens, IN / FP8_GROUP] f32 and
+    `scales` [..] f32 for the rows of w. DEPTH is a multiple of FP8_GROUP.
+    """
+    GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
+    IS_SMALL: tl.constexpr = row.shape[0] <= 16
+    own = tl.minimum(row, tokens - 1).to(tl.int64)
     exists = (row < tokens)[:, None]
-    k = tl.arange(0, DEPTH)
-    x_tile = x + own[:, None].to(tl.int64) * IN + k[None, :]
+    k = tl.arange(0, FP8_GROUP)
+    x_tile = x + own[:, None] * IN + k[None, :]
+    x_scale = x_scales + own * GROUPS
     w_tile = w + weight_row[None, :].to(tl.int64) * IN + k[:, None]
     sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
     for first in range(0, IN, DEPTH):
-        if IN % DEPTH == 0:
-            a = tl.load(x_tile, mask=exists, other=0.0)
-            b = tl.load(w_tile)
-        else:
-            inside = first + k < IN
-            a = tl.load(x_tile, mask=exists & inside[None, :], other=0.0)
-            b = tl.load(w_tile, mask=inside[:, None], other=0.0)
-        quants, scale = quantised(a, w.dtype.element_ty)
-        part = tl.dot(quants, b)
-        sums = tl.fma(part, tl.broadcast_to(scale[:, None], part.shape), sums)
+        for part in tl.static_range(0, DEPTH, FP8_GROUP):
+            if IN % DEPTH == 0:
+                a = tl.load(x_tile + part, mask=exists, other=0.0) if IS_SMALL else tl.load(x_tile + part)
+                b = tl.load(w_tile + part)
+                scale = tl.load(x_scale + part // FP8_GROUP)
+            else:
+                inside = first + part + k < IN
+                a = tl.load(x_tile + part, mask=exists & inside[None, :], other=0.0)
+                b = tl.load(w_tile + part, mask=inside[:, None], other=0.0)
+                scale = tl.load(x_scale + part // FP8_GROUP, mask=first + part < IN, other=0.0)
+            product = tl.dot(a, b)
+            sums = tl.fma(product, tl.broadcast_to(scale[:, None], product.shape), sums)
         x_tile += DEPTH
+        x_scale += DEPTH // FP8_GROUP
         w_tile += DEPTH
     return sums * tl.load(scales + weight_row)[None, :]
 

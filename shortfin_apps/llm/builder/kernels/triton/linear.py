@@ -9,6 +9,7 @@ from shortfin_apps.llm.builder.kernels.triton.product import normalised_product,
 @triton.jit
 def linear(
     x,
+    x_scales,
     in_squares,
     w,
     scales,
@@ -45,7 +46,21 @@ def linear(
         weight = _loaded(norm, column, column < OUT)
     weight_row = tl.minimum(column, OUT - 1)
     sums = normalised_product(
-        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, BLOCKS, DEPTH, EARLY
+        x,
+        x_scales,
+        in_squares,
+        w,
+        scales,
+        minima,
+        row,
+        tokens,
+        weight_row,
+        IN,
+        GROUP,
+        EPS,
+        BLOCKS,
+        DEPTH,
+        EARLY,
     )
     if not IS_SMALL:
         added = _loaded(residual, at, inside)
@@ -69,6 +84,7 @@ def _loaded(operand, at, inside):
 @triton.jit
 def gated_linear(
     x,
+    x_scales,
     in_squares,
     w,
     scales,
@@ -96,7 +112,21 @@ def gated_linear(
     each = tl.arange(0, COLUMNS)
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
     sums = normalised_product(
-        x, in_squares, w, scales, minima, row, tokens, weight_row, IN, GROUP, EPS, BLOCKS, DEPTH, EARLY
+        x,
+        x_scales,
+        in_squares,
+        w,
+        scales,
+        minima,
+        row,
+        tokens,
+        weight_row,
+        IN,
+        GROUP,
+        EPS,
+        BLOCKS,
+        DEPTH,
+        EARLY,
     )
     gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
     column = first + tl.arange(0, HALF)

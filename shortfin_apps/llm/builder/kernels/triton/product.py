@@ -3,13 +3,14 @@
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.blocks import dequantised, load_terms, pairs_of
+from shortfin_apps.llm.builder.kernels.triton.blocks import dequantised, load_terms
 from shortfin_apps.llm.builder.kernels.triton.fp8 import fp8_product
 
 
 @triton.jit
 def normalised_product(
     x,
+    x_scales,
     squares,
     w,
     scales,
@@ -27,13 +28,13 @@ def normalised_product(
     """`product`, and if `squares` [tokens, IN / GROUP] f32 are not None times 1 / rms of each row.
 
     x is then scaled for a norm, but not normalised, and `squares` are those from before. EARLY loads them
-    before the product, whose loads take long.
+    before the product, whose loads take long. `x_scales` are of x in 8-bit floats (see fp8.py), else None.
     """
     own = tl.minimum(row, tokens - 1)
     if EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if w.dtype.element_ty.is_fp8():
-        sums = fp8_product(x, w, scales, row, tokens, weight_row, IN, DEPTH)
+        sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH)
     else:
         sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH)
     if not EARLY:
@@ -62,9 +63,7 @@ def product(
     Rows of w may repeat, and may not lie outside; those of x may. DEPTH elements of K are loaded at once.
     With `scales`, w is in BLOCKS (see blocks.py), which are widened to the type of x.
     """
-    PACKED: tl.constexpr = 1 if scales is None else 2  # elements of w in one that is loaded
-    if scales is not None:
-        w = pairs_of(w, BLOCKS)
+    PACKED: tl.constexpr = 2 if BLOCKS is not None and BLOCKS[0] == 4 else 1  # elements of w in a byte
     # The smallest tile is rarely full. Rows outside are not loaded: copies of one row would take as long.
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
     own = tl.minimum(row, tokens - 1)
@@ -73,8 +72,6 @@ def product(
     x_tile = x + own[:, None].to(tl.int64) * IN + k[None, :]
     packed = tl.arange(0, DEPTH // PACKED)
     w_tile = w + weight_row[None, :].to(tl.int64) * (IN // PACKED) + packed[:, None]
-    scale = load_terms(scales, weight_row, 0, IN, DEPTH, BLOCKS)
-    minimum = load_terms(minima, weight_row, 0, IN, DEPTH, BLOCKS)
     sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
     for first in range(0, IN, DEPTH):
         if IN % DEPTH == 0:
@@ -85,15 +82,9 @@ def product(
             a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
             b = tl.load(w_tile, mask=(first + packed * PACKED < IN)[:, None], other=0)
         if scales is not None:
-            if BLOCKS[2] > 0:  # products, which would take registers meanwhile
-                of_block = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
-                least = load_terms(minima, weight_row, first, IN, DEPTH, BLOCKS)
-                b = dequantised(b, of_block, least, BLOCKS).to(a.dtype)
-            else:
-                b = dequantised(b, scale, minimum, BLOCKS).to(a.dtype)
-                scale = load_terms(scales, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
-                if minima is not None:
-                    minimum = load_terms(minima, weight_row, first + DEPTH, IN, DEPTH, BLOCKS)
+            scale = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
+            minimum = load_terms(minima, weight_row, first, IN, DEPTH, BLOCKS)
+            b = dequantised(b, scale, minimum, BLOCKS).to(a.dtype)
         sums = tl.dot(a, b, sums, input_precision="ieee")
         x_tile += DEPTH
         w_tile += DEPTH // PACKED

@@ -9,6 +9,7 @@ from shortfin_apps.llm.builder.kernels.triton.product import normalised_product,
 @triton.jit
 def project_qkv(
     x,
+    x_scales,
     in_squares,
     w,
     scales,
@@ -60,7 +61,21 @@ def project_qkv(
     in_head = tl.minimum(of_column % HEAD_PAIRS, HALF - 1) + each % 2 * HALF
     feature = of_column // HEAD_PAIRS * HEAD_DIM + in_head
     sums = normalised_product(
-        x, in_squares, w, scales, minima, row, tokens, feature, IN, GROUP, EPS, BLOCKS, DEPTH, EARLY
+        x,
+        x_scales,
+        in_squares,
+        w,
+        scales,
+        minima,
+        row,
+        tokens,
+        feature,
+        IN,
+        GROUP,
+        EPS,
+        BLOCKS,
+        DEPTH,
+        EARLY,
     )
     if bias is not None:
         sums += tl.load(bias + feature)[None, :]

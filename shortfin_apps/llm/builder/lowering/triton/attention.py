@@ -9,26 +9,27 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, load_matrix
+from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
+from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import tiles_of
 
 
 class TritonAttention:
     """q, k and v, the cache, and attention over it. Its pages are as those of the linalg kernels."""
 
-    def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
+    def __init__(self, context: LoweringContext, launcher: Launcher, operands: MatmulOperands) -> None:
         spec, options, tiles = context.spec, context.options, tiles_of(context.target)
         self._stride = options.block_seq_stride
         self._kernels = AttentionKernels(spec, options, tiles)
         self._matmuls = MatmulKernels(spec, options, tiles.matmul)
         self._weights = context.weights
         self._launcher = launcher
+        self._operands = operands
 
     def project(
         self,
         e: Emitter,
-        x: Tensor,
-        squares: Tensor | None,
+        given: Activations,
         weight: str,
         bias: str | None,
         head_norm: str | None,
@@ -36,14 +37,10 @@ class TritonAttention:
         batch: Batch,
     ) -> Tensor:
         """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
-        shape, layout = self._weights.shape(weight), self._weights.layout(weight)
-        kernel = self._matmuls.project_qkv(shape, batch.tokens, layout)
-        operands = {
-            "tokens": batch.tokens,
+        layout, operands = self._operands.of(e, given, weight)
+        kernel = self._matmuls.project_qkv(self._weights.shape(weight), batch.tokens, layout)
+        operands |= {
             "layer": layer,
-            "x": x,
-            "in_squares": squares,
-            **load_matrix(e, self._weights, weight),
             "bias": None if bias is None else self._weights.load_one(e, bias),
             "head_norm": None if head_norm is None else self._weights.load_one(e, head_norm),
             "rotary": batch.rotary,

@@ -8,7 +8,6 @@ reads it (see kernels/triton/__init__.py), for which the residual's matmul prepa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from shortfin_apps.llm.builder.graph.batch import Batch
@@ -27,6 +26,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
     load_matrix,
     matrix,
 )
+from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
 from shortfin_apps.llm.builder.model.operations import (
@@ -41,17 +41,6 @@ from shortfin_apps.llm.builder.model.operations import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """The input of a matmul: `x` [tokens, features] in its type, normalised, or scaled for a deferred norm.
-
-    In the latter case `squares` [tokens, features / GROUP] f32 has the sums of squares before.
-    """
-
-    x: Tensor
-    squares: Tensor | None = None
-
-
 class TritonLayers:
     """Implements FusedKernels, and has the kernels of Embed, Norm, Linear, GatedLinear and LastTokens."""
 
@@ -62,7 +51,8 @@ class TritonLayers:
         self._weights = context.weights
         self._launcher = Launcher(context.target, context.rendered)
         self._tokens = TritonTokens(context, self._launcher)
-        self._attention = TritonAttention(context, self._launcher)
+        self._operands = MatmulOperands(context, self._launcher)
+        self._attention = TritonAttention(context, self._launcher, self._operands)
         # f16 may overflow where x is scaled before its norm is taken.
         self._defers_norms = self._act != "f16"
 
@@ -100,9 +90,7 @@ class TritonLayers:
                 head_norm = next((each.weight for each in between if isinstance(each, NormHeads)), None)
                 given = _activations(values.operand(projection.x))
                 weights = projection.weight, bias, head_norm
-                q = self._attention.project(
-                    e, given.x, given.squares, *weights, attention.layer, values.batch
-                )
+                q = self._attention.project(e, given, *weights, attention.layer, values.batch)
                 values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
@@ -140,14 +128,8 @@ class TritonLayers:
 
     def gated_linear(self, e: Emitter, x: Tensor | Activations, weight: str) -> Tensor:
         given = _activations(x)
-        shape, layout = self._weights.shape(weight), self._weights.layout(weight)
-        kernel = self._matmuls.gated_linear(shape, given.x.shape[0], layout)
-        operands = {
-            "tokens": given.x.shape[0],
-            "x": given.x,
-            "in_squares": given.squares,
-            **load_matrix(e, self._weights, weight),
-        }
+        layout, operands = self._operands.of(e, given, weight)
+        kernel = self._matmuls.gated_linear(self._weights.shape(weight), given.x.shape[0], layout)
         return self._launcher.launch(e, kernel, operands)["y"]
 
     def _linear(
@@ -155,16 +137,9 @@ class TritonLayers:
     ) -> tuple[Tensor, Activations | None]:
         """The layer's output, and what the matmuls behind `norm` read of it."""
         given = _activations(x)
-        shape, layout = self._weights.shape(weight), self._weights.layout(weight)
-        kernel = self._matmuls.linear(shape, given.x.shape[0], layout)
-        operands = {
-            "tokens": given.x.shape[0],
-            "x": given.x,
-            "in_squares": given.squares,
-            **load_matrix(e, self._weights, weight),
-            "residual": residual,
-            **self._norm(e, norm),
-        }
+        layout, operands = self._operands.of(e, given, weight)
+        kernel = self._matmuls.linear(self._weights.shape(weight), given.x.shape[0], layout)
+        operands |= {"residual": residual, **self._norm(e, norm)}
         made = self._launcher.launch(e, kernel, operands)
         return made["y"], _prepared(made)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
-from shortfin_apps.llm.builder.kernels.triton import GROUP
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, GROUP
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
@@ -104,14 +104,17 @@ class MatmulKernels:
     ) -> MatmulTile:
         """A tile of at least so many columns."""
         tile = self._tile_of(tokens, shape, layout)
-        if isinstance(layout, Fp8Rows):  # whose depth is that of the activations' scales
+        if isinstance(layout, Fp8Rows):  # whose depth is that of groups
             return replace(tile, columns=max(tile.columns, least_columns))
         return tile.with_columns(least_columns)
 
     def _reads(self, shape: Shape, layout: WeightLayout | None) -> dict[str, Buffer]:
         _, in_features = shape
+        x = {"x": buffer(self._act, "tokens", in_features)}
+        if isinstance(layout, Fp8Rows):
+            x = quantised(layout.dtype, in_features)
         return {
-            "x": buffer(self._act, "tokens", in_features),
+            **x,
             "in_squares": buffer("f32", "tokens", in_features // GROUP),
             **matrix(layout or RowMajor(self._act), shape),
         }
@@ -138,13 +141,17 @@ class MatmulKernels:
                 "EPS": self._spec.rms_norm_eps,
                 "GROUP": GROUP,
                 "BLOCKS": block_constants(layout),
-                **dict.fromkeys(set(MATRIX) - interface.reads.keys()),
+                **dict.fromkeys({"x_scales", *MATRIX} - interface.reads.keys()),
                 **constexprs,
-                **tile.constexprs(FLOAT_DTYPES[self._act].itemsize),
+                **tile.constexprs(self._item_bytes(layout)),
             },
             grid=[Tiles("tokens", tile.rows), -(-(columns or out_features) // tile.columns)],
             tuning=tile.tuning,
         )
+
+    def _item_bytes(self, layout: WeightLayout | None) -> int:
+        """Of x."""
+        return 1 if isinstance(layout, Fp8Rows) else FLOAT_DTYPES[self._act].itemsize
 
 
 def _kind(layout: WeightLayout | None) -> str:
@@ -172,6 +179,14 @@ def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:
 def load_matrix(e: Emitter, weights: WeightTypes, name: str) -> dict[str, Tensor]:
     """Those operands."""
     return dict(zip(MATRIX, weights.load(e, name), strict=False))
+
+
+def quantised(dtype: str, features: int) -> dict[str, Buffer]:
+    """x [tokens, features] in 8-bit floats, and its scales (kernels/triton/fp8.py)."""
+    return {
+        "x": buffer(dtype, "tokens", features),
+        "x_scales": buffer("f32", "tokens", -(-features // FP8_GROUP)),
+    }
 
 
 def deferred(act: str, features: int, count: str = "tokens") -> dict[str, Buffer]:

@@ -50,7 +50,7 @@ class MatmulTile:
     def for_fp8(self) -> MatmulTile:
         """The same for a product in 8-bit floats, which keeps a second tile of sums in registers."""
         tuning = Tuning(self.tuning.num_waves, min(self.tuning.num_stages, 3))
-        return MatmulTile(self.rows, min(self.columns, 128), 2 * FP8_GROUP, tuning, self.rows <= 16)
+        return MatmulTile(self.rows, min(self.columns, 128), FP8_GROUP, tuning, self.rows <= 16)
 
     def constexprs(self, item_bytes: int) -> dict[str, int]:
         sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth_bytes // item_bytes}
@@ -124,6 +124,15 @@ _CDNA4 = replace(
     decode_attention=replace(_AMD.decode_attention, tuning=Tuning(4, 1)),
     attention=replace(_AMD.attention, tuning=Tuning(4, 1)),
 )
+# With wider tiles, weights of blocks of 8 bits spill registers there.
+_RDNA3 = replace(
+    _AMD,
+    blocks=(
+        Use(16, _ANY, _AMD.matmuls[0].tile.for_blocks()),
+        Use(32, _ANY, _AMD.matmuls[1].tile.for_blocks()),
+        Use(_ANY, _ANY, _AMD.matmuls[2].tile.for_blocks()),
+    ),
+)
 # The quickest of five sets on an H200 that need less shared memory than those of _HOPPER.
 _NVIDIA = TileTable(
     matmuls=(
@@ -163,6 +172,30 @@ _HOPPER = TileTable(
         Use(_ANY, 3584, MatmulTile(128, 128, 128, Tuning(8, 4))),
         Use(_ANY, _ANY, MatmulTile(128, 256, 128, Tuning(8, 4))),
     ),
+    blocks=(
+        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 4))),
+        Use(16, 8192, MatmulTile(16, 64, 512, Tuning(4, 4))),
+        Use(16, _ANY, MatmulTile(16, 128, 512, Tuning(4, 3))),
+        Use(32, 5120, MatmulTile(16, 64, 512, Tuning(4, 4))),
+        Use(32, 8192, MatmulTile(32, 64, 512, Tuning(4, 4))),
+        Use(32, _ANY, MatmulTile(32, 128, 256, Tuning(4, 4))),
+        Use(64, 5120, MatmulTile(32, 64, 512, Tuning(4, 4))),
+        Use(64, 8192, MatmulTile(64, 64, 256, Tuning(4, 6))),
+        Use(64, _ANY, MatmulTile(64, 128, 128, Tuning(4, 4))),
+        Use(128, 5120, MatmulTile(64, 64, 256, Tuning(4, 6))),
+        Use(_ANY, _ANY, MatmulTile(128, 64, 128, Tuning(4, 4))),
+    ),
+    fp8=(
+        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 3))),
+        Use(16, 8192, MatmulTile(16, 64, 512, Tuning(4, 3))),
+        Use(16, _ANY, MatmulTile(16, 128, 128, Tuning(4, 4))),
+        Use(32, 8192, MatmulTile(16, 64, 512, Tuning(4, 3))),
+        Use(32, _ANY, MatmulTile(32, 128, 256, Tuning(4, 3))),
+        Use(64, 8192, MatmulTile(64, 64, 128, Tuning(4, 6))),
+        Use(64, _ANY, MatmulTile(64, 128, 128, Tuning(4, 3))),
+        Use(128, 8192, MatmulTile(64, 64, 128, Tuning(4, 6))),
+        Use(_ANY, _ANY, MatmulTile(128, 128, 128, Tuning(8, 4))),
+    ),
     split=256,
     decode_attention=AttentionTile(16, 128, Tuning(4, 2), most_key_bytes=32 << 10),
     attention=AttentionTile(64, 128, Tuning(4, 3)),
@@ -172,7 +205,7 @@ _HOPPER = TileTable(
 def tiles_of(target: Target) -> TileTable:
     """The table for a GPU."""
     if target.architecture != "nvptx":
-        return _CDNA4 if target.cpu == "gfx950" else _AMD
+        return _RDNA3 if target.cpu.startswith("gfx11") else _CDNA4 if target.cpu == "gfx950" else _AMD
     return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
 
 

@@ -1,0 +1,104 @@
+"""What matmuls read: weights, widened where there are many tokens, and activations, quantised for fp8."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
+from shortfin_apps.llm.builder.kernels.triton.blocks import widen
+from shortfin_apps.llm.builder.kernels.triton.fp8 import quantise
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.matmul import (
+    MATRIX,
+    block_constants,
+    load_matrix,
+    matrix,
+    quantised,
+)
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
+
+# From so many tokens on, it takes less time to widen a weight once than in each tile of tokens.
+WIDENED_TOKENS = 256
+_QUANTISED_ROWS = 16
+_WIDENED_ROWS, _WIDENED_DEPTH = 32, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """The input of a matmul: `x` [tokens, features] in its type, normalised, or scaled for a deferred norm.
+
+    In the latter case `squares` [tokens, features / GROUP] f32 has the sums of squares before.
+    """
+
+    x: Tensor
+    squares: Tensor | None = None
+
+
+class MatmulOperands:
+    """Launches what has to be done to a matmul's operands before it."""
+
+    def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
+        self._act = context.options.activations
+        self._weights = context.weights
+        self._launcher = launcher
+
+    def of(
+        self, e: Emitter, given: Activations, weight: str
+    ) -> tuple[WeightLayout, dict[str, Dim | Tensor | None]]:
+        """The layout in which a matmul of MatmulKernels takes the weight, and its operands."""
+        layout, tokens = self._weights.layout(weight), given.x.shape[0]
+        x: dict[str, Tensor] = {"x": given.x}
+        stored = load_matrix(e, self._weights, weight)
+        if isinstance(layout, Fp8Rows):
+            x = self._quantised(e, given.x, layout)
+        elif isinstance(layout, BlockRows) and (isinstance(tokens, str) or tokens >= WIDENED_TOKENS):
+            stored = self._widened(e, stored, self._weights.shape(weight), layout)
+            layout = RowMajor(self._act)
+        return layout, {"tokens": tokens, **x, "in_squares": given.squares, **stored}
+
+    def _quantised(self, e: Emitter, x: Tensor, layout: Fp8Rows) -> dict[str, Tensor]:
+        tokens, features = x.shape
+        assert isinstance(features, int)
+        made = quantised(layout.dtype, features)
+        kernel = Kernel(
+            name=f"quantise_{features}",
+            function=quantise,
+            interface=Interface(
+                constants=("tokens",),
+                reads={"x": buffer(self._act, "tokens", features)},
+                writes={"quants": made["x"], "scales": made["x_scales"]},
+            ),
+            constexprs={"IN": features, "ROWS": _QUANTISED_ROWS},
+            grid=[Tiles("tokens", _QUANTISED_ROWS), -(-features // FP8_GROUP)],
+            tuning=Tuning(num_waves=4),
+        )
+        found = self._launcher.launch(e, kernel, {"tokens": tokens, "x": x})
+        return {"x": found["quants"], "x_scales": found["scales"]}
+
+    def _widened(
+        self, e: Emitter, stored: dict[str, Tensor], shape: tuple[int, ...], layout: BlockRows
+    ) -> dict[str, Tensor]:
+        out_features, in_features = shape
+        reads = matrix(layout, shape)
+        kernel = Kernel(
+            name=f"widen_{layout.blocks}_{out_features}x{in_features}",
+            function=widen,
+            interface=Interface(
+                constants=(), reads=reads, writes={"y": buffer(self._act, out_features, in_features)}
+            ),
+            constexprs={
+                "IN": in_features,
+                "OUT": out_features,
+                "BLOCKS": block_constants(layout),
+                "COLUMNS": _WIDENED_ROWS,
+                "DEPTH": _WIDENED_DEPTH,
+                **dict.fromkeys(set(MATRIX) - reads.keys()),
+            },
+            grid=[-(-out_features // _WIDENED_ROWS), -(-in_features // _WIDENED_DEPTH)],
+            tuning=Tuning(num_waves=4),
+        )
+        return {"w": self._launcher.launch(e, kernel, stored)["y"]}
