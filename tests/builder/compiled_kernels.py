@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.builder.blocks import Blocks
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.lowering.linalg.operations import yield_as
+from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout

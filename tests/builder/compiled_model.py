@@ -18,7 +18,7 @@ from shortfin_apps.llm.builder.blocks import Blocks
 from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.rope import YarnScaling
+from shortfin_apps.llm.builder.model.rope import LinearScaling, YarnScaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
@@ -70,6 +70,22 @@ FEATURED = replace(
     score_scale=0.5,
     rope_scaling=YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=1.1),
 )
+# With norms behind attention and feed-forward alone, and of q and k as a whole.
+NORMED_AFTER = replace(TINY, norms_before=False, norms_after=True, whole_qk_norm=True)
+# With norms on both sides, gelu, a window in one layer, which rotates by a base of its own, and caps.
+WINDOWED = replace(
+    TINY,
+    norms_after=True,
+    qk_norm=True,
+    activation="gelu",
+    window=37,
+    windowed_layers=(0,),
+    local_rope_theta=100.0,
+    rope_scaling=LinearScaling(factor=2.0),
+    score_cap=4.0,
+    logit_cap=6.0,
+)
+OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED}
 
 
 @dataclass(frozen=True)

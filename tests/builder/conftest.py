@@ -9,7 +9,7 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_local import open_local_task
-from tests.builder.compiled_model import FEATURED, TINY, CompiledModel
+from tests.builder.compiled_model import OTHERS, TINY, CompiledModel
 
 WEIGHTS: tuple[WeightType, ...] = ("f32", "bf16", "int8")
 
@@ -23,7 +23,7 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
-    """The tiny model by weight type, with K/V in the type of its activations, and FEATURED in f32."""
+    """The tiny model by weight type, with K/V in the type of its activations, and OTHERS in f32."""
     options = {
         kind: BuildOptions(
             weights=kind,
@@ -41,5 +41,8 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         kind: CompiledModel.build(TINY, chosen, device, tmp_path_factory.mktemp(kind))
         for kind, chosen in options.items()
     }
-    folder = tmp_path_factory.mktemp("featured")
-    return made | {"featured": CompiledModel.build(FEATURED, options["f32"], device, folder)}
+    others = {
+        name: CompiledModel.build(spec, options["f32"], device, tmp_path_factory.mktemp(name))
+        for name, spec in OTHERS.items()
+    }
+    return made | others

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 
@@ -27,5 +28,5 @@ def decode_batch(
     batch.offsets = of_rows("offsets")
     batch.token_rows = of_rows("token_rows")
     batch.positions = of_rows("starts")
-    batch.rotary = Tensor("%rotary", (rows, 2, spec.head_dim // 2), "f32")
+    batch.rotaries = {Rotation.GLOBAL: Tensor("%rotary", (rows, 2, spec.head_dim // 2), "f32")}
     return batch

@@ -23,13 +23,16 @@ MODELS: tuple[str, ...] = tuple(GOLDEN["models"])
 PROMPT = np.array(GOLDEN["prompt"])
 POSITIONS: list[int] = GOLDEN["positions"]  # numbers of tokens
 
+WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
 WITH_PAIRS = ("granite", "llama", "smollm3")  # architectures whose q and k are permuted by the converter
 
-MULTIPLIERS = {
+SCALARS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 
 F32 = npt.NDArray[np.float32]
@@ -57,8 +60,9 @@ class GoldenFamily:
 
     def write_gguf(self, path: Path) -> Path:
         """With the names and keys that llama.cpp's converter gives it."""
-        architecture, config = self.config["model_type"], self.config
+        config, architecture = self.config, self.config["model_type"].removesuffix("_text")
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        has_window = architecture in WITH_WINDOWS and config["sliding_window"]
         keys: dict[str, int | float | str] = {
             "block_count": config["num_hidden_layers"],
             "context_length": config["max_position_embeddings"],
@@ -70,9 +74,10 @@ class GoldenFamily:
             "attention.key_length": head_dim,
             "attention.value_length": head_dim,
             "rope.dimension_count": int(head_dim * config.get("partial_rotary_factor", 1.0)),
-            "rope.freq_base": config["rope_parameters"]["rope_theta"],
+            "rope.freq_base": _rope(config)["rope_theta"],
             **_rope_keys(config),
-            **{key: config[field] for key, field in MULTIPLIERS.items() if field in config},
+            **({"attention.sliding_window": config["sliding_window"]} if has_window else {}),
+            **{key: config[field] for key, field in SCALARS.items() if config.get(field)},
         }
         return write_gguf(path, architecture=architecture, keys=keys, whole=self._gguf_tensors(architecture))
 
@@ -86,14 +91,23 @@ class GoldenFamily:
             assert name is not None, hf_name
             rotated = heads.get(hf_name.split(".")[-2]) if architecture in WITH_PAIRS else None
             tensors[name] = interleaved(tensor, self.config[rotated]) if rotated else tensor
-        rope = self.config["rope_parameters"]
+            if architecture.startswith("gemma") and name.endswith("norm.weight"):
+                tensors[name] = tensor + 1
+        rope = _rope(self.config)
         for length in ("short", "long") if rope["rope_type"] == "longrope" else ():
             tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
         return tensors
 
 
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """That of layers without a window."""
+    rope: dict[str, Any] = config["rope_parameters"]
+    full: dict[str, Any] = rope.get("full_attention", rope)
+    return full
+
+
 def _rope_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
-    rope = config["rope_parameters"]
+    rope = _rope(config)
     if rope["rope_type"] == "longrope":
         original, longer = rope["original_max_position_embeddings"], config["max_position_embeddings"]
         temperature = math.sqrt(1 + math.log(longer / original) / math.log(original))

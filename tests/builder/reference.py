@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.model.rope import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from shortfin_apps.llm.builder.model.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rotation,
+    YarnScaling,
+)
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 F32 = npt.NDArray[np.float32]
@@ -24,27 +31,40 @@ def forward(
     if past is None:
         past = np.zeros((spec.num_hidden_layers, 2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
     x = weights["token_embd.weight"][tokens] * np.float32(spec.embedding_scale)
-    cos, sin = _rotary(spec, past.shape[2], len(tokens))
-    unturned = np.full_like(cos, spec.score_scale**0.5)
+    turns = {way: _rotary(spec, past.shape[2], len(tokens), way) for way in spec.rotations}
     for layer in range(spec.num_hidden_layers):
         block = {
             k.removeprefix(f"blk.{layer}."): w for k, w in weights.items() if k.startswith(f"blk.{layer}.")
         }
-        h = _rms_norm(spec, x, block["attn_norm.weight"])
-        rotary = (unturned, 0 * sin) if layer in spec.unrotated_layers else (cos, sin)
-        x = x + (
-            _attention(spec, _qkv(spec, h, block), *rotary, past[layer]) @ block["attn_output.weight"].T
-            + block.get("attn_output.bias", 0)
+        h = _rms_norm(spec, x, block.get("attn_norm.weight"))
+        attended = _attention(
+            spec, _qkv(spec, h, block), *turns[spec.rotation_of(layer)], past[layer], spec.window_of(layer)
         )
-        h = _rms_norm(spec, x, block["ffn_norm.weight"])
+        added = attended @ block["attn_output.weight"].T + block.get("attn_output.bias", 0)
+        x = x + _rms_norm(spec, added, block.get("post_attention_norm.weight"))
+        h = _rms_norm(spec, x, block.get("ffn_norm.weight"))
         gate, up = np.split(h @ block["ffn_gate_up.weight"].T, 2, axis=-1)
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ block["ffn_down.weight"].T
+        added = (_activated(spec, gate) * up) @ block["ffn_down.weight"].T
+        x = x + _rms_norm(spec, added, block.get("post_ffw_norm.weight"))
     head = weights["token_embd.weight" if spec.tie_word_embeddings else "output.weight"]
-    logits: F32 = _rms_norm(spec, x, weights["output_norm.weight"]) @ head.T
-    return logits
+    return _capped(_rms_norm(spec, x, weights["output_norm.weight"]) @ head.T, spec.logit_cap)
 
 
-def _rms_norm(spec: ModelSpec, x: F32, weight: F32) -> F32:
+def _activated(spec: ModelSpec, gate: F32) -> F32:
+    active: F32 = gate / (1 + np.exp(-gate))
+    if spec.activation == "gelu":
+        active = 0.5 * gate * (1 + np.tanh(np.sqrt(np.float32(2 / np.pi)) * (gate + 0.044715 * gate**3)))
+    return active
+
+
+def _capped(x: F32, cap: float | None) -> F32:
+    capped: F32 = x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
+    return capped
+
+
+def _rms_norm(spec: ModelSpec, x: F32, weight: F32 | None) -> F32:
+    if weight is None:
+        return x
     mean = np.mean(x * x, axis=-1, keepdims=True)
     normal: F32 = x / np.sqrt(mean + np.float32(spec.rms_norm_eps)) * weight
     return normal
@@ -53,6 +73,12 @@ def _rms_norm(spec: ModelSpec, x: F32, weight: F32) -> F32:
 def _qkv(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
     """[tokens, heads, head_dim]: q, k and v before the rotation."""
     qkv = x @ block["attn_qkv.weight"].T + block.get("attn_qkv.bias", 0)
+    if spec.whole_qk_norm:
+        whole = block["attn_qk_norm.weight"]
+        borders = [spec.num_attention_heads * spec.head_dim, len(whole)]
+        q, k, v = np.split(qkv, borders, axis=1)
+        q_weight, k_weight = np.split(whole, borders[:1])
+        qkv = np.concatenate([_rms_norm(spec, q, q_weight), _rms_norm(spec, k, k_weight), v], axis=1)
     qkv = qkv.reshape(len(x), -1, spec.head_dim)
     if spec.qk_norm:
         heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
@@ -61,14 +87,16 @@ def _qkv(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
     return qkv
 
 
-def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32, past: F32) -> F32:
+def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32, past: F32, window: int | None) -> F32:
     tokens, heads, kv_heads, dim = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=1)
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     k, v = (np.concatenate(pair) for pair in zip(past, (k, v), strict=True))
     k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
-    scores = np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5)
+    scores = _capped(np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5), spec.score_cap)
     visible = np.tri(tokens, len(k), len(k) - tokens, dtype=bool)
+    if window is not None:
+        visible &= ~np.tri(tokens, len(k), len(k) - tokens - window, dtype=bool)
     scores = np.where(visible, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
@@ -81,16 +109,21 @@ def _rotate(x: F32, cos: F32, sin: F32) -> F32:
     return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
 
 
-def _rotary(spec: ModelSpec, start: int, tokens: int) -> tuple[F32, F32]:
+def _rotary(spec: ModelSpec, start: int, tokens: int, way: Rotation) -> tuple[F32, F32]:
     """[tokens, 1, head_dim / 2] each, for programs of the longest context."""
     rotated = spec.rotated_dim or spec.head_dim
+    if way is Rotation.LOCAL:
+        assert spec.local_rope_theta is not None
+        spec = replace(spec, rope_theta=spec.local_rope_theta, rope_scaling=None)
     frequencies = np.zeros(spec.head_dim // 2)
     frequencies[: rotated // 2] = [
         _scaled(spec, i, spec.rope_theta ** (-2 * i / rotated)) for i in range(rotated // 2)
     ]
+    if way is Rotation.NONE:
+        frequencies[:] = 0
     angles = np.arange(start, start + tokens)[:, None, None] * frequencies
     scaling, magnitudes = spec.rope_scaling, np.full(spec.head_dim // 2, spec.score_scale**0.5)
-    if isinstance(scaling, YarnScaling | LongRopeScaling):
+    if isinstance(scaling, YarnScaling | LongRopeScaling) and way is Rotation.GLOBAL:
         magnitudes[: rotated // 2] *= scaling.attention_factor
     return (magnitudes * np.cos(angles)).astype(np.float32), (magnitudes * np.sin(angles)).astype(np.float32)
 

@@ -48,6 +48,13 @@ def rope(kind: str, **values: object) -> dict[str, Any]:
 
 
 WIDE = {"head_dim": 24}
+GEMMA: dict[str, Any] = {
+    "head_dim": 20,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 21,
+    "tie_word_embeddings": True,
+    "eos_token_id": [2, 3],
+}
 # By name: transformers' class, and what differs from SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, **WIDE, **rope("linear", factor=2.5)}),
@@ -108,12 +115,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-3,
         },
     ),
+    "olmo2": ("Olmo2", {"rope_theta": 50000.0}),
+    "gemma3": (
+        "Gemma3",
+        GEMMA
+        | {
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "gemma3-otherwise": (
+        "Gemma3",
+        GEMMA
+        | {
+            "num_key_value_heads": 1,
+            "query_pre_attn_scalar": 7,
+            "final_logit_softcapping": 40.0,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        GEMMA | {"num_hidden_layers": 3, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 60.0},
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 20, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
 
 def record(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **changes})
+    config = getattr(transformers, f"{kind}{'Text' if kind == 'Gemma3' else ''}Config")(
+        **{**SIZES, **changes}
+    )
+    config._attn_implementation = "eager"  # others leave out caps of scores
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     tied = "lm_head.weight" if config.tie_word_embeddings else None
     shapes = {n: tuple(t.shape) for n, t in model.state_dict().items() if n != tied}

@@ -27,7 +27,19 @@ AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 VNNI = resolve_target("cpu:znver4")
 HASWELL = resolve_target("cpu:haswell")
 GPU = resolve_target("hip:gfx942")
-LINALG_ON_CPU = ("Embed", "AddBias", "NormHeads", "LastTokens", "Sample")
+LINALG_ON_CPU = (
+    *(
+        "Embed",
+        "AddNormed",
+        "Narrow",
+        "AddBias",
+        "NormHeads",
+        "NormWhole",
+        "LastTokens",
+        "CapLogits",
+        "Sample",
+    ),
+)
 ON_CPU = dict.fromkeys(LINALG_ON_CPU, "linalg") | {"TopK": "cpu/top_k"}
 
 
@@ -52,6 +64,8 @@ def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringC
         (AMX, TINY, BuildOptions(), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(kv="f16"), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(block_seq_stride=8), FUSED | VECTOR_ATTENTION),
+        (AMX, replace(TILES, window=64), BuildOptions(), FUSED | VECTOR_ATTENTION),
+        (AMX, replace(TILES, score_cap=50.0), BuildOptions(), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(weights="f32"), VECTORS | VECTOR_ATTENTION),
         (AMX, replace(TILES, hidden_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
         (AMX, replace(TILES, intermediate_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
@@ -79,7 +93,7 @@ def test_a_decode_attends_within_the_fused_layer() -> None:
 def test_a_gpu_takes_triton_and_linalg_what_is_left() -> None:
     choices = {choice.kind: choice for choice in choose(context(TILES, BuildOptions(), GPU))}
     linalg = {kind.__name__ for kind, choice in choices.items() if choice.candidate.name == "linalg"}
-    assert linalg == {"AddBias", "NormHeads"}
+    assert linalg == {"AddBias", "NormHeads", "Narrow", "CapLogits"}
     assert choices[TopK].candidate.name == "triton/top_k"
     assert choices[Linear].candidate.name == "triton/layers"
     assert "; not cpu/rms_norm, which needs a CPU" in str(choices[Norm])

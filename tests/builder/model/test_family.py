@@ -9,19 +9,22 @@ import pytest
 from shortfin_apps.llm.builder.model.family import operations, tensor_shapes, weight_shapes
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
+    AddNormed,
     Attend,
     Embed,
     GatedLinear,
     LastTokens,
     Linear,
+    Narrow,
     Norm,
     NormHeads,
+    NormWhole,
 )
 from shortfin_apps.llm.builder.model.spec import ModelSpec
-from tests.builder.compiled_model import FEATURED, TINY
+from tests.builder.compiled_model import OTHERS, TINY
 
-WEIGHTED = Embed | Norm | Linear | AddBias | NormHeads | GatedLinear
-SPECS = pytest.mark.parametrize("spec", [TINY, FEATURED], ids=["plain", "featured"])
+WEIGHTED = Embed | Norm | AddNormed | Linear | AddBias | NormHeads | NormWhole | GatedLinear
+SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values()], ids=["plain", *OTHERS])
 
 
 @SPECS
@@ -53,6 +56,18 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 assert shapes[operation.weight] == (2 * spec.head_dim,)
                 assert features[operation.x] == spec.qkv_features
                 assert operation.out == operation.x
+            case NormWhole():
+                assert shapes[operation.weight] == (
+                    spec.qkv_features - spec.num_key_value_heads * spec.head_dim,
+                )
+                assert features[operation.x] == spec.qkv_features
+                assert operation.out == operation.x
+            case AddNormed():
+                assert shapes[operation.weight] == (features[operation.x],)
+                assert features[operation.residual] == features[operation.x]
+                features[operation.out] = features[operation.x]
+            case Narrow():
+                features[operation.out] = features[operation.x]
             case Linear() | GatedLinear():
                 rows, columns = shapes[operation.weight]
                 assert features[operation.x] == columns

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.builder.compiled_model import NAN_BYTE, TINY, CompiledModel, Result, block_table
+from tests.builder.compiled_model import NAN_BYTE, OTHERS, TINY, CompiledModel, Result, block_table
 from tests.builder.reference import forward
 
 STRIDE = 16
@@ -41,7 +41,7 @@ def chunks(draw: st.DrawFn) -> Task:
     return Task(start, start + draw(st.integers(1, 50)))
 
 
-@pytest.fixture(params=["f32", "bf16"])
+@pytest.fixture(params=["f32", "bf16", *OTHERS])
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)

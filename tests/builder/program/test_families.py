@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import Tokens
-from tests.builder.compiled_model import FEATURED, GENERIC, HOST, CompiledModel, block_table
+from tests.builder.compiled_model import GENERIC, HOST, OTHERS, CompiledModel, block_table
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights
 
 OPTIONS = BuildOptions(
@@ -25,11 +25,25 @@ CHUNK = 48
 
 
 # Programs read all scalings of the rotation alike, from tables; the tests on sources have every scaling.
-COMPILED = ("llama", "granite", "phi4-mini", "qwen2", "qwen3-bias", "smollm3-listed")
+COMPILED = (
+    "llama",
+    "granite",
+    "phi4-mini",
+    "qwen2",
+    "qwen3-bias",
+    "smollm3-listed",
+    "olmo2",
+    "gemma3",
+    "gemma2",
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [*((name, HOST) for name in COMPILED), ("llama", GENERIC), ("qwen3-bias", GENERIC)]
+    ("name", "target"),
+    [
+        *((name, HOST) for name in COMPILED),
+        *((name, GENERIC) for name in ("llama", "qwen3-bias", "olmo2", "gemma3", "gemma2")),
+    ],
 )
 def test_every_entry_has_the_logits_of_transformers(
     device: Device, tmp_path: Path, name: str, target: Target
@@ -61,13 +75,19 @@ def compute(model: CompiledModel, prompt: Tokens) -> list[F32]:
     return [prefilled.logits[0], decoded.logits[0], extended.logits[0]]
 
 
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(
     ("cpu", "weights"),
-    [("sapphirerapids", "bf16"), ("sapphirerapids", "q4"), ("znver4", "int8"), ("haswell", "q8_0")],
+    [
+        *(("sapphirerapids", weights) for weights in ("bf16", "q4", "int8")),
+        *(("znver4", "int8"), ("haswell", "q8_0")),
+    ],
 )
-def test_all_features_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str, weights: WeightType) -> None:
+def test_all_features_compile_for_every_kind_of_cpu(
+    tmp_path: Path, cpu: str, weights: WeightType, name: str
+) -> None:
     """In whole tiles, for AMX."""
-    spec = replace(FEATURED, head_dim=32)
+    spec = replace(OTHERS[name], head_dim=32)
     options = replace(OPTIONS, weights=weights, kv="bf16")
     target = resolve_target(f"cpu:{cpu}")
     compile_text(ModelModule(spec, options, target).text(), target.flags, tmp_path / "model.vmfb")

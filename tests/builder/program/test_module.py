@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import STRIDE, Tokens, expect, expect_extend, pages_for, prefill_row
-from tests.builder.compiled_model import GENERIC, NAN_BYTE, TINY, CompiledModel, block_table
+from tests.builder.compiled_model import GENERIC, NAN_BYTE, OTHERS, TINY, CompiledModel, block_table
 
 LLAMA3 = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
@@ -36,7 +36,7 @@ OF_GROUPS = (
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
 
-@pytest.fixture(params=["f32", "bf16", "int8", "featured"])
+@pytest.fixture(params=["f32", "bf16", "int8", *OTHERS])
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)

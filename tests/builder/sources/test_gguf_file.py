@@ -86,9 +86,9 @@ def test_llama3_rotary_scaling_is_recognised_by_its_factors(tmp_path: Path) -> N
         GgufSource(path)
 
 
-def test_a_sliding_window_caps_the_context(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "window.gguf", keys={"attention.sliding_window": 512})
-    assert GgufSource(path).spec.max_position_embeddings == 512
+def test_a_sliding_window_is_that_of_all_layers(tmp_path: Path) -> None:
+    spec = GgufSource(write_gguf(tmp_path / "window.gguf", keys={"attention.sliding_window": 512})).spec
+    assert (spec.window, spec.windowed_layers) == (512, tuple(range(spec.num_hidden_layers)))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_neutral_keys_pass_and_unknown_ones_may_be_accepted(tmp_path: Path) -> N
 
 
 def test_refuses_another_architecture_by_name(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"`gemma2` is not supported; supported are Llama 2 and 3, SmolLM2"):
-        GgufSource(write_gguf(tmp_path / "gemma.gguf", architecture="gemma2"))
+    with pytest.raises(BuildError, match=r"`cohere2` is not supported; supported are Llama 2 and 3, SmolLM2"):
+        GgufSource(write_gguf(tmp_path / "cohere.gguf", architecture="cohere2"))
 
 
 def test_refuses_missing_and_foreign_tensors(tmp_path: Path) -> None:

@@ -74,9 +74,10 @@ def test_llama3_rotary_scaling(tmp_path: Path, key: str) -> None:
         HfDirectorySource(write_hf(tmp_path, config={key: rope}))
 
 
-def test_mistral_with_a_window_gets_its_window_as_context(tmp_path: Path) -> None:
+def test_mistral_has_its_window_in_all_layers(tmp_path: Path) -> None:
     directory = write_hf(tmp_path / "random-tiny", config={"model_type": "mistral", "sliding_window": 256})
-    expected = replace(SPEC, architecture="mistral", max_position_embeddings=256)
+    layers = tuple(range(SPEC.num_hidden_layers))
+    expected = replace(SPEC, architecture="mistral", window=256, windowed_layers=layers)
     assert HfDirectorySource(directory).spec == expected
 
 
@@ -96,15 +97,42 @@ def test_yarn_takes_what_is_missing_from_the_context(tmp_path: Path) -> None:
     assert scaling.attention_factor == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
 
 
-@pytest.mark.parametrize(("switch", "context"), [(True, 256), (False, SPEC.max_position_embeddings)])
+@pytest.mark.parametrize(("switch", "layers"), [(True, (1,)), (False, ())])
 def test_a_qwen_has_its_window_only_where_it_is_switched_on(
-    tmp_path: Path, switch: bool, context: int
+    tmp_path: Path, switch: bool, layers: tuple[int, ...]
 ) -> None:
     family = GoldenFamily.of("qwen3")
-    config = {"sliding_window": 256, "use_sliding_window": switch, "max_position_embeddings": 1024}
-    family.config.update(config)
+    config = {"sliding_window": 256, "use_sliding_window": switch, "max_window_layers": 1}
+    family.config.update(config | {"layer_types": None})
     spec = HfDirectorySource(family.write_hf(tmp_path)).spec
-    assert spec.max_position_embeddings == context
+    assert [spec.window_of(layer) for layer in layers] == [256] * len(layers)
+    assert spec.windowed_layers == layers
+
+
+def test_older_fields_of_a_gemma_3_mean_the_same(tmp_path: Path) -> None:
+    family = GoldenFamily.of("gemma3")
+    now = HfDirectorySource(family.write_hf(tmp_path / "model")).spec
+    rope = family.config.pop("rope_parameters")["full_attention"]
+    theta = rope.pop("rope_theta")
+    family.config.update(rope_theta=theta, rope_local_base_freq=10000.0, rope_scaling=rope)
+    for name in ("layer_types", "tie_word_embeddings", "hidden_activation"):
+        del family.config[name]
+    family.config["sliding_window_pattern"] = 6
+    assert HfDirectorySource(family.write_hf(tmp_path / "model")).spec == now
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_the_scale_of_embeddings_is_rounded_to_the_type_of_weights(tmp_path: Path, field: str) -> None:
+    family = GoldenFamily.of("gemma3")
+    del family.config["dtype"]
+    family.config[field] = "bfloat16"
+    assert HfDirectorySource(family.write_hf(tmp_path)).spec.embedding_scale == 6.9375  # of sqrt(48)
+
+
+def test_refuses_a_vision_tower_by_name(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "vision_config": {}, "text_config": {}}
+    with pytest.raises(BuildError, match=r"a vision tower \(`gemma3`\) is not supported"):
+        HfDirectorySource(write_hf(tmp_path, config=config))
 
 
 def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
@@ -116,7 +144,7 @@ def test_a_tied_head_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "gemma2"}, "architecture `gemma2` is not supported; supported are Llama"),
+        ({"model_type": "cohere2"}, "architecture `cohere2` is not supported; supported are Llama"),
         ({"hidden_act": "gelu"}, "activation `gelu`"),
         ({"attention_bias": True}, r"`blk\.0\.attn_k\.bias` is missing"),
         ({"mlp_bias": True}, "a bias in the feed-forward"),
@@ -146,6 +174,7 @@ def test_refuses_other_architectures(tmp_path: Path, config: dict[str, object], 
         ({"embedding_multiplier": 12.0}, "`embedding_multiplier` is 12.0"),
         ({"final_logit_softcapping": 30.0}, "`final_logit_softcapping` is 30.0"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "`layer_types` of `sliding_attention`"),
+        ({"layer_types": ["full_attention"]}, "`layer_types` has not one item for each layer"),
         ({"hyper_gates": 3}, "`hyper_gates` is 3, and whether .*`--accept-field hyper_gates`"),
     ],
 )

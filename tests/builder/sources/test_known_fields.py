@@ -62,7 +62,7 @@ PUBLISHED = {
 }
 
 
-# What those of other families have besides: Phi-4-mini, SmolLM3, Granite 3, Qwen3.
+# What those of other families have besides: Phi-4-mini, SmolLM3, Granite 3, Qwen3, Gemma 2 and 3.
 PUBLISHED_BESIDES: dict[str, dict[str, object]] = {
     "phi3": {
         "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
@@ -76,6 +76,20 @@ PUBLISHED_BESIDES: dict[str, dict[str, object]] = {
     "smollm3": {"no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4, "max_window_layers": 28},
     "granite": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 8.0},
     "qwen3": {"max_window_layers": 36, "use_sliding_window": False},
+    "gemma2": {
+        "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+    },
+    "gemma3_text": {
+        "_sliding_window_pattern": 6,
+        "attn_logit_softcapping": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_local_base_freq": 10000.0,
+        "use_bidirectional_attention": False,
+    },
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.model.rope import Rotation
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -27,22 +28,19 @@ class Batch:
     offsets: Tensor = field(init=False)  # [rows] i64: each row's first token
     token_rows: Tensor = field(init=False)  # [tokens] i64
     positions: Tensor = field(init=False)  # [tokens] i64
-    rotary: Tensor = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines for the layer at hand
-    is_rotated: bool = field(default=True, init=False)  # whether that layer rotates
-    other_rotary: Tensor | None = None  # those for layers that do otherwise, where there are any
+    rotaries: dict[Rotation, Tensor] = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines
+    rotation: Rotation = field(default=Rotation.GLOBAL, init=False)  # of the layer at hand
     # Computed for kernels that need them, at the latest at the first layer, for all layers.
     tiles: Tensor | None = None
     slots: Tensor | None = None  # [tokens] i64: see cache_slots
     counters: Tensor | None = None  # [rows, kv_heads] i32: zero between two dispatches
-    token_slots: Tensor | None = None
-    mask: Tensor | None = None
+    token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # by the layers' window
+    masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
 
-    def turn(self, is_rotated: bool) -> None:
-        """Has `rotary` be that of layers which rotate, or of those which do not."""
-        if is_rotated != self.is_rotated:
-            assert self.other_rotary is not None
-            self.rotary, self.other_rotary = self.other_rotary, self.rotary
-            self.is_rotated = is_rotated
+    @property
+    def rotary(self) -> Tensor:
+        """[tokens, 2, head_dim / 2] f32: cosines, sines for the layer at hand."""
+        return self.rotaries[self.rotation]
 
     @property
     def is_decode(self) -> bool:

@@ -11,37 +11,45 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, dense, tensor_type
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
 STEP = 64
 
 
-def rotary_frequencies(spec: ModelSpec, context_length: int) -> npt.NDArray[np.float64]:
+def rotary_frequencies(
+    spec: ModelSpec, context_length: int, rotation: Rotation = Rotation.GLOBAL
+) -> npt.NDArray[np.float64]:
     """Radians per position, [head_dim / 2] f64, after the scaling; 0 of elements that do not rotate."""
     rotated = spec.rotated_dim or spec.head_dim
-    frequencies = spec.rope_theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
-    if spec.rope_scaling is not None:
+    is_local = rotation is Rotation.LOCAL
+    theta = spec.local_rope_theta if is_local and spec.local_rope_theta else spec.rope_theta
+    frequencies = theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
+    if spec.rope_scaling is not None and not is_local:
         frequencies = spec.rope_scaling.scaled(frequencies, spec.rope_theta, context_length)
     return np.pad(frequencies, (0, (spec.head_dim - rotated) // 2))
 
 
-def rotary_magnitudes(spec: ModelSpec) -> npt.NDArray[np.float64]:
+def rotary_magnitudes(spec: ModelSpec, rotation: Rotation = Rotation.GLOBAL) -> npt.NDArray[np.float64]:
     """The factors [head_dim / 2] f64 of cosines and sines, after the model's scaling.
 
     They multiply q and k alike, and so bring in the scale of scores.
     """
     rotated = spec.rotated_dim or spec.head_dim
-    scaled = spec.rope_scaling.magnitude if spec.rope_scaling else 1.0
+    is_scaled = spec.rope_scaling is not None and rotation is Rotation.GLOBAL
+    scaled = spec.rope_scaling.magnitude if spec.rope_scaling and is_scaled else 1.0
     factors = np.repeat([scaled, 1.0], [rotated // 2, (spec.head_dim - rotated) // 2])
     magnitudes: npt.NDArray[np.float64] = factors * np.sqrt(spec.score_scale)
     return magnitudes
 
 
 class Rotary:
-    """The tables for positions below `context_length` (positions past it repeat the last STEP)."""
+    """The tables of a rotation for positions below `context_length` (those past it repeat the last STEP)."""
 
-    def __init__(self, spec: ModelSpec, context_length: int) -> None:
-        frequencies, magnitudes = rotary_frequencies(spec, context_length), rotary_magnitudes(spec)
+    def __init__(self, spec: ModelSpec, context_length: int, rotation: Rotation = Rotation.GLOBAL) -> None:
+        frequencies = rotary_frequencies(spec, context_length, rotation)
+        magnitudes = rotary_magnitudes(spec, rotation)
+        self._name = f"rotary.{rotation.name.lower()}"
         self._half = spec.head_dim // 2
         self._unrotated = float(np.sqrt(spec.score_scale))
         # In one of the tables, as each value is a product of both.
@@ -49,13 +57,13 @@ class Rotary:
         self._fine = _table(np.arange(STEP), frequencies, np.ones(self._half))
 
     def declarations(self) -> list[str]:
-        tables = {"rotary.coarse": self._coarse, "rotary.fine": self._fine}
-        return [f'util.global private @"{name}" = {dense(table)}' for name, table in tables.items()]
+        tables = {"coarse": self._coarse, "fine": self._fine}
+        return [f'util.global private @"{self._name}.{n}" = {dense(table)}' for n, table in tables.items()]
 
     def load(self, e: Emitter) -> tuple[Tensor, Tensor]:
         """The tables of multiples of STEP and of positions below it: [positions, 2, head_dim / 2] f32."""
-        coarse = e.load("rotary.coarse", self._coarse.shape, "f32")
-        return coarse, e.load("rotary.fine", self._fine.shape, "f32")
+        coarse = e.load(f"{self._name}.coarse", self._coarse.shape, "f32")
+        return coarse, e.load(f"{self._name}.fine", self._fine.shape, "f32")
 
     def emit(self, e: Emitter, positions: Tensor) -> Tensor:
         """[tokens] i64 -> [tokens, 2, head_dim / 2] f32: cosines, sines."""

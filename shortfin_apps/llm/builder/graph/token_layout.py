@@ -7,12 +7,15 @@ at or past its row's `seq_len`, whether its row was padded to a length or the in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import Rotary
+from shortfin_apps.llm.builder.model.rope import Rotation
 
 
-def lay_out(e: Emitter, batch: Batch, rotary: Rotary) -> None:
+def lay_out(e: Emitter, batch: Batch, rotaries: Mapping[Rotation, Rotary]) -> None:
     """Computes where each row begins, and each token's row, position, cosines and sines."""
     if batch.given_offsets is None:
         assert batch.chunk is not None
@@ -21,7 +24,7 @@ def lay_out(e: Emitter, batch: Batch, rotary: Rotary) -> None:
         batch.offsets = batch.given_offsets
     batch.token_rows = token_rows(e, batch.offsets, batch.tokens)
     batch.positions = token_positions(e, batch.token_rows, batch.offsets, batch.starts)
-    batch.rotary = rotary.emit(e, batch.positions)
+    batch.rotaries = {rotation: each.emit(e, batch.positions) for rotation, each in rotaries.items()}
 
 
 def even_offsets(e: Emitter, rows: Dim, chunk: Dim) -> Tensor:

@@ -27,24 +27,30 @@ from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContex
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
+    AddNormed,
     Attend,
+    CapLogits,
     Embed,
     GatedLinear,
     LastTokens,
     Linear,
+    Narrow,
     Norm,
     NormHeads,
+    NormWhole,
     Operation,
     Sample,
     TopK,
 )
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
 from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
 MOST_CANDIDATES = 256  # of a top-k that keeps its candidates in registers
 KINDS: tuple[Kind, ...] = (
-    *(Embed, Norm, Linear, AddBias, NormHeads, GatedLinear, Attend, LastTokens, TopK, Sample),
+    *(Embed, Norm, AddNormed, Narrow, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Attend, LastTokens),
+    *(CapLogits, TopK, Sample),
 )
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
@@ -97,6 +103,8 @@ def _amx_attention(c: LoweringContext) -> dict[str, bool]:
         "AMX": c.target.has_amx,
         "activations and KV cache in bf16": c.options.activations == c.options.kv == "bf16",
         "heads and pages of whole tiles": fills_attention_tiles(c.spec, c.options),
+        "no window shorter than the context": c.spec.window is None,
+        "scores without a cap": c.spec.score_cap is None,
     }
 
 
@@ -181,7 +189,10 @@ AMX_ATTENTION = Candidate(
 )
 
 TRITON = Candidate(
-    "triton/layers", (Embed, Norm, Linear, GatedLinear, Attend, LastTokens), _triton, _make_triton_layers
+    "triton/layers",
+    (Embed, Norm, AddNormed, Linear, GatedLinear, NormWhole, Attend, LastTokens),
+    _triton,
+    _make_triton_layers,
 )
 
 # In order of preference: each kind takes the first candidate whose needs are met.
@@ -207,9 +218,7 @@ CANDIDATES = (
     Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
-    Candidate(
-        "linalg", (Embed, Norm, AddBias, NormHeads, Attend, LastTokens, TopK, Sample), _always, _linalg
-    ),
+    Candidate("linalg", tuple(kind for kind in KINDS if kind not in (Linear, GatedLinear)), _always, _linalg),
 )
 
 
@@ -239,13 +248,13 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
 
 
 def _preparation(context: LoweringContext, made: Mapping[str, Any]) -> Prepare:
-    prepare, rotary = _token_preparation(context, made), context.rotary
-    if not context.spec.unrotated_layers:
+    prepare, rotary = _token_preparation(context, made), context.rotaries[Rotation.GLOBAL]
+    if Rotation.NONE not in context.spec.rotations:
         return prepare
 
     def prepare_both(e: Emitter, batch: Batch) -> None:
         prepare(e, batch)
-        batch.other_rotary = rotary.emit_unrotated(e, batch.tokens)
+        batch.rotaries[Rotation.NONE] = rotary.emit_unrotated(e, batch.tokens)
 
     return prepare_both
 
@@ -254,8 +263,8 @@ def _token_preparation(context: LoweringContext, made: Mapping[str, Any]) -> Pre
     if TRITON.name in made:
         prepare: Prepare = made[TRITON.name].prepare
         return prepare
-    rotary = context.rotary
-    return lambda e, batch: lay_out(e, batch, rotary)
+    rotaries = context.rotaries
+    return lambda e, batch: lay_out(e, batch, rotaries)
 
 
 def has_static_workspace(choices: Sequence[Choice]) -> bool:

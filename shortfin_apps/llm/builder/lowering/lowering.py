@@ -4,12 +4,16 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
 
     Embed        embed(e, tokens, weight) -> Tensor
     Norm         rms_norm(e, x, weight) -> Tensor, or what the same class's matmuls take in its place
+    AddNormed    add_normed(e, x, weight, residual) -> Tensor
+    Narrow       narrow(e, x) -> Tensor
     Linear       linear(e, x, weight, residual or None) -> Tensor
     AddBias      add_bias(e, x, weight) -> Tensor
     NormHeads    norm_heads(e, x, weight) -> Tensor
+    NormWhole    norm_whole(e, x, weight) -> Tensor
     GatedLinear  gated_linear(e, x, weight) -> Tensor
     Attend       attend(e, qkv, layer, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
+    CapLogits    cap_logits(e, logits) -> Tensor
     TopK         top_k(e, logits) -> two Tensors
     Sample       sample(e, values, indices, logits, state) -> Tensor, LoopState
 
@@ -31,17 +35,22 @@ from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.model.config import context_length
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
+    AddNormed,
     Attend,
+    CapLogits,
     Embed,
     GatedLinear,
     LastTokens,
     Linear,
+    Narrow,
     Norm,
     NormHeads,
+    NormWhole,
     Operation,
     Sample,
     TopK,
 )
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -83,8 +92,10 @@ class LoweringContext:
     rendered: RenderedKernels = field(default_factory=RenderedKernels)
 
     @property
-    def rotary(self) -> Rotary:
-        return Rotary(self.spec, context_length(self.spec, self.options))
+    def rotaries(self) -> dict[Rotation, Rotary]:
+        """Of each way in which layers rotate, its tables."""
+        length, ways = context_length(self.spec, self.options), (Rotation.GLOBAL, *self.spec.rotations)
+        return {way: Rotary(self.spec, length, way) for way in ways if way is not Rotation.NONE}
 
     @property
     def render(self) -> Callable[..., str]:
@@ -212,6 +223,11 @@ class Lowering:
                 values[operation.out] = kernels.embed(e, x, operation.weight)
             case Norm():
                 values[operation.out] = kernels.rms_norm(e, x, operation.weight)
+            case AddNormed():
+                added = values[operation.residual]
+                values[operation.out] = kernels.add_normed(e, x, operation.weight, added)
+            case Narrow():
+                values[operation.out] = kernels.narrow(e, x)
             case Linear():
                 residual = values[operation.residual] if operation.residual else None
                 values[operation.out] = kernels.linear(e, x, operation.weight, residual)
@@ -219,12 +235,16 @@ class Lowering:
                 values[operation.out] = kernels.add_bias(e, x, operation.weight)
             case NormHeads():
                 values[operation.out] = kernels.norm_heads(e, x, operation.weight)
+            case NormWhole():
+                values[operation.out] = kernels.norm_whole(e, x, operation.weight)
             case GatedLinear():
                 values[operation.out] = kernels.gated_linear(e, x, operation.weight)
             case Attend():
                 values[operation.out] = kernels.attend(e, x, operation.layer, values.batch)
             case LastTokens():
                 values[operation.out] = kernels.last_tokens(e, x, values.batch)
+            case CapLogits():
+                values[operation.out] = kernels.cap_logits(e, x)
             case TopK():
                 values[operation.out], values[operation.indices] = kernels.top_k(e, x)
             case Sample():
@@ -240,7 +260,7 @@ def _turn(run: Sequence[Operation], values: Values) -> None:
     """Readies the batch for the attention of `run`, of which it has one at most."""
     for operation in run:
         if isinstance(operation, Attend):
-            values.batch.turn(operation.is_rotated)
+            values.batch.rotation = operation.rotation
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:

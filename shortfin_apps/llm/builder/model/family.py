@@ -19,10 +19,11 @@ class Family(Protocol):
 
 
 FAMILIES: dict[str, Family] = dict.fromkeys(
-    ("granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"), llama
+    ("gemma2", "gemma3", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"), llama
 )
 SUPPORTED = (  # for users
-    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Qwen2, Qwen2.5, Qwen3, Phi-3, Phi-4-mini and Granite"
+    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Qwen2, Qwen2.5, Qwen3, Phi-3, Phi-4-mini, Granite, "
+    "OLMo2, Gemma 2 and Gemma 3"
 )
 
 

@@ -1,4 +1,4 @@
-"""Llama, and the families that differ from it by what the spec says: biases, norms of heads, the rotation."""
+"""Llama, and the families that differ from it by what the spec says: biases, norms, the rotation, windows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Iterator
 
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
+    AddNormed,
     Attend,
+    CapLogits,
     Embed,
     GatedLinear,
     LastTokens,
     Linear,
     ModelTensor,
+    Narrow,
     Norm,
     NormHeads,
+    NormWhole,
     Operation,
 )
 from shortfin_apps.llm.builder.model.spec import ModelSpec
@@ -37,7 +41,8 @@ def _layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     queries = spec.num_attention_heads * spec.head_dim
     keys = spec.num_key_value_heads * spec.head_dim
     heads = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
-    yield "attn_norm.weight", (hidden,), "attn_norm.weight"
+    if spec.norms_before:
+        yield "attn_norm.weight", (hidden,), "attn_norm.weight"
     if spec.has_fused_tensors:
         yield "attn_qkv.weight", (spec.qkv_features, hidden), "attn_qkv.weight"
     else:
@@ -49,16 +54,24 @@ def _layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     if spec.qk_norm:
         yield "attn_q_norm.weight", (spec.head_dim,), "attn_qk_norm.weight"
         yield "attn_k_norm.weight", (spec.head_dim,), "attn_qk_norm.weight"
+    if spec.whole_qk_norm:
+        yield "attn_q_norm.weight", (queries,), "attn_qk_norm.weight"
+        yield "attn_k_norm.weight", (keys,), "attn_qk_norm.weight"
     yield "attn_output.weight", (hidden, queries), "attn_output.weight"
     if spec.output_bias:
         yield "attn_output.bias", (hidden,), "attn_output.bias"
-    yield "ffn_norm.weight", (hidden,), "ffn_norm.weight"
+    if spec.norms_after:
+        yield "post_attention_norm.weight", (hidden,), "post_attention_norm.weight"
+    if spec.norms_before:
+        yield "ffn_norm.weight", (hidden,), "ffn_norm.weight"
     if spec.has_fused_tensors:
         yield "ffn_gate_up.weight", (2 * ffn, hidden), "ffn_gate_up.weight"
     else:
         yield "ffn_gate.weight", (ffn, hidden), "ffn_gate_up.weight"
         yield "ffn_up.weight", (ffn, hidden), "ffn_gate_up.weight"
     yield "ffn_down.weight", (hidden, ffn), "ffn_down.weight"
+    if spec.norms_after:
+        yield "post_ffw_norm.weight", (hidden,), "post_ffw_norm.weight"
 
 
 def operations(spec: ModelSpec) -> Iterator[Operation]:
@@ -66,29 +79,45 @@ def operations(spec: ModelSpec) -> Iterator[Operation]:
     yield Embed("tokens", "x", "token_embd.weight")
     for number in range(spec.num_hidden_layers):
         yield from _attention(spec, number, f"blk.{number}.")
-        yield from _feed_forward(f"blk.{number}.")
+        yield from _feed_forward(spec, f"blk.{number}.")
     yield LastTokens("x", "x")
     yield Norm("x", "normed", "output_norm.weight")
     yield Linear("normed", "logits", spec.head_weight)
+    if spec.logit_cap is not None:
+        yield CapLogits("logits", "logits")
 
 
 def _attention(spec: ModelSpec, number: int, block: str) -> Iterator[Operation]:
-    yield Norm("x", "normed", f"{block}attn_norm.weight")
+    yield _before(spec, "x", f"{block}attn_norm.weight")
     yield Linear("normed", "qkv", f"{block}attn_qkv.weight")
     if spec.qkv_bias:
         yield AddBias("qkv", "qkv", f"{block}attn_qkv.bias")
     if spec.qk_norm:
         yield NormHeads("qkv", "qkv", f"{block}attn_qk_norm.weight")
-    yield Attend("qkv", "attended", number, is_rotated=number not in spec.unrotated_layers)
-    yield Linear("attended", "sum", f"{block}attn_output.weight", residual="x")
+    if spec.whole_qk_norm:
+        yield NormWhole("qkv", "qkv", f"{block}attn_qk_norm.weight")
+    yield Attend("qkv", "attended", number, spec.rotation_of(number))
+    projected, residual = ("projected", None) if spec.norms_after else ("sum", "x")
+    yield Linear("attended", projected, f"{block}attn_output.weight", residual)
     if spec.output_bias:
-        yield AddBias("sum", "sum", f"{block}attn_output.bias")
+        yield AddBias(projected, projected, f"{block}attn_output.bias")
+    if spec.norms_after:
+        yield AddNormed(projected, "sum", f"{block}post_attention_norm.weight", "x")
 
 
-def _feed_forward(block: str) -> Iterator[Operation]:
-    yield Norm("sum", "normed", f"{block}ffn_norm.weight")
+def _feed_forward(spec: ModelSpec, block: str) -> Iterator[Operation]:
+    yield _before(spec, "sum", f"{block}ffn_norm.weight")
     yield GatedLinear("normed", "gated", f"{block}ffn_gate_up.weight")
-    yield Linear("gated", "x", f"{block}ffn_down.weight", residual="sum")
+    if not spec.norms_after:
+        yield Linear("gated", "x", f"{block}ffn_down.weight", residual="sum")
+        return
+    yield Linear("gated", "down", f"{block}ffn_down.weight")
+    yield AddNormed("down", "x", f"{block}post_ffw_norm.weight", "sum")
+
+
+def _before(spec: ModelSpec, x: str, weight: str) -> Operation:
+    """What comes before a layer's matmuls: `x` to the value `normed`."""
+    return Norm(x, "normed", weight) if spec.norms_before else Narrow(x, "normed")
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> ModelTensor:

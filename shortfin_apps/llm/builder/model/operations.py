@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shortfin_apps.llm.builder.model.rope import Rotation
+
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
@@ -53,6 +55,23 @@ class Norm(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class AddNormed(Operation):
+    """[tokens, hidden] f32 -> the same shape, f32: the RMS norm of `x`, plus the value `residual`."""
+
+    weight: str
+    residual: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.residual)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow(Operation):
+    """[tokens, hidden] f32 -> the same shape, in the type that matmuls read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Linear(Operation):
     """[tokens, in] -> [tokens, out] f32: `x` times the transpose of `weight`, plus the value `residual`."""
 
@@ -82,9 +101,19 @@ class NormHeads(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class NormWhole(Operation):
+    """As NormHeads, but q is normed as a whole, over all its heads, and so is k.
+
+    `weight` [(heads + kv_heads) * head_dim] holds q's weights, then k's.
+    """
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
 class GatedLinear(Operation):
-    """[tokens, in] -> [tokens, out / 2], in the type that matmuls read: silu(gate) * up, `weight` holding
-    gate and up."""
+    """[tokens, in] -> [tokens, out / 2], in the type that matmuls read: the spec's `activation` of gate,
+    times up, `weight` holding gate and up."""
 
     weight: str
 
@@ -93,17 +122,22 @@ class GatedLinear(Operation):
 class Attend(Operation):
     """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the type that matmuls read.
 
-    Rotates q and k where the layer `is_rotated`, writes k and v to its part of the KV cache, and attends
-    over it.
+    Turns q and k by the layer's `rotation`, writes k and v to its part of the KV cache, and attends over it,
+    as far as the layer's window reaches (the spec's `window_of`).
     """
 
     layer: int
-    is_rotated: bool = True
+    rotation: Rotation = Rotation.GLOBAL
 
 
 @dataclass(frozen=True, slots=True)
 class LastTokens(Operation):
     """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapLogits(Operation):
+    """[rows, vocab] f32 -> the same shape: cap * tanh(x / cap), of the spec's `logit_cap`."""
 
 
 @dataclass(frozen=True, slots=True)

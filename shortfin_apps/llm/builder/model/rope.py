@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
 
 Frequencies = npt.NDArray[np.float64]
+
+
+class Rotation(Enum):
+    """How a layer rotates q and k: by the model's base and scaling, by its `local_rope_theta`, or not."""
+
+    GLOBAL = auto()
+    LOCAL = auto()
+    NONE = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

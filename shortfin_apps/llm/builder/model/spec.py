@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shortfin_apps.llm.builder.blocks import BlockType
-from shortfin_apps.llm.builder.model.rope import RopeScaling
+from shortfin_apps.llm.builder.model.rope import RopeScaling, Rotation
 
 FloatType = Literal["bf16", "f16", "f32"]
+Activation = Literal["silu", "gelu"]  # gelu: its approximation by tanh
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 KVType = Literal["bf16", "f16", "f32"]
 OWN_TYPES = "auto"  # asks for the types that weights have in the source
@@ -47,10 +48,34 @@ class ModelSpec:
     score_scale: float = 1.0  # of attention's scores, beside 1 / sqrt(head_dim)
     logit_scale: float = 1.0
     qk_norm: bool = False  # RMS norm of each head of q and of k before its rotation
+    whole_qk_norm: bool = False  # RMS norm of q, and of k, over all their heads
+    norms_before: bool = True  # attention and feed-forward
+    norms_after: bool = False  # of what they add to the residual stream
+    activation: Activation = "silu"  # of the feed-forward's gate
+    window: int | None = None  # the last tokens that `windowed_layers` see
+    windowed_layers: tuple[int, ...] = ()
+    local_rope_theta: float | None = None  # of windowed layers, without scaling; None: as of others
+    score_cap: float | None = None  # attention's scores are cap * tanh(score / cap)
+    logit_cap: float | None = None
 
     @property
     def qkv_features(self) -> int:
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+    def window_of(self, layer: int) -> int | None:
+        """The tokens that a token of the layer sees, itself included; None: all before it."""
+        return self.window if layer in self.windowed_layers else None
+
+    def rotation_of(self, layer: int) -> Rotation:
+        if layer in self.unrotated_layers:
+            return Rotation.NONE
+        is_local = self.local_rope_theta is not None and layer in self.windowed_layers
+        return Rotation.LOCAL if is_local else Rotation.GLOBAL
+
+    @property
+    def rotations(self) -> set[Rotation]:
+        """Those of its layers."""
+        return {self.rotation_of(layer) for layer in range(self.num_hidden_layers)}
 
     @property
     def head_weight(self) -> str:

@@ -7,13 +7,14 @@ looks like from outside in entry.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspace, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.config import context_length, page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Sample, TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
@@ -25,11 +26,16 @@ RESULTS = ("values", "indices", "logits")
 LOOP_RESULTS = ("token_ids", "tokens", "positions")
 
 
+def within(spec: ModelSpec, context: int) -> ModelSpec:
+    """The same for sequences of at most `context` tokens, which a window of as many sees whole."""
+    return replace(spec, window=None) if spec.window and spec.window >= context else spec
+
+
 class ModelModule:
     """The module of one model for one target. `choices` are the kernels it is made of, and why."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
-        self._spec = spec
+        self._spec = spec = within(spec, context_length(spec, options))
         self._options = options
         self._weights = WeightTypes(spec, options, target)
         self._operations = [*operations(spec), TopK("logits", "values", "indices")]
@@ -47,7 +53,7 @@ class ModelModule:
         functions = [self._function(entry) for entry in self.entries]
         declarations = [
             *self._weights.declarations(),
-            *self._context.rotary.declarations(),
+            *(line for rotary in self._context.rotaries.values() for line in rotary.declarations()),
             *self._lowering.declarations(),
         ]
         return "\n".join(["module @module {", *declarations, *functions, "}\n"])

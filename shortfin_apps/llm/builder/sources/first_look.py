@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shortfin_apps.llm.builder.model.family import FAMILIES
 from shortfin_apps.llm.builder.sources.base import unsupported
+from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES
 from shortfin_apps.llm.builder.sources.gguf_header import Scalar, read_scalars, scalars_at_start
 from shortfin_apps.llm.builder.sources.gguf_parts import parts_of
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
+from shortfin_apps.llm.builder.sources.hf_families import hf_family
 from shortfin_apps.llm.builder.sources.json_file import read_json
 from shortfin_apps.llm.errors import BuildError
 
@@ -45,8 +46,7 @@ def _check_tokenizer(where: str, keys: Mapping[str, Scalar]) -> None:
 def look_at_directory(directory: Path) -> None:
     """Raises BuildError unless the Hugging Face directory is of a supported family and has a tokenizer."""
     config = directory / "config.json"
-    found = read_json(config)
-    _check_architecture(str(config), found.get("model_type"))
+    hf_family(str(config), read_json(config))
     if not (directory / "tokenizer.json").is_file():
         raise BuildError(
             f"{directory}/tokenizer.json: no such file; save the model with its fast tokenizer to have one"
@@ -54,5 +54,5 @@ def look_at_directory(directory: Path) -> None:
 
 
 def _check_architecture(where: str, name: object) -> None:
-    if not isinstance(name, str) or name not in FAMILIES:
+    if name not in GGUF_FAMILIES:
         raise unsupported(where, f"architecture `{name}`")

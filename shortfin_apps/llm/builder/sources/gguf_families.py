@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shortfin_apps.llm.builder.model.spec import Activation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFamily:
@@ -13,24 +15,64 @@ class GgufFamily:
     has_pairs: bool = False  # rows of q and k that rotate together are neighbours
     qkv_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    norms_before: bool = True
+    norms_after: bool = False
+    activation: Activation = "silu"
+    scales_embedding: bool = False  # by the root of embedding_length
+    scaled_by_width: int | None = (
+        None  # layers of the size whose scores have another scale (see `score_scale`)
+    )
+    window_interval: int | None = None  # all but the last of each so many layers have the window; None: all
+    local_rope_theta: float | None = None  # of those, where no key has it
     has_fused_tensors: bool = False
     finetuned_rotates: bool = False  # `rope.scaling.finetuned` false means that nothing rotates
     unrotated_interval: int | None = None  # the last of each so many layers does not rotate
     keys: frozenset[str] = frozenset()  # that Llama refuses unless they are neutral
     renamed: Mapping[str, str] = field(default_factory=dict)  # kinds of tensors that go by another name here
 
+    def score_scale(self, layers: int, hidden: int, heads: int) -> float | None:
+        """In place of 1 / sqrt(head_dim), as llama.cpp knows it by the model's size."""
+        return (hidden / heads) ** -0.5 if layers == self.scaled_by_width else None
+
+    def windowed_layers(self, layers: int, interval: int | None) -> tuple[int, ...]:
+        """`interval` is the file's, if it has one."""
+        of_each = interval or self.window_interval
+        return tuple(layer for layer in range(layers) if of_each is None or (layer + 1) % of_each)
+
     def unrotated_layers(self, layers: int) -> tuple[int, ...]:
         interval = self.unrotated_interval
         return () if interval is None else tuple(range(interval - 1, layers, interval))
 
 
+_GEMMA_KEYS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+
 GGUF_FAMILIES: Mapping[str, GgufFamily] = {
+    "gemma2": GgufFamily(
+        norms_after=True,
+        activation="gelu",
+        scales_embedding=True,
+        scaled_by_width=46,  # 27B
+        window_interval=2,
+        keys=_GEMMA_KEYS,
+    ),
+    "gemma3": GgufFamily(
+        qk_norm=True,
+        norms_after=True,
+        activation="gelu",
+        scales_embedding=True,
+        scaled_by_width=62,  # 27B
+        window_interval=6,
+        local_rope_theta=10000.0,
+        keys=_GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
+    ),
     "granite": GgufFamily(
         has_pairs=True,
         finetuned_rotates=True,
         keys=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"}),
     ),
     "llama": GgufFamily(has_pairs=True),
+    "olmo2": GgufFamily(whole_qk_norm=True, norms_before=False, norms_after=True),
     "phi3": GgufFamily(has_fused_tensors=True, renamed={"ffn_up": "ffn_gate_up"}),
     "qwen2": GgufFamily(qkv_bias=True),
     "qwen3": GgufFamily(qk_norm=True),

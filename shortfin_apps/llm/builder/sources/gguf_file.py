@@ -60,6 +60,10 @@ class _Hyperparameters(BaseModel):
     sliding_window: PositiveInt | None = Field(None, alias="attention.sliding_window")
     rope_dimensions: PositiveInt | None = Field(None, alias="rope.dimension_count")
     rope_theta: PositiveFloat = Field(10000.0, alias="rope.freq_base")
+    local_rope_theta: PositiveFloat | None = Field(None, alias="rope.freq_base_swa")
+    window_interval: PositiveInt | None = Field(None, alias="attention.sliding_window_pattern")
+    score_cap: NonNegativeFloat = Field(0.0, alias="attn_logit_softcapping")
+    logit_cap: NonNegativeFloat = Field(0.0, alias="final_logit_softcapping")
     rope_finetuned: bool = Field(True, alias="rope.scaling.finetuned")
     embedding_scale: NonNegativeFloat = 1.0
     residual_scale: NonNegativeFloat = 1.0
@@ -71,15 +75,21 @@ class _Hyperparameters(BaseModel):
     def head_dim(self) -> int:
         return self.key_length or self.embedding_length // self.head_count
 
-    @property
-    def multipliers(self) -> Multipliers:
+    def multipliers(self, family: GgufFamily) -> Multipliers:
         """Of 0 is none, as in llama.cpp."""
+        width = self.embedding_length
+        scores = family.score_scale(self.block_count, width, self.head_count)
         return Multipliers(
-            embedding=self.embedding_scale or 1.0,
+            embedding=width**0.5 if family.scales_embedding else self.embedding_scale or 1.0,
             residual=self.residual_scale or 1.0,
-            attention=self.attention_scale or None,
+            attention=self.attention_scale or scores,
             logits=self.logit_scale or 1.0,
         )
+
+    def windowed_layers(self, family: GgufFamily) -> tuple[int, ...]:
+        if self.sliding_window is None:
+            return ()
+        return family.windowed_layers(self.block_count, self.window_interval)
 
     @property
     def rotated_dim(self) -> int:
@@ -193,7 +203,7 @@ class GgufSource(ModelSource):
             num_attention_heads=found.head_count,
             num_key_value_heads=found.head_count_kv or found.head_count,
             head_dim=found.head_dim,
-            max_position_embeddings=min(found.context_length, found.sliding_window or found.context_length),
+            max_position_embeddings=found.context_length,
             rms_norm_eps=found.rms_epsilon,
             rope_theta=found.rope_theta,
             rope_scaling=self._rope_scaling(found, keys),
@@ -201,12 +211,21 @@ class GgufSource(ModelSource):
             qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in self._tensors,
             output_bias="blk.0.attn_output.bias" in self._tensors,
             qk_norm=family.qk_norm,
+            whole_qk_norm=family.whole_qk_norm,
+            norms_before=family.norms_before,
+            norms_after=family.norms_after,
+            activation=family.activation,
+            window=found.sliding_window,
+            windowed_layers=found.windowed_layers(family),
+            local_rope_theta=found.local_rope_theta or family.local_rope_theta,
+            score_cap=found.score_cap or None,
+            logit_cap=found.logit_cap or None,
             unrotated_layers=family.unrotated_layers(found.block_count),
             has_fused_tensors=family.has_fused_tensors,
             rotated_dim=None if found.rotated_dim == found.head_dim else found.rotated_dim,
         )
         check_spec(self._where, spec)
-        return found.multipliers.applied(spec)
+        return found.multipliers(family).applied(spec)
 
     def _keys(self, prefix: str) -> dict[str, Any]:
         """The metadata keys that begin with `prefix`, without it."""

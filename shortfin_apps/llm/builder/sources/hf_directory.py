@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+import ml_dtypes
+import numpy as np
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
 from shortfin_apps.llm.builder.model.granite import Multipliers
-from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
     Array,
     ModelSource,
@@ -26,7 +28,7 @@ from shortfin_apps.llm.builder.sources.base import (
     sha256_of,
     unsupported,
 )
-from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily
+from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily, hf_family
 from shortfin_apps.llm.builder.sources.hf_matrices import QuantisedMatrices, read_tensor
 from shortfin_apps.llm.builder.sources.hf_quantisation import matrix_format
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
@@ -42,6 +44,9 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "chat_template.jinja",
 )
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+ROPE_KINDS = ("full_attention", "sliding_attention")
+ROUNDED = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 _TOKENIZER_KEYS = (
@@ -94,13 +99,17 @@ class _Config(BaseModel):
     partial_rotary_factor: PositiveFloat | None = None
     rms_norm_eps: PositiveFloat
     rope_theta: PositiveFloat | None = None
+    rope_local_base_freq: PositiveFloat | None = None
     rope_scaling: HfRope | None = None
     rope_parameters: HfRope | None = None
     tie_word_embeddings: bool | None = None
     sliding_window: PositiveInt | None = None
     use_sliding_window: bool = False
+    sliding_window_pattern: PositiveInt | None = None
+    max_window_layers: NonNegativeInt | None = None
     layer_types: list[str] | None = None
     hidden_act: str = "silu"
+    hidden_activation: str | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     quantization_config: dict[str, Any] | None = None
@@ -110,11 +119,17 @@ class _Config(BaseModel):
     residual_multiplier: PositiveFloat | None = None
     attention_multiplier: PositiveFloat | None = None
     logits_scaling: PositiveFloat | None = None
+    query_pre_attn_scalar: PositiveFloat | None = None
+    attn_logit_softcapping: PositiveFloat | None = None
+    final_logit_softcapping: PositiveFloat | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
     eos_token_id: int | list[int] | None = None
 
     @property
     def rope(self) -> HfRope:
         rope = self.rope_parameters or self.rope_scaling or HfRope()
+        rope = rope.full_attention or rope
         original = self.original_max_position_embeddings or rope.original_max_position_embeddings
         return rope.model_copy(update={"original_max_position_embeddings": original})
 
@@ -123,19 +138,28 @@ class _Config(BaseModel):
         return HF_FAMILIES[self.model_type]
 
     @property
+    def local_rope(self) -> HfRope | None:
+        """That of layers with a window, where they have one of their own."""
+        given = self.rope_parameters and self.rope_parameters.sliding_attention
+        theta = self.rope_local_base_freq
+        if given is None:
+            return None if theta is None else HfRope(rope_theta=theta)
+        return given.model_copy(update={"rope_theta": given.rope_theta or theta or self.rope_theta})
+
+    @property
     def own_head_dim(self) -> int:
-        return self.head_dim or self.family.head_dim or self.hidden_size // self.num_attention_heads
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def activation(self) -> Activation | None:
+        """None if it is not supported."""
+        return ACTIVATIONS.get(self.hidden_activation or self.hidden_act)
 
     @property
     def rotated_dim(self) -> int:
         """The elements of a head that rotate."""
         share = self.partial_rotary_factor or self.rope.partial_rotary_factor or 1.0
         return int(self.own_head_dim * share)
-
-    @property
-    def is_tied(self) -> bool:
-        given = self.tie_word_embeddings
-        return self.family.ties_embeddings if given is None else given
 
     @property
     def unrotated_layers(self) -> tuple[int, ...]:
@@ -147,11 +171,20 @@ class _Config(BaseModel):
         return tuple(layer for layer, is_rotated in enumerate(rotated) if not is_rotated)
 
     @property
+    def embedding_scale(self) -> float:
+        """As transformers rounds it: to the type of the weights."""
+        if not self.family.scales_embedding:
+            return 1.0
+        rounded = ROUNDED.get(self.dtype or self.torch_dtype or "float32", np.float32)
+        return float(rounded(self.hidden_size**0.5))
+
+    @property
     def multipliers(self) -> Multipliers:
+        scalar = self.query_pre_attn_scalar
         return Multipliers(
-            embedding=self.embedding_multiplier or 1.0,
+            embedding=self.embedding_multiplier or self.embedding_scale,
             residual=self.residual_multiplier or 1.0,
-            attention=self.attention_multiplier,
+            attention=self.attention_multiplier or (scalar and scalar**-0.5),
             logits=self.logits_scaling or 1.0,
         )
 
@@ -160,6 +193,19 @@ class _Config(BaseModel):
         """Tokens that a layer with sliding attention sees, if there is one."""
         is_on = self.use_sliding_window or not self.family.window_has_switch
         return self.sliding_window if is_on else None
+
+    @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """Those that `layer_types` names; else all but the last of each interval, or those from one on."""
+        layers = range(self.num_hidden_layers)
+        if self.window is None:
+            return ()
+        if self.layer_types:
+            kinds = zip(layers, self.layer_types, strict=True)
+            return tuple(layer for layer, kind in kinds if kind == "sliding_attention")
+        if interval := self.sliding_window_pattern:
+            return tuple(layer for layer in layers if (layer + 1) % interval)
+        return tuple(layers[self.max_window_layers or 0 :])
 
 
 class HfDirectorySource(ModelSource):
@@ -173,11 +219,9 @@ class HfDirectorySource(ModelSource):
         self._directory = directory
         self._where = str(directory)
         raw = read_json(directory / "config.json")
-        model_type = raw.get("model_type")
-        if model_type not in HF_FAMILIES:
-            raise unsupported(self._where, f"architecture `{model_type}`")
-        self._config = parse(f"{self._where}/config.json", _Config, raw)
-        _check_fields(f"{self._where}/config.json", self._config.family, raw, accepted)
+        family = hf_family(self._where, raw)
+        self._config = parse(f"{self._where}/config.json", _Config, {**family.defaults, **raw})
+        _check_fields(f"{self._where}/config.json", family, raw, accepted)
         self.spec = self._read_spec(name or directory.resolve().name)
         shards = self._shards()
         self._files = {path: _open(path) for path in shards}
@@ -198,6 +242,8 @@ class HfDirectorySource(ModelSource):
         else:
             path, hf_name = place = self._tensors[name]
             array = as_float(f"{path}: tensor `{hf_name}`", read_tensor(self._files, place))
+        if self._config.family.norms_from_zero and name.endswith("norm.weight"):
+            array = array.astype(np.float32) + 1
         order = rotary_row_order(self.spec, name)
         return array if order is None else array[order]
 
@@ -221,11 +267,9 @@ class HfDirectorySource(ModelSource):
     def _read_spec(self, name: str) -> ModelSpec:
         config, family = self._config, self._config.family
         self._check_family()
-        # Inside its window, sliding attention equals full attention; so the window is the context length.
-        context = min(config.max_position_embeddings, config.window or config.max_position_embeddings)
         spec = ModelSpec(
             name=name,
-            architecture=config.model_type,
+            architecture=family.architecture or config.model_type,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -233,15 +277,24 @@ class HfDirectorySource(ModelSource):
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads or config.num_attention_heads,
             head_dim=config.own_head_dim,
-            max_position_embeddings=context,
+            max_position_embeddings=config.max_position_embeddings,
             rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope.rope_theta or config.rope_theta or family.rope_theta,
+            rope_theta=config.rope.rope_theta or config.rope_theta or 10000.0,
             rope_scaling=config.rope.scaling(self._where, config.max_position_embeddings, config.rotated_dim),
-            tie_word_embeddings=config.is_tied,
+            tie_word_embeddings=bool(config.tie_word_embeddings),
             unrotated_layers=config.unrotated_layers,
             qkv_bias=config.attention_bias or family.qkv_bias,
             output_bias=config.attention_bias,
             qk_norm=family.qk_norm,
+            whole_qk_norm=family.whole_qk_norm,
+            norms_before=family.norms_before,
+            norms_after=family.norms_after,
+            activation=config.activation or "silu",
+            window=config.window if config.windowed_layers else None,
+            windowed_layers=config.windowed_layers,
+            local_rope_theta=config.local_rope.rope_theta if config.local_rope else None,
+            score_cap=config.attn_logit_softcapping,
+            logit_cap=config.final_logit_softcapping,
             has_fused_tensors=family.has_fused_tensors,
             rotated_dim=None if config.rotated_dim == config.own_head_dim else config.rotated_dim,
         )
@@ -250,11 +303,17 @@ class HfDirectorySource(ModelSource):
 
     def _check_family(self) -> None:
         config = self._config
-        if config.hidden_act != "silu":
-            raise unsupported(self._where, f"activation `{config.hidden_act}`")
+        if config.activation is None:
+            raise unsupported(self._where, f"activation `{config.hidden_activation or config.hidden_act}`")
+        if config.local_rope and config.local_rope.kind != "default":
+            raise unsupported(
+                self._where, f"rotary scaling `{config.local_rope.kind}` of layers with a window"
+            )
         windows = {"full_attention", *(["sliding_attention"] if config.window else [])}
         if odd := set(config.layer_types or ()) - windows:
             raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
+        if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
+            raise BuildError(f"{self._where}/config.json: `layer_types` has not one item for each layer")
         if config.no_rope_layers and len(config.no_rope_layers) != config.num_hidden_layers:
             raise BuildError(f"{self._where}/config.json: `no_rope_layers` has not one item for each layer")
         if config.mlp_bias:
@@ -275,7 +334,7 @@ class HfDirectorySource(ModelSource):
     def _find_tensors(self) -> Iterator[tuple[str, tuple[Path, str]]]:
         for path, file in self._files.items():
             for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
-                ours = _gguf_name(hf_name)
+                ours = _gguf_name(hf_name, {**GGUF_NAMES, **self._config.family.renamed})
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
                 if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
                     yield ours, (path, hf_name)
@@ -309,8 +368,10 @@ def _check_fields(where: str, family: HfFamily, raw: dict[str, Any], accepted: C
     """Raises BuildError for a field that would change the computation; `raw` is valid for `_Config`."""
     HF_CONFIG.using(family.fields | family.harmless).check(where, raw, accepted)
     for name in ("rope_scaling", "rope_parameters"):
-        if raw.get(name) is not None:
-            HF_ROPE.using(family.fields).check(where, raw[name], accepted, f"{name}.")
+        rope = raw.get(name) or {}
+        parts = {f"{name}.{kind}.": rope[kind] for kind in ROPE_KINDS if rope.get(kind)}
+        for prefix, fields in {f"{name}.": rope, **parts}.items():
+            HF_ROPE.using(family.fields).check(where, fields, accepted, prefix)
 
 
 def _open(path: Path) -> Any:
@@ -322,10 +383,10 @@ def _open(path: Path) -> Any:
         raise BuildError(f"{path}: not a readable safetensors file ({error})") from error
 
 
-def _gguf_name(name: str) -> str:
-    """The GGUF name of a Hugging Face tensor, or the same name if there is none."""
+def _gguf_name(name: str, names: Mapping[str, str]) -> str:
+    """The GGUF name of a Hugging Face tensor by `names`, or the same name if there is none."""
     stem, dot, kind = name.rpartition(".")
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()
-        return f"blk.{layer}.{GGUF_NAMES[part]}{dot}{kind}" if part in GGUF_NAMES else name
-    return f"{GGUF_NAMES[stem]}{dot}{kind}" if stem in GGUF_NAMES else name
+        return f"blk.{layer}.{names[part]}{dot}{kind}" if part in names else name
+    return f"{names[stem]}{dot}{kind}" if stem in names else name

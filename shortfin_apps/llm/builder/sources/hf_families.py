@@ -3,37 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from shortfin_apps.llm.builder.sources.base import unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfFamily:
     """The differences from Llama, as transformers' classes for the `model_type` have them."""
 
+    architecture: str | None = None  # the spec's, where that is not the `model_type`
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that `config.json` may lack
     qkv_bias: bool = False  # whatever `attention_bias` says
     qk_norm: bool = False
-    head_dim: int | None = None  # where `config.json` has none; None: hidden_size / num_attention_heads
+    whole_qk_norm: bool = False
+    norms_before: bool = True
+    norms_after: bool = False
+    norms_from_zero: bool = False  # 1 is added to the weights of norms
+    scales_embedding: bool = False  # by the root of hidden_size
+    renamed: Mapping[str, str] = field(default_factory=dict)  # tensors of a layer, beside GGUF_NAMES
     has_fused_tensors: bool = False
     fields: frozenset[str] = frozenset()  # of `config.json`, which Llama refuses unless they are neutral
     harmless: frozenset[str] = frozenset()  # fields that Llama refuses, and that change nothing here
-    rope_theta: float = 10000.0  # where `rope_theta` is missing
-    ties_embeddings: bool = False  # where `tie_word_embeddings` is missing
     window_has_switch: bool = False  # `sliding_window` counts only with `use_sliding_window`
 
 
 GRANITE = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
 SMOLLM3 = frozenset({"no_rope_layers", "no_rope_layer_interval"})
+GEMMA = frozenset({"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"})
+
+_NORMS_AFTER = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GEMMA: dict[str, Any] = {
+    "norms_after": True,
+    "norms_from_zero": True,
+    "scales_embedding": True,
+    "renamed": _NORMS_AFTER,
+    "harmless": frozenset({"cache_implementation"}),
+}
+_GEMMA_DEFAULTS = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
 
 HF_FAMILIES: Mapping[str, HfFamily] = {
+    "gemma2": HfFamily(
+        fields=GEMMA | {"attn_logit_softcapping"},
+        defaults=_GEMMA_DEFAULTS
+        | {"sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        **_GEMMA,
+    ),
+    "gemma3_text": HfFamily(
+        architecture="gemma3",
+        qk_norm=True,
+        fields=GEMMA | {"sliding_window_pattern", "rope_local_base_freq"},
+        defaults=_GEMMA_DEFAULTS
+        | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        **_GEMMA,
+    ),
     "granite": HfFamily(fields=GRANITE),
     "llama": HfFamily(),
     "mistral": HfFamily(),
+    "olmo2": HfFamily(whole_qk_norm=True, norms_before=False, norms_after=True, renamed=_NORMS_AFTER),
     "phi3": HfFamily(
         has_fused_tensors=True,
         fields=frozenset({"partial_rotary_factor"}),
         harmless=frozenset({"auto_map"}),  # code that transformers has by now
     ),
-    "qwen2": HfFamily(qkv_bias=True, window_has_switch=True),
-    "qwen3": HfFamily(qk_norm=True, head_dim=128, window_has_switch=True),
-    "smollm3": HfFamily(fields=SMOLLM3, rope_theta=2e6, ties_embeddings=True, window_has_switch=True),
+    "qwen2": HfFamily(qkv_bias=True, window_has_switch=True, defaults={"max_window_layers": 28}),
+    "qwen3": HfFamily(
+        qk_norm=True, window_has_switch=True, defaults={"head_dim": 128, "max_window_layers": 28}
+    ),
+    "smollm3": HfFamily(
+        fields=SMOLLM3, window_has_switch=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True}
+    ),
 }
+
+
+def hf_family(where: str, config: Mapping[str, Any]) -> HfFamily:
+    """The family of a `config.json`. Raises BuildError if it is not supported, `where` naming the model."""
+    model_type = config.get("model_type")
+    if "vision_config" in config:
+        raise unsupported(where, f"a vision tower (`{model_type}`)")
+    if not isinstance(model_type, str) or model_type not in HF_FAMILIES:
+        raise unsupported(where, f"architecture `{model_type}`")
+    return HF_FAMILIES[model_type]

@@ -38,13 +38,19 @@ class HfRope(BaseModel):
     short_factor: list[PositiveFloat] | None = None
     long_factor: list[PositiveFloat] | None = None
     partial_rotary_factor: PositiveFloat | None = None
+    full_attention: HfRope | None = None  # where kinds of layers have their own, these two are all there is
+    sliding_attention: HfRope | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.rope_type or self.type or "default"
 
     def scaling(self, where: str, context: int, rotated: int) -> RopeScaling | None:
         """`context` is `max_position_embeddings`, `rotated` the elements of a head that rotate.
 
         Raises BuildError, `where` naming the model.
         """
-        match self.rope_type or self.type or "default":
+        match self.kind:
             case "default":
                 return None
             case "linear":

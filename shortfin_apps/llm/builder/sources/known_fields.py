@@ -90,6 +90,8 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "auto_map", "pruned_heads"), ()),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), ()),
     "hidden_activation": ("silu",),
+    "sliding_window_pattern": (),
+    "rope_local_base_freq": (),
     **dict.fromkeys(("full_attn_mod", "interpolate_factor"), _ONE),
 }
 
@@ -99,20 +101,20 @@ HF_CONFIG = KnownFields(
         "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings rms_norm_eps "
         "rope_theta rope_scaling "
-        "rope_parameters tie_word_embeddings sliding_window use_sliding_window layer_types hidden_act "
-        "attention_bias mlp_bias quantization_config eos_token_id"
+        "rope_parameters tie_word_embeddings sliding_window use_sliding_window max_window_layers layer_types "
+        "hidden_act attention_bias mlp_bias quantization_config eos_token_id dtype torch_dtype"
     ),
     harmless=_names(
         # names and provenance
         "architectures name_or_path transformers_version tokenizer_class prefix finetuning_task id2label "
         "label2id num_labels task_specific_params problem_type is_llama_config transformers.js_config "
         # storage, training and execution
-        "torch_dtype dtype use_cache return_dict output_hidden_states output_attentions torchscript "
+        "use_cache return_dict output_hidden_states output_attentions torchscript "
         "use_bfloat16 is_decoder tie_encoder_decoder chunk_size_feed_forward initializer_range "
         "initializer_factor attention_dropout hidden_dropout attn_pdrop resid_pdrop embd_pdrop dropout "
         "pretraining_tp gradient_checkpointing attn_implementation use_flash_attn max_sequence_length "
         "max_seq_len model_max_length seq_length multiple_of "
-        "ffn_dim_multiplier max_window_layers unsloth_version unsloth_fixed "
+        "ffn_dim_multiplier unsloth_version unsloth_fixed "
         # token ids and sampling defaults
         "bos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id max_length min_length "
         "do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
@@ -129,7 +131,8 @@ HF_CONFIG = KnownFields(
 HF_ROPE = KnownFields(
     used=_names(
         "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
-        "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate short_factor long_factor"
+        "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate short_factor long_factor "
+        "full_attention sliding_attention"
     ),
     neutral={"partial_rotary_factor": _ONE},
 )
@@ -159,6 +162,8 @@ GGUF_MODEL = KnownFields(
         **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
         "attention.causal": (True,),
         "use_parallel_residual": (),
+        "attention.sliding_window_pattern": (),
+        "rope.freq_base_swa": (),
     },
 )
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.builder.kernels.amx.matmul import (
-    Epilogue,
     MatmulBf16Geometry,
     MatmulBlockInt8Geometry,
     MatmulGeometry,
     MatmulInt8Geometry,
 )
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 
 STACK_BYTES = 96 << 10  # of 128 KiB, which a worker of the runtime has
 SIZES = [(960, 576), (352, 352), (1152, 1056), (28672, 4096), (4096, 14336)]
-EPILOGUES: list[Epilogue] = ["store", "residual", "silu"]
+EPILOGUES: list[Epilogue] = ["store", "residual", "silu", "gelu"]
 
 
 def bf16(**sizes: Any) -> MatmulGeometry:
@@ -45,7 +45,7 @@ def test_every_size_is_cut_into_whole_parts(kind: Any, n: int, k_size: int, epil
     assert g.panel_out_bytes * g.panels == g.out_row_bytes
     assert all(offset % 64 == 0 for offset in g.local.offsets.values())
     assert g.local.bytes < STACK_BYTES
-    if epilogue == "silu":
+    if is_gated(epilogue):
         assert g.panels_per_item % 2 == 0
 
 

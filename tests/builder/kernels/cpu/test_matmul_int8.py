@@ -5,8 +5,8 @@ from math import prod
 
 import pytest
 
-from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import MatmulInt8Geometry
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.weights.layout import Int8Panels
 
 STORE = MatmulInt8Geometry(n=960, k_size=576, epilogue="store", source="tiles", eps=None, has_bf16=True)

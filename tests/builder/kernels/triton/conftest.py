@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -29,7 +30,7 @@ def launch(chip: str, emulated_gpus: EmulatedGpus, tmp_path: Path) -> Iterator[L
     device = emulated_gpus.open(chip)
 
     def make(inputs: Inputs, body: Body, context: LoweringContext) -> Launched:
-        tables = context.rotary.declarations()
+        tables = context.rotaries[Rotation.GLOBAL].declarations()
         text = program_text(inputs, body, lambda: [*tables, *context.rendered.texts.values()])
         return Launched(device, chip, text, inputs, tmp_path)
 

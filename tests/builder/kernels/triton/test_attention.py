@@ -37,6 +37,8 @@ SPECS = {
     "shared": TINY,
     "smollm2": replace(TINY, num_attention_heads=9, num_key_value_heads=3, head_dim=64),
     "not-a-power-of-two": replace(TINY, num_attention_heads=4, num_key_value_heads=4, head_dim=80),
+    "window": replace(TINY, window=37, windowed_layers=(1,)),
+    "wide-window": replace(TINY, window=300, windowed_layers=(1,), score_cap=2.0),
     "many-share": replace(TINY, num_attention_heads=24, num_key_value_heads=1, head_dim=16),
 }
 
@@ -96,9 +98,12 @@ def reference(spec: ModelSpec, rows: Rows, given: dict[str, Array]) -> F32:
     for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True)):
         slots = cache[given["blocks"][row], LAYER].swapaxes(0, 1).reshape(2, -1, *cache.shape[4:])
         for i in range(length):
-            keys, values = (np.repeat(plane[: start + i + 1], sharing, axis=1) for plane in slots)
+            first = max(start + i + 1 - (spec.window or start + i + 1), 0)
+            keys, values = (np.repeat(plane[first : start + i + 1], sharing, axis=1) for plane in slots)
             token = rows.offsets[row] + i
             scores = np.einsum("hd,nhd->hn", q[token], keys) / np.sqrt(spec.head_dim)
+            if spec.score_cap:
+                scores = spec.score_cap * np.tanh(scores / spec.score_cap)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[token] = np.einsum("hn,nhd->hd", weights / weights.sum(axis=1, keepdims=True), values)
     return out.reshape(given["q"].shape)
@@ -178,6 +183,8 @@ EACH_KIND = pytest.mark.parametrize(
             ("not-a-power-of-two", "f32"),
             ("not-a-power-of-two", "bf16"),
             ("many-share", "f16"),
+            ("window", "f32"),
+            ("wide-window", "bf16"),
         ]
     ],
 )

@@ -14,6 +14,7 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.model.operations import Attend, Embed, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.weights.layout import BlockRows
 from tests.builder.compiled_model import TINY
@@ -200,7 +201,7 @@ def test_keys_and_values(kind: BlockType, tokens: int | str, chip: str, launch: 
         names = ("starts", "seq_lens", "blocks", "cache", "slots")
         of_batch = {name: tensors[name] for name in names}
         batch = Batch(rows=count, tokens=count, chunk=1, whole_pages=False, **of_batch)
-        batch.rotary = tensors["rotary"]
+        batch.rotaries = {Rotation.GLOBAL: tensors["rotary"]}
         batch.counters = e.fill("0", (count, SPEC.num_key_value_heads), "i32")
         values = Values({"x": tensors["x"]}, batch)
         lower(e, TritonLayers(replace(context, weights=given.weights(tensors))), run, values)

@@ -22,6 +22,7 @@ from shortfin_apps.llm.builder.model.operations import (
     NormHeads,
     Operation,
 )
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
@@ -228,7 +229,7 @@ def test_queries_keys_and_values(
             whole_pages=False,
             **{name: given[name] for name in ("starts", "seq_lens", "blocks", "cache", "slots")},
         )
-        batch.rotary = given["rotary"]
+        batch.rotaries = {Rotation.GLOBAL: given["rotary"]}
         batch.counters = e.fill("0", (count, spec.num_key_value_heads), "i32")
         values = Values({"x": given["x"]}, batch)
         lower(e, layers(context, given), run, values)

@@ -22,6 +22,7 @@ from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_kernels import load
@@ -121,7 +122,7 @@ def entry(
         cache=cache,
         given_offsets=Tensor("%offsets", (rows,), "i64") if is_packed else None,
     )
-    lay_out(e, batch, Rotary(spec, 512))
+    lay_out(e, batch, {Rotation.GLOBAL: Rotary(spec, 512)})
 
     def render_once(template: str, kernel: str, **parameters: Any) -> str:
         kernels[kernel] = render(template, kernel, **parameters)

@@ -27,7 +27,7 @@ def stages(weights: WeightType, part: slice = LAYER) -> StageList:
     reads = inputs_of(run)
     types = WeightTypes(SPEC, BuildOptions(weights=weights), resolve_target("cpu:sapphirerapids"))
     return StageList(
-        run, reads, Values({name: Tensor(f"%{name}", (1,), "f32") for name in reads}), types, None
+        run, reads, Values({name: Tensor(f"%{name}", (1,), "f32") for name in reads}), types, None, "silu"
     )
 
 

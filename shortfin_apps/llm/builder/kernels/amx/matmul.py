@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from shortfin_apps.llm.builder.kernels.activations import (
     TILE_BYTES,
@@ -15,9 +15,8 @@ from shortfin_apps.llm.builder.kernels.activations import (
 )
 from shortfin_apps.llm.builder.kernels.amx.regions import Regions
 from shortfin_apps.llm.builder.kernels.amx.stages import QuantiseBlocksGeometry
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.weights.layout import PANEL
-
-Epilogue = Literal["store", "residual", "silu"]
 
 _ROW_BLOCK_BYTES = 768 << 10  # rows of a work item, which stay in the L2 cache beside its weights
 _MAX_ROWS = 512
@@ -29,7 +28,7 @@ _SUMS_ROW_BYTES = 4 * PANEL
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulGeometry(ABC):
-    """Sizes that the three share. With `silu`, panels hold 16 columns of gate and of up, out n / 2."""
+    """Sizes that the three share. If gated, panels hold 16 columns of gate and of up, out n / 2."""
 
     n: int
     k_size: int
@@ -47,17 +46,21 @@ class MatmulGeometry(ABC):
         """Memory that the caller of the function allocates."""
 
     @property
+    def is_gated(self) -> bool:
+        return is_gated(self.epilogue)
+
+    @property
     def panels(self) -> int:
         return self.n // PANEL
 
     @property
     def out_features(self) -> int:
-        return self.n // 2 if self.epilogue == "silu" else self.n
+        return self.n // 2 if self.is_gated else self.n
 
     @property
     def out_row_bytes(self) -> int:
-        """Row by row: bf16 with `silu`, else f32."""
-        return self.out_features * (2 if self.epilogue == "silu" else 4)
+        """Row by row: bf16 if gated, else f32."""
+        return self.out_features * (2 if self.is_gated else 4)
 
     @property
     def panel_out_bytes(self) -> int:
@@ -78,7 +81,7 @@ class MatmulGeometry(ABC):
     def panels_per_item(self) -> int:
         panels = min(self.panels // _MIN_ITEMS, _MAX_ITEM_BYTES // self.panel_bytes)
         # Two gated panels fill a row of a tile, which two workers had better not share.
-        return max(2, panels // 2 * 2) if self.epilogue == "silu" else max(1, panels)
+        return max(2, panels // 2 * 2) if self.is_gated else max(1, panels)
 
     @property
     def column_groups(self) -> int:
@@ -108,7 +111,7 @@ class MatmulBf16Geometry(MatmulGeometry):
 
     @property
     def out(self) -> Bf16Tiles:
-        """With `silu`."""
+        """If gated."""
         return Bf16Tiles(self.out_features)
 
     @property
@@ -149,7 +152,7 @@ class MatmulInt8Geometry(MatmulGeometry):
 
     @property
     def out(self) -> Bf16Tiles:
-        """With `silu`."""
+        """If gated."""
         return Bf16Tiles(self.out_features)
 
     @property
@@ -196,7 +199,7 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
 
     @property
     def quantise(self) -> QuantiseBlocksGeometry:
-        """The quantisation of `out`, with `silu`."""
+        """The quantisation of `out`, if gated."""
         return QuantiseBlocksGeometry(self.out_features, self.bits)
 
     @property

@@ -7,10 +7,9 @@ from typing import Literal
 
 from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES, group_bytes, num_panels, panel_terms
-
-Epilogue = Literal["store", "residual", "silu"]
 
 _MEMORY_PAGE_BYTES = 4096
 _COLUMN_GROUPS = 32  # workgroups along N, about
@@ -32,6 +31,10 @@ class MatmulGeometry:
     blocks: BlockType | None
     pair: Literal[1, 2]
     has_wide_vectors: bool
+
+    @property
+    def is_gated(self) -> bool:
+        return is_gated(self.epilogue)
 
     @property
     def lanes(self) -> int:
@@ -87,7 +90,7 @@ class MatmulGeometry:
 
     @property
     def out_features(self) -> int:
-        return self.n // 2 if self.epilogue == "silu" else self.halves * LANES
+        return self.n // 2 if self.is_gated else self.halves * LANES
 
     @property
     def grid(self) -> MatmulGrid:
@@ -108,5 +111,5 @@ class MatmulGeometry:
             reads["w"] = buffer(self.dtype, panels, self.steps, 2 * self.width)
         if self.epilogue == "residual":
             reads["residual"] = buffer("f32", "rows", self.out_features)
-        out_dtype = self.dtype if self.epilogue == "silu" else "f32"
+        out_dtype = self.dtype if self.is_gated else "f32"
         return Interface(("rows",), reads, {"out": buffer(out_dtype, "rows", self.out_features)})

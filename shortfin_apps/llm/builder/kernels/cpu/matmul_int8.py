@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS, Int8Tiles
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation, int8_buffers
-from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, TILE, num_panels
 
@@ -76,6 +76,6 @@ class MatmulInt8Geometry:
             "w_scales": buffer("f32", panels, PANEL),
             **({"residual": out} if self.epilogue == "residual" else {}),
         }
-        if self.epilogue == "silu":
+        if is_gated(self.epilogue):
             out = buffer("bf16", "rows", self.n // 2)
         return Interface(("rows",), reads, {"out": out})

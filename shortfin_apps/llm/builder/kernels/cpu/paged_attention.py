@@ -43,11 +43,22 @@ class PagedAttentionGeometry(KvPages):
 
     dtype: str
     has_wide_vectors: bool
+    window: int | None = None  # the last slots that a query sees; None: all
+    score_cap: float | None = None  # a score is cap * tanh(score / cap)
 
     @property
     def score_scale(self) -> float:
-        """1 / sqrt(head_dim), for weights that are powers of two: exp(x) = exp2(x * log2(e))."""
-        return math.log2(math.e) / math.sqrt(self.head_dim)
+        """1 / sqrt(head_dim), for weights that are powers of two: exp(x) = exp2(x * log2(e)). With a cap, for
+        its tanh."""
+        return (math.log2(math.e) if self.score_cap is None else 1 / self.score_cap) / math.sqrt(
+            self.head_dim
+        )
+
+    @property
+    def capped_scale(self) -> float:
+        """The cap, for weights that are powers of two."""
+        assert self.score_cap is not None
+        return self.score_cap * math.log2(math.e)
 
     @property
     def line_elements(self) -> int:

@@ -7,8 +7,9 @@ the last to finish combines what all of them found (as in Flash-Decoding). What 
 order, depends on a row's length alone.
 
 Both read q [tokens, HEADS * HEAD_DIM] and write softmax(q K / sqrt(HEAD_DIM)) V of that shape to `out`;
-padding gets zeros. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64 are the
-batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
+padding gets zeros. With a WINDOW, a token sees only its last so many slots, itself included; with a CAP, a
+score is CAP * tanh(score / CAP). `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64
+are the batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
 elements. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and BLOCK_SPLITS are HEAD_DIM and
 MOST_SPLITS rounded up to a power of two.
 """
@@ -44,6 +45,8 @@ def attend(
     TOKENS: tl.constexpr,
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     LEAVES_SINGLES: tl.constexpr,
 ):
     """Attention of tiles of TOKENS tokens; LEAVES_SINGLES leaves the token of a row that has one to
@@ -74,11 +77,15 @@ def attend(
         last = tl.max(seen, axis=0)
         # What the first token sees, unless all are padding.
         shared = tl.minimum(start + begin - offset + 1, last) // COLUMNS * COLUMNS
+        first = 0
+        if WINDOW is not None:
+            first = first_slot(start + begin - offset + 1, WINDOW, COLUMNS)
+            shared = first
         at = token.to(tl.int64) * HEADS + kv_head * SHARING + query % SHARING
         _, total, sums = attend_slots(
             load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
             seen,
-            0,
+            first,
             shared,
             last,
             cache,
@@ -90,6 +97,8 @@ def attend(
             STRIDE,
             PAGE_ROWS,
             COLUMNS,
+            WINDOW,
+            CAP,
         )
         store_heads(out, at, is_query, tl.where(seen > 0, total, 0.0), sums, HEAD_DIM)
 
@@ -118,6 +127,8 @@ def attend_singles(
     PAGE_ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -142,8 +153,11 @@ def attend_singles(
         token, end = span_of(offsets, rows, row, tokens)
         is_single = (token < end) & (seq_len - start == 1)
     last = tl.where(start < seq_len, start + 1, 0)
-    slots = SPLIT * tl.maximum(tl.cdiv(last, SPLIT * MOST_SPLITS), 1)
-    shares = tl.maximum(tl.cdiv(last, slots), 1)
+    first = 0
+    if WINDOW is not None:
+        first = first_slot(last, WINDOW, COLUMNS)
+    slots = SPLIT * tl.maximum(tl.cdiv(last - first, SPLIT * MOST_SPLITS), 1)
+    shares = tl.maximum(tl.cdiv(last - first, slots), 1)
     if is_single & (share < shares):
         query = tl.arange(0, QUERIES)
         is_query = query < SHARING
@@ -152,9 +166,9 @@ def attend_singles(
         peak, total, sums = attend_slots(
             load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
             tl.where(is_query, last, 0),
-            share * slots,
-            share * slots,
-            tl.minimum(last, (share + 1) * slots),
+            first + share * slots,
+            first + share * slots,
+            tl.minimum(last, first + (share + 1) * slots),
             cache,
             blocks + row.to(tl.int64) * width,
             layer,
@@ -164,18 +178,26 @@ def attend_singles(
             STRIDE,
             PAGE_ROWS,
             COLUMNS,
+            WINDOW,
+            CAP,
         )
         is_last = True
         if shares > 1:
-            first = (row.to(tl.int64) * HEADS + head) * MOST_SPLITS
-            store_part(parts, states, first + share, is_query, peak, total, sums, HEAD_DIM)
+            part = (row.to(tl.int64) * HEADS + head) * MOST_SPLITS
+            store_part(parts, states, part + share, is_query, peak, total, sums, HEAD_DIM)
             is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
             if is_last:
                 total, sums = combine(
-                    parts, states, first, shares, is_query, HEAD_DIM, BLOCK_DIM, BLOCK_SPLITS
+                    parts, states, part, shares, is_query, HEAD_DIM, BLOCK_DIM, BLOCK_SPLITS
                 )
         if is_last:
             store_heads(out, at, is_query, total, sums, HEAD_DIM)
+
+
+@triton.jit
+def first_slot(seen, WINDOW: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where the columns begin that hold the last WINDOW of `seen` slots."""
+    return tl.maximum(seen - WINDOW, 0) // COLUMNS * COLUMNS
 
 
 @triton.jit
@@ -218,8 +240,11 @@ def attend_slots(
     STRIDE: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
 ):
-    """Attention of queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1 of those that each has `seen`.
+    """Attention of queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1 of those that each has `seen`,
+    of which it sees the last WINDOW unless that is None.
 
     Slots `first` to `shared` - 1, a multiple of COLUMNS, are seen by all, but for queries that see none: they
     are attended without masks, to the same bits; what comes of queries that see none is of no use. `table` is
@@ -235,15 +260,17 @@ def attend_slots(
         slot = at + tl.arange(0, COLUMNS)
         key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS)
         peak, total, sums = attend_columns(
-            queries, None, heads, key, None, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE
+            queries, None, heads, key, None, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE, CAP
         )
     for at in range(shared, last, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
         exists = slot < last
         key = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
         visible = slot[None, :] < seen[:, None]
+        if WINDOW is not None:
+            visible &= slot[None, :] + WINDOW >= seen[:, None]
         peak, total, sums = attend_columns(
-            queries, visible, heads, key, exists, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE
+            queries, visible, heads, key, exists, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE, CAP
         )
     return peak, total, sums
 
@@ -261,6 +288,7 @@ def attend_columns(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     STRIDE: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """One step of `attend_slots`, to the keys in rows `key` [COLUMNS] of `heads`.
 
@@ -271,10 +299,19 @@ def attend_columns(
     keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
     keys = load_rows(keys_at, exists, HEAD_DIM)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-    powers, decay, peak, total = soften(scores, visible, LOG2_E * HEAD_DIM**-0.5, peak, total)
+    scale = LOG2_E * HEAD_DIM**-0.5
+    if CAP is not None:
+        scores = tanh(scores * (HEAD_DIM**-0.5 / CAP))
+        scale = LOG2_E * CAP
+    powers, decay, peak, total = soften(scores, visible, scale, peak, total)
     values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM)
     sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
     return peak, total, sums
+
+
+@triton.jit
+def tanh(x):
+    return 1 - 2 / (tl.exp2(x * (2 * LOG2_E)) + 1)
 
 
 @triton.jit

@@ -100,11 +100,12 @@ def gated_linear(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
+    GELU: tl.constexpr,
 ):
     """y [tokens, OUT] = silu(gate) * up, both products of x [tokens, IN] with w [2 * OUT, IN]: gate, then up.
 
-    w may be in blocks, as in `linear`. A tile's columns are gate and up in turn, so that one product makes
-    both.
+    With GELU it is gelu, by its approximation with tanh: (1 + tanh(y)) / 2 is the sigmoid of 2 y. w may be in
+    blocks, as in `linear`. A tile's columns are gate and up in turn, so that one product makes both.
     """
     HALF: tl.constexpr = COLUMNS // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -132,4 +133,7 @@ def gated_linear(
     column = first + tl.arange(0, HALF)
     at = row[:, None].to(tl.int64) * OUT + column[None, :]
     inside = (row < tokens)[:, None] & (column < OUT)[None, :]
-    tl.store(y + at, (gate / (1 + tl.exp(-gate)) * up).to(y.dtype.element_ty), mask=inside)
+    inner = gate
+    if GELU:
+        inner = gate * tl.fma(gate * gate, 1.5957691216057308 * 0.044715, 1.5957691216057308)
+    tl.store(y + at, (gate / (1 + tl.exp(-inner)) * up).to(y.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""RMS norms: of rows that lie there, and of embeddings."""
+"""RMS norms: of rows that lie there, added to others or not, and of embeddings."""
 
 import triton
 import triton.language as tl
@@ -17,6 +17,43 @@ def rms_norm(x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.
     inverse = tl.rsqrt(tl.sum(values * values, axis=0) / FEATURES + EPS)
     scaled = values * inverse * tl.load(weight + feature, mask=inside, other=0.0)
     tl.store(y + token * FEATURES + feature, scaled.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_normed(
+    x,
+    weight,
+    residual,
+    norm,
+    y,
+    scaled,
+    squares,
+    narrow,
+    FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """y [tokens, FEATURES] f32 = residual + x / rms(x) * weight [FEATURES]; one token a workgroup.
+
+    With `norm`, `scaled` and `squares` are written for the matmul behind it; `narrow` is y in its type, or
+    None.
+    """
+    token = tl.program_id(0)
+    feature = tl.arange(0, BLOCK)
+    inside = feature < FEATURES
+    at = token.to(tl.int64) * FEATURES + feature
+    values = tl.load(x + at, mask=inside, other=0.0)
+    added = tl.load(residual + at, mask=inside, other=0.0)
+    inverse = tl.rsqrt(tl.sum(values * values, axis=0) / FEATURES + EPS)
+    values = added + values * inverse * tl.load(weight + feature, mask=inside, other=0.0)
+    tl.store(y + at, values, mask=inside)
+    if narrow is not None:
+        tl.store(narrow + at, values.to(narrow.dtype.element_ty), mask=inside)
+    if norm is not None:
+        row = token + tl.arange(0, 1)
+        scale = tl.load(norm + feature, mask=inside, other=0.0)
+        store_scaled(values[None, :], scale, scaled, squares, row, feature, inside[None, :], FEATURES, GROUP)
 
 
 @triton.jit

@@ -136,3 +136,81 @@ def _normed_heads(
     low_weight = tl.load(weight_at, mask=is_normed, other=1.0)
     high_weight = tl.load(weight_at + HEAD_DIM // 2, mask=is_normed, other=1.0)
     return low * scale * low_weight[None, :], high * scale * high_weight[None, :]
+
+
+@triton.jit
+def store_qkv(
+    qkv,
+    norm,
+    rotary,
+    slots,
+    cache,
+    q,
+    layer,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_KV_HEADS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """q, rotated, and rows of `cache`, as of `project_qkv`, from qkv [tokens, features] f32.
+
+    q is RMS-normed as a whole, over all its heads, and so is k, by `norm` [(HEADS + KV_HEADS) * HEAD_DIM]. A
+    workgroup takes one token. Blocks are powers of two, no less than what they hold.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    qkv += token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    rotary += token * HEAD_DIM
+    row = tl.load(slots + token) + layer * 2 * STRIDE
+    keys = cache + row * (KV_HEADS * HEAD_DIM)
+    q += token * (HEADS * HEAD_DIM)
+    _store_turned(qkv, norm, rotary, q, HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS, EPS)
+    qkv += HEADS * HEAD_DIM
+    norm += HEADS * HEAD_DIM
+    _store_turned(qkv, norm, rotary, keys, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS, EPS)
+    at, inside = _halves(KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS)
+    values = cache + (row + STRIDE) * (KV_HEADS * HEAD_DIM)
+    qkv += KV_HEADS * HEAD_DIM
+    for half in tl.static_range(2):
+        value = tl.load(qkv + at + half * (HEAD_DIM // 2), mask=inside, other=0.0)
+        tl.store(values + at + half * (HEAD_DIM // 2), value.to(cache.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _store_turned(
+    x,
+    norm,
+    rotary,
+    out,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """A token's heads [HEADS * HEAD_DIM], normed as a whole and rotated, to `out`."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
+    low = tl.load(x + at, mask=inside, other=0.0)
+    high = tl.load(x + at + HALF, mask=inside, other=0.0)
+    squares = tl.sum(tl.sum(tl.fma(low, low, high * high), axis=1), axis=0)
+    inverse = tl.rsqrt(squares / (HEADS * HEAD_DIM) + EPS)
+    low *= inverse * tl.load(norm + at, mask=inside, other=0.0)
+    high *= inverse * tl.load(norm + at + HALF, mask=inside, other=0.0)
+    angle = tl.arange(0, BLOCK_HALF)
+    cosine = tl.load(rotary + angle, mask=angle < HALF, other=1.0)[None, :]
+    sine = tl.load(rotary + angle + HALF, mask=angle < HALF, other=0.0)[None, :]
+    tl.store(out + at, (low * cosine - high * sine).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at + HALF, (high * cosine + low * sine).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _halves(HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr):
+    """[BLOCK_HEADS, BLOCK_HALF]: where the first halves of heads lie, and whether they exist."""
+    head = tl.arange(0, BLOCK_HEADS)
+    angle = tl.arange(0, BLOCK_HALF)
+    inside = (head < HEADS)[:, None] & (angle < HEAD_DIM // 2)[None, :]
+    return head[:, None] * HEAD_DIM + angle[None, :], inside

@@ -76,6 +76,8 @@ class FusedLayers:
         self._weights = weights
         self._render = render
         self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
+        # A run ends before an operation of another kind.
+        self._most_calls = 1 + sum(not isinstance(each, Norm | Linear | GatedLinear) for each in operations)
         self._row_bytes = buffer_row_bytes(operations, spec, weights)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
@@ -94,7 +96,7 @@ class FusedLayers:
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         reads = values.tensors(inputs_of(run))
-        stages = StageList(run, reads.keys(), values, self._weights, self.attention)
+        stages = StageList(run, reads.keys(), values, self._weights, self.attention, self._spec.activation)
         prefix = "decode_" if isinstance(run[0], Attend) else ""
         buffers = {stages.buffer(name): stages.features[name] for name in results}
         name = f"{prefix}fused_layer_{'_'.join(results)}{self._bits_of(stages)}"
@@ -119,7 +121,7 @@ class FusedLayers:
         """Dispatches the stages. `results`: outputs that leave the dispatch, f32, with their features."""
         first = stages[0]
         attend = first if isinstance(first, AttendStage) else None
-        rows = next(iter(reads.values())).shape[0]
+        rows = (attend.qkv if attend else next(iter(reads.values()))).shape[0]
         if attend:
             reads = attend.reads() | reads
         stays = {name for stage in stages for name in _written_by(stage)} - results.keys()
@@ -171,8 +173,8 @@ class FusedLayers:
 
     def _calls_of(self, e: Emitter) -> _Calls:
         if e not in self._calls:
-            most = self._spec.num_hidden_layers + 2
-            self._calls[e] = _Calls(e.fill("0", (most, FusedLayerGeometry.call_bytes // 4), "i32"))
+            shape = (self._most_calls, FusedLayerGeometry.call_bytes // 4)
+            self._calls[e] = _Calls(e.fill("0", shape, "i32"))
         return self._calls[e]
 
     def _geometry(self, stage: Stage) -> KernelGeometry:

@@ -13,10 +13,11 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.builder.kernels.activations import Bf16Tiles, Int8Blocks, Int8Tiles
 from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeometry
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.lowering.lowering import Values
-from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Narrow, Norm, Operation
+from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -26,7 +27,8 @@ Operands = Literal["bf16", "block_int8", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class MatmulStage:
-    """A stage: `x` times `weight`, to `out`, with the epilogue's `residual` added, or as silu(gate) * up.
+    """A stage: `x` times `weight`, to `out`, with the epilogue's `residual` added, or its activation of gate
+    times up.
 
     Buffers go by name; `x` holds operands for the weight's layout, in tiles if `x_tiled`. A gated one over
     weights in blocks also writes its result quantised, to `quantised`.
@@ -36,7 +38,7 @@ class MatmulStage:
     x: str
     x_tiled: bool
     out: str
-    epilogue: Literal["store", "residual", "silu"] = "store"
+    epilogue: Epilogue = "store"
     residual: str | None = None
     quantised: str | None = None
 
@@ -106,8 +108,10 @@ class StageList(list[Stage]):
         values: Values,
         weights: WeightTypes,
         attention: AmxAttention | None,
+        activation: Activation,
     ) -> None:
         super().__init__()
+        self._activation = activation
         self._reads = reads
         self._values = values
         self._weights = weights
@@ -156,7 +160,7 @@ class StageList(list[Stage]):
         if operands_of(self._weights.layout(weight)) == "block_int8":
             held["block_int8"] = _buffer_name(out, "block_int8")
         quantised = held.get("block_int8")
-        self.append(MatmulStage(weight, x, x in self._tiled, out, "silu", quantised=quantised))
+        self.append(MatmulStage(weight, x, x in self._tiled, out, self._activation, quantised=quantised))
         self._held[out] = held
         self._tiled.update(held.values())
 
@@ -164,7 +168,7 @@ class StageList(list[Stage]):
         x, weight = self._operand(operation.x, operation.weight), operation.weight
         residual = self.buffer(operation.residual) if operation.residual else None
         out = f"new_{operation.out}" if operation.out in self._reads else operation.out
-        epilogue: Literal["store", "residual"] = "residual" if residual else "store"
+        epilogue: Epilogue = "residual" if residual else "store"
         self.append(MatmulStage(weight, x, x in self._tiled, out, epilogue, residual))
         self._held[operation.out] = {None: out}
         self.features[operation.out] = self._weights.shape(weight)[0]
@@ -207,6 +211,8 @@ def buffer_row_bytes(
                 sums[operation.out] = 4 * weights.shape(operation.weight)[0]
             case Norm():
                 operands |= operand_bytes(operation.out, weights.shape(operation.weight)[0])
+            case Narrow():
+                operands |= operand_bytes(operation.out, spec.hidden_size)
             case GatedLinear():
                 operands |= operand_bytes(operation.out, weights.shape(operation.weight)[0] // 2)
             case Attend():

@@ -34,9 +34,12 @@ class VectorAttention:
             dtype=self._options.activations,
             kv_dtype=self._options.kv,
             has_wide_vectors=self._target.has_wide_vectors,
+            window=(window := self._spec.window_of(layer)),
+            score_cap=self._spec.score_cap,
             **attention_shape(self._spec, self._options, batch),
         )
-        kernel = self._render("cpu/paged_attention", "paged_attention", g=geometry)
+        name = "paged_attention" if window is None else "windowed_attention"
+        kernel = self._render("cpu/paged_attention", name, g=geometry)
         workload, constants = token_grid(e, layer, batch, geometry.tile_tokens)
         rows, positions, tiles = token_geometry(e, batch, geometry.tile_tokens)
         operands = {

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
-from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS, MatmulInt8Geometry
 from shortfin_apps.llm.builder.kernels.cpu.quantise_rows import QuantiseRowsGeometry
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
@@ -59,7 +59,7 @@ class Int8Operations:
         return e.columns(out, 0, self._weights.shape(weight)[0])
 
     def gated_linear(self, e: Emitter, x: Tensor | Input, weight: str) -> Tensor:
-        return self._multiply(e, x, weight, "silu", {})
+        return self._multiply(e, x, weight, self._spec.activation, {})
 
     def _multiply(
         self, e: Emitter, source: Tensor | Input, weight: str, epilogue: Epilogue, others: dict[str, Tensor]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
-from shortfin_apps.llm.builder.kernels.cpu.matmul import Epilogue, MatmulGeometry
+from shortfin_apps.llm.builder.kernels.cpu.matmul import MatmulGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
@@ -38,7 +39,7 @@ class VectorOperations:
         return e.columns(out, 0, self._weights.shape(weight)[0])
 
     def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        return self._multiply(e, x, weight, "silu", {})
+        return self._multiply(e, x, weight, self._spec.activation, {})
 
     def _multiply(
         self, e: Emitter, x: Tensor, weight: str, epilogue: Epilogue, others: dict[str, Tensor]

@@ -10,7 +10,9 @@ from __future__ import annotations
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
+from shortfin_apps.llm.builder.lowering.linalg.bodies import activate, capped, sees, yield_as
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
+from shortfin_apps.llm.builder.lowering.linalg.norms import add_normed, norm_heads, norm_whole, rms_norm
 from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
     CachePlane,
     packed_attention,
@@ -58,46 +60,26 @@ class LinalgOperations:
         return e.elementwise("rd", ("rd", shape, "f32"), [(last, "r")], body)
 
     def rms_norm(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        act = self._options.activations
-        sums = _sums_of_squares(e, x, "td", "t")
-        scale = f"""\
-{self._normal(self._spec.hidden_size)}
-  %y = arith.mulf %normal, %c : f32
-{yield_as("%y", act)}"""
-        weights = self._weights.load_one(e, weight)
-        return e.elementwise("td", ("td", x.shape, act), [(x, "td"), (sums, "t"), (weights, "d")], scale)
+        return rms_norm(e, self._spec, x, self._weights.load_one(e, weight), self._options.activations)
+
+    def add_normed(self, e: Emitter, x: Tensor, weight: str, residual: Tensor) -> Tensor:
+        return add_normed(e, self._spec, x, self._weights.load_one(e, weight), residual)
 
     def norm_heads(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
-        spec = self._spec
-        turned = spec.num_attention_heads + spec.num_key_value_heads
-        heads = e.reshape(x, (x.shape[0], turned + spec.num_key_value_heads, spec.head_dim))
-        sums = _sums_of_squares(e, heads, "thd", "th")
-        # Both are inputs: IREE 3.9 makes wrong masks of a gather from one by head and element.
-        both = e.reshape(self._weights.load_one(e, weight), (1, 2 * spec.head_dim))
-        q_weight, k_weight = (e.columns(both, i * spec.head_dim, spec.head_dim) for i in range(2))
-        body = f"""\
-  %h = linalg.index 1 : index
-  %heads = arith.constant {spec.num_attention_heads} : index
-  %turned = arith.constant {turned} : index
-  %is_query = arith.cmpi ult, %h, %heads : index
-  %is_value = arith.cmpi uge, %h, %turned : index
-  %weight = arith.select %is_query, %c, %d : f32
-{self._normal(spec.head_dim)}
-  %scaled = arith.mulf %normal, %weight : f32
-  %y = arith.select %is_value, %a, %scaled : f32
-  linalg.yield %y : f32"""
-        ins = [(heads, "thd"), (sums, "th"), (q_weight, "0d"), (k_weight, "0d")]
-        return e.reshape(e.elementwise("thd", ("thd", heads.shape, "f32"), ins, body), x.shape)
+        return norm_heads(e, self._spec, x, self._weights.load_one(e, weight))
 
-    def _normal(self, count: int) -> str:
-        """The part of a body that divides %a by the root mean of `count` squares, whose sum is %b."""
-        return f"""\
-  %count = arith.constant {count}.0 : f32
-  %eps = arith.constant {self._spec.rms_norm_eps:.9e} : f32
-  %mean = arith.divf %b, %count : f32
-  %mean_eps = arith.addf %mean, %eps : f32
-  %inverse = math.rsqrt %mean_eps : f32
-  %normal = arith.mulf %a, %inverse : f32"""
+    def norm_whole(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
+        return norm_whole(e, self._spec, x, self._weights.load_one(e, weight))
+
+    def narrow(self, e: Emitter, x: Tensor) -> Tensor:
+        act = self._options.activations
+        return e.elementwise("td", ("td", x.shape, act), [(x, "td")], yield_as("%a", act))
+
+    def cap_logits(self, e: Emitter, logits: Tensor) -> Tensor:
+        cap = self._spec.logit_cap
+        assert cap is not None
+        body = f"{capped('%y', '%a', cap)}\n  linalg.yield %y : f32"
+        return e.elementwise("rv", ("rv", logits.shape, "f32"), [(logits, "rv")], body)
 
     def linear(self, e: Emitter, x: Tensor, weight: str, residual: Tensor | None = None) -> Tensor:
         w = self._weights.load_one(e, weight)
@@ -125,15 +107,11 @@ class LinalgOperations:
         act = self._options.activations
         shape = (x.shape[0], self._spec.intermediate_size)
         gate, up = (e.columns(both, i * shape[1], shape[1]) for i in range(2))
-        silu = f"""\
-  %one = arith.constant 1.0 : f32
-  %negative = arith.negf %a : f32
-  %power = math.exp %negative : f32
-  %divisor = arith.addf %power, %one : f32
-  %silu = arith.divf %a, %divisor : f32
-  %y = arith.mulf %silu, %b : f32
+        body = f"""\
+{activate(self._spec.activation)}
+  %y = arith.mulf %active, %b : f32
 {yield_as("%y", act)}"""
-        return e.elementwise("td", ("td", shape, act), [(gate, "td"), (up, "td")], silu)
+        return e.elementwise("td", ("td", shape, act), [(gate, "td"), (up, "td")], body)
 
     def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         return self._attention(e, self._rope_store(e, qkv, layer, batch), layer, batch)
@@ -164,13 +142,13 @@ class LinalgOperations:
         s, kv = self._spec, self._options.kv
         group = s.num_attention_heads // s.num_key_value_heads
         slots = e.times(batch.width, self._stride)
-        if batch.chunk is None:
+        if batch.chunk is None or s.score_cap is not None:
             return self._packed_attention(e, q, layer, batch)
         q = e.elementwise("td", ("td", q.shape, kv), [(q, "td")], yield_as("%a", kv))
         q = e.reshape(q, (batch.rows, batch.chunk, s.num_key_value_heads, group, s.head_dim))
         kv_shape = (batch.rows, slots, s.num_key_value_heads, s.head_dim)
         k, v = (e.reshape(self._gather(e, layer, plane, slots, batch), kv_shape) for plane in range(2))
-        mask = self._mask(e, slots, batch)
+        mask = self._mask(e, slots, s.window_of(layer), batch)
         scale = e.value(f"arith.constant {s.head_dim**-0.5:.9e} : {kv}")
         out = e.empty(q.shape, "f32")
         # b row, h kv head, g query head of it, c query token, n slot, k contracted, d of the result
@@ -189,15 +167,16 @@ class LinalgOperations:
         return self._flat_heads(e, result, batch)
 
     def _packed_attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        if batch.token_slots is None:
-            batch.token_slots = token_slots(
-                e, batch.blocks, batch.token_rows, batch.positions, self._stride, self._page_rows
+        window = self._spec.window_of(layer)
+        if window not in batch.token_slots:
+            batch.token_slots[window] = token_slots(
+                e, batch.blocks, batch.token_rows, batch.positions, self._stride, self._page_rows, window
             )
         cache = self._cache_rows(e, batch)
         last_row = e.value(f"arith.subi {e.index(cache.shape[0])}, {e.constant(1)} : index")
         keys, values = (CachePlane(cache, last_row, (layer * 2 + plane) * self._stride) for plane in range(2))
         q = e.reshape(q, (batch.tokens, self._spec.num_attention_heads, self._spec.head_dim))
-        result = packed_attention(e, q, keys, values, batch.token_slots)
+        result = packed_attention(e, q, keys, values, batch.token_slots[window], self._spec.score_cap)
         return self._flat_heads(e, result, batch)
 
     def _flat_heads(self, e: Emitter, heads: Tensor, batch: Batch) -> Tensor:
@@ -285,34 +264,23 @@ class LinalgOperations:
         shape = (batch.rows, slots, self._row)
         return e.elementwise("nsd", ("nsd", shape, kv), [(batch.seq_lens, "n")], body)
 
-    def _mask(self, e: Emitter, slots: Dim, batch: Batch) -> Tensor:
-        """[rows, chunk, slots] f32, added to the scores: 0 up to the query's position, lowest after it."""
-        if batch.mask is None:
+    def _mask(self, e: Emitter, slots: Dim, window: int | None, batch: Batch) -> Tensor:
+        """[rows, chunk, slots] f32, added to the scores: 0 for what a query sees, lowest for all else.
+
+        It sees slots up to its position, the last `window` of them where there is one.
+        """
+        if window not in batch.masks:
             assert batch.chunk is not None
-            body = """\
+            body = f"""\
   %c = linalg.index 1 : index
   %slot = linalg.index 2 : index
   %zero = arith.constant 0.0 : f32
   %lowest = arith.constant -1.0e30 : f32
   %start = arith.index_cast %a : i64 to index
   %position = arith.addi %start, %c : index
-  %visible = arith.cmpi ule, %slot, %position : index
+{sees("%visible", "%slot", "%position", window)}
   %bias = arith.select %visible, %zero, %lowest : f32
   linalg.yield %bias : f32"""
             shape = (batch.rows, batch.chunk, slots)
-            batch.mask = e.elementwise("ncs", ("ncs", shape, "f32"), [(batch.starts, "n")], body)
-        return batch.mask
-
-
-def _sums_of_squares(e: Emitter, x: Tensor, loops: str, kept: str) -> Tensor:
-    """Over the last dimension of `x`; `loops` and `kept` name its dimensions and those of the result."""
-    add = "  %s = arith.mulf %a, %a : f32\n  %n = arith.addf %s, %out : f32\n  linalg.yield %n : f32"
-    shape = x.shape[:-1]
-    return e.elementwise(loops, (kept, shape, "f32"), [(x, loops)], add, e.fill("0.0", shape, "f32"))
-
-
-def yield_as(value: str, dtype: str) -> str:
-    """The end of a body whose result is the f32 `value` narrowed to `dtype`."""
-    if dtype == "f32":
-        return f"  linalg.yield {value} : f32"
-    return f"  %narrow = arith.truncf {value} : f32 to {dtype}\n  linalg.yield %narrow : {dtype}"
+            batch.masks[window] = e.elementwise("ncs", ("ncs", shape, "f32"), [(batch.starts, "n")], body)
+        return batch.masks[window]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, sees
 
 LOWEST = "-1.0e30"
 HIDDEN = -1  # in place of a cache row: the slot is past the query's position
@@ -63,12 +64,19 @@ class CachePlane:
 
 
 def token_slots(
-    e: Emitter, blocks: Tensor, token_rows: Tensor, positions: Tensor, stride: int, page_rows: int
+    e: Emitter,
+    blocks: Tensor,
+    token_rows: Tensor,
+    positions: Tensor,
+    stride: int,
+    page_rows: int,
+    window: int | None = None,
 ) -> Tensor:
     """[tokens, tiles, TILE] i64: the cache row, in layer 0's K, of each slot a token attends to, or HIDDEN.
 
     `blocks` [rows, width] are the page ids of each row, of `stride` slots each. Tokens attend to what lies
-    up to their position; the last tile reaches past the table, and none of its loads do.
+    up to their position, or to the last `window` slots of it; the last tile reaches past the table, and none
+    of its loads do.
     """
     width = blocks.shape[1]
     last = e.value(f"arith.subi {e.index(width)}, {e.constant(1)} : index")
@@ -90,23 +98,28 @@ def token_slots(
   %in_page = arith.remui %n, %stride : index
   %in_page.i64 = arith.index_cast %in_page : index to i64
   %slot = arith.addi %first, %in_page.i64 : i64
-  %visible = arith.cmpi ule, %n, %position : index
+{sees("%visible", "%n", "%position", window)}
   %kept = arith.select %visible, %slot, %hidden : i64
   linalg.yield %kept : i64"""
     shape = (token_rows.shape[0], e.ceil_divide(e.times(width, stride), TILE), TILE)
     return e.elementwise("tcn", ("tcn", shape, "i64"), [(token_rows, "t"), (positions, "t")], body)
 
 
-def packed_attention(e: Emitter, q: Tensor, keys: CachePlane, values: CachePlane, slots: Tensor) -> Tensor:
-    """q [tokens, heads, head_dim] f32 -> the same shape: each query attends to its slots (`token_slots`)."""
-    scores = _scores(e, q, keys, slots)
+def packed_attention(
+    e: Emitter, q: Tensor, keys: CachePlane, values: CachePlane, slots: Tensor, cap: float | None = None
+) -> Tensor:
+    """q [tokens, heads, head_dim] f32 -> the same shape: each query attends to its slots (`token_slots`).
+
+    With `cap`, a score is cap * tanh(score / cap).
+    """
+    scores = _scores(e, q, keys, slots, cap)
     peaks = _reduce(e, _LARGER, LOWEST, scores)
     powers = e.elementwise("thcn", ("thcn", scores.shape, "f32"), [(scores, "thcn"), (peaks, "thc")], _POWER)
     totals = _reduce(e, _ADD, "0.0", powers)
     return _combine(e, peaks, totals, _weigh(e, q, values, slots, powers))
 
 
-def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor) -> Tensor:
+def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float | None) -> Tensor:
     """[tokens, heads, tiles, TILE] f32, LOWEST for hidden slots."""
     shape = (*q.shape[:2], *slots.shape[1:])
     product = f"""\
@@ -122,7 +135,8 @@ def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor) -> Tensor:
   %lowest = arith.constant {LOWEST} : f32
   %scale = arith.constant {_head_dim(q) ** -0.5:.9e} : f32
 {_VISIBLE}  %scaled = arith.mulf %a, %scale : f32
-  %score = arith.select %visible, %scaled, %lowest : f32
+{"" if cap is None else capped("%capped", "%scaled", cap)}
+  %score = arith.select %visible, {"%scaled" if cap is None else "%capped"}, %lowest : f32
   linalg.yield %score : f32"""
     return e.elementwise("thcn", ("thcn", shape, "f32"), [(raw, "thcn"), (slots, "tcn")], mask)
 

@@ -19,6 +19,7 @@ class TritonAttention:
 
     def __init__(self, context: LoweringContext, launcher: Launcher, operands: MatmulOperands) -> None:
         spec, options, tiles = context.spec, context.options, tiles_of(context.target)
+        self._spec = spec
         self._stride = options.block_seq_stride
         self._kernels = AttentionKernels(spec, options, tiles)
         self._matmuls = MatmulKernels(spec, options, tiles.matmul)
@@ -51,6 +52,21 @@ class TritonAttention:
         batch.cache = made["cache"]
         return made["q"]
 
+    def store(self, e: Emitter, qkv: Tensor, norm: str, layer: int, batch: Batch) -> Tensor:
+        """q, k and v [tokens, features] f32, q and k normed as a whole by `norm` -> as `project`."""
+        operands = {
+            "tokens": batch.tokens,
+            "layer": layer,
+            "qkv": qkv,
+            "norm": self._weights.load_one(e, norm),
+            "rotary": batch.rotary,
+            "slots": batch.slots,
+            "cache": batch.cache,
+        }
+        made = self._launcher.launch(e, self._kernels.store_qkv(), operands)
+        batch.cache = made["cache"]
+        return made["q"]
+
     def attend(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
         """q as of `project` -> [tokens, heads * head_dim] in the type that matmuls read.
 
@@ -67,20 +83,22 @@ class TritonAttention:
             "seq_lens": batch.seq_lens,
             "blocks": batch.blocks,
         }
+        window = self._spec.window_of(layer)
         if batch.is_decode:
-            return self._attend_singles(e, operands | {"offsets": None}, batch)
+            return self._attend_singles(e, operands | {"offsets": None}, window, batch)
         operands["offsets"] = batch.offsets
         is_packed = batch.chunk is None
-        operands["out"] = out = self._launcher.launch(e, self._kernels.attend(is_packed), operands)["out"]
-        return self._attend_singles(e, operands, batch) if is_packed else out
+        kernel = self._kernels.attend(is_packed, window)
+        operands["out"] = out = self._launcher.launch(e, kernel, operands)["out"]
+        return self._attend_singles(e, operands, window, batch) if is_packed else out
 
     def _attend_singles(
-        self, e: Emitter, operands: Mapping[str, Dim | Tensor | None], batch: Batch
+        self, e: Emitter, operands: Mapping[str, Dim | Tensor | None], window: int | None, batch: Batch
     ) -> Tensor:
         kernels = self._kernels
         slots = e.times(batch.width, self._stride)
-        splits = e.at_most(e.ceil_divide(slots, kernels.split), kernels.most_splits)
+        splits = e.at_most(e.ceil_divide(slots, kernels.split), kernels.splits(window))
         given = {**operands, "splits": splits, "counters": batch.counters}
-        made = self._launcher.launch(e, kernels.attend_singles(), given)
+        made = self._launcher.launch(e, kernels.attend_singles(window), given)
         batch.counters = made["counters"]
         return made["out"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton.attention import attend, attend_singles
+from shortfin_apps.llm.builder.kernels.triton.qkv import store_qkv
 from shortfin_apps.llm.builder.lowering.triton.tiles import (
     MOST_SPLITS,
     AttentionTile,
@@ -29,18 +30,25 @@ class AttentionKernels:
         # There is room for all parts of the longest row, so that the size of a decode's workspace is known.
         self.most_splits = min(MOST_SPLITS, -(-context_length(spec, options) // self.split))
 
-    def attend(self, leaves_singles: bool) -> Kernel:
+    def splits(self, window: int | None) -> int:
+        """The most parts of a row that sees the last `window` slots, or all."""
+        if window is None:
+            return self.most_splits
+        tile = self._fitted(self._tiles.decode_attention)
+        return min(self.most_splits, -(-(window + tile.columns) // self.split))
+
+    def attend(self, leaves_singles: bool, window: int | None) -> Kernel:
         """Attention of tiles of tokens."""
         tile = self._fitted(self._tiles.attention)
         tokens = tile.queries // self._sharing
         return Kernel(
-            name="attend_several" if leaves_singles else "attend",
+            name=("attend_several" if leaves_singles else "attend") + _suffix(window),
             function=attend,
             interface=Interface(
                 constants=("tokens", "rows", "width", "layer"), reads=self._reads, writes={"out": self._out}
             ),
             constexprs={
-                **self._constexprs(tile),
+                **self._constexprs(tile, window),
                 "TOKENS": tokens,
                 "LEAVES_SINGLES": leaves_singles,
             },
@@ -48,13 +56,14 @@ class AttentionKernels:
             tuning=tile.tuning,
         )
 
-    def attend_singles(self) -> Kernel:
+    def attend_singles(self, window: int | None) -> Kernel:
         """Attention of rows of one token, split over the row's slots."""
         spec = self._spec
         tile = self._fitted(self._tiles.decode_attention)
-        heads = (spec.num_attention_heads, self.most_splits)
+        most_splits = self.splits(window)
+        heads = (spec.num_attention_heads, most_splits)
         return Kernel(
-            name="attend_singles",
+            name=f"attend_singles{_suffix(window)}",
             function=attend_singles,
             interface=Interface(
                 constants=("tokens", "rows", "width", "layer"),
@@ -67,14 +76,48 @@ class AttentionKernels:
                 },
             ),
             constexprs={
-                **self._constexprs(tile),
+                **self._constexprs(tile, window),
                 "SPLIT": self.split,
-                "MOST_SPLITS": self.most_splits,
+                "MOST_SPLITS": most_splits,
                 # As many as give each lane its own: emulated GPUs report lanes that write the same number.
-                "BLOCK_SPLITS": max(16, power_of_two(self.most_splits)),
+                "BLOCK_SPLITS": max(16, power_of_two(most_splits)),
             },
             grid=[Tiles("rows"), spec.num_key_value_heads, Tiles("splits")],
             tuning=tile.tuning,
+        )
+
+    def store_qkv(self) -> Kernel:
+        """q and k normed as a whole, and rotated; q in the cache's type, k and v in the cache."""
+        spec, kv = self._spec, self._options.kv
+        turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim
+        return Kernel(
+            name="store_qkv",
+            function=store_qkv,
+            interface=Interface(
+                constants=("layer",),
+                reads={
+                    "qkv": buffer("f32", "tokens", spec.qkv_features),
+                    "norm": buffer("f32", turned),
+                    "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
+                    "slots": buffer("i64", "tokens"),
+                },
+                writes={
+                    "cache": buffer(kv, "pages", page_elements(spec, self._options)),
+                    "q": buffer(kv, "tokens", self._features),
+                },
+            ),
+            constexprs={
+                "HEADS": spec.num_attention_heads,
+                "KV_HEADS": spec.num_key_value_heads,
+                "HEAD_DIM": spec.head_dim,
+                "BLOCK_HALF": power_of_two(spec.head_dim // 2),
+                "BLOCK_HEADS": power_of_two(spec.num_attention_heads),
+                "BLOCK_KV_HEADS": power_of_two(spec.num_key_value_heads),
+                "STRIDE": self._options.block_seq_stride,
+                "EPS": spec.rms_norm_eps,
+            },
+            grid=[Tiles("tokens")],
+            tuning=Tuning(num_waves=4),
         )
 
     @property
@@ -99,7 +142,7 @@ class AttentionKernels:
         head_bytes = self._spec.head_dim * KV_ITEM_BYTES[self._options.kv]
         return fitted(tile, self._sharing, head_bytes)
 
-    def _constexprs(self, tile: AttentionTile) -> dict[str, int]:
+    def _constexprs(self, tile: AttentionTile, window: int | None) -> dict[str, int | float | None]:
         spec, stride = self._spec, self._options.block_seq_stride
         return {
             "HEADS": spec.num_attention_heads,
@@ -110,4 +153,11 @@ class AttentionKernels:
             "PAGE_ROWS": spec.num_hidden_layers * 2 * stride,
             "QUERIES": tile.queries,
             "COLUMNS": tile.columns,
+            "WINDOW": window,
+            "CAP": spec.score_cap,
         }
+
+
+def _suffix(window: int | None) -> str:
+    """The end of a kernel's name."""
+    return "" if window is None else "_window"

@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
-from shortfin_apps.llm.builder.kernels.triton.norm import embed, rms_norm
+from shortfin_apps.llm.builder.kernels.triton.norm import add_normed, embed, rms_norm
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
@@ -31,18 +31,21 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
+    AddNormed,
     Attend,
     Embed,
     LastTokens,
     Linear,
+    Narrow,
     Norm,
     NormHeads,
+    NormWhole,
     Operation,
 )
 
 
 class TritonLayers:
-    """Implements FusedKernels, and has the kernels of Embed, Norm, Linear, GatedLinear and LastTokens."""
+    """Implements FusedKernels, and has kernels of Embed, norms, Linear, GatedLinear and LastTokens."""
 
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
@@ -64,11 +67,17 @@ class TritonLayers:
                 return 3
             case [Linear(residual=None), AddBias(), NormHeads(), Attend(), *_]:
                 return 4
-            case [Embed() | Linear(), Norm(), *_] if self._defers_norms:
+            case [NormWhole(), Attend(), *_]:
+                return 2
+            case [AddNormed(), Narrow(), *_]:
+                return 2 if _is_chain(operations[:2]) else 0
+            case [Embed() | Linear() | AddNormed(), Norm(), *_] if self._defers_norms:
                 return 2 if _is_chain(operations[:2]) else 0
             case [LastTokens(), Norm(), *_] if self._defers_norms and not values.batch.is_decode:
                 return 2 if _is_chain(operations[:2]) else 0
-            case [Linear(), LastTokens(), Norm(), *_] if self._defers_norms and values.batch.is_decode:
+            case [Linear() | AddNormed(), LastTokens(), Norm(), *_] if (
+                self._defers_norms and values.batch.is_decode
+            ):
                 return 3 if _is_chain(operations[:3]) else 0
         return 0
 
@@ -80,11 +89,20 @@ class TritonLayers:
             case [LastTokens() as last, Norm() as norm]:
                 x, deferred = self._last_tokens(e, values[last.x], values.batch, norm.weight)
                 values[last.out], values[norm.out] = x, deferred
+            case [AddNormed() as first, *last, (Norm() | Narrow()) as behind]:
+                x, prepared = self._add_normed(
+                    e, values[first.x], first.weight, values[first.residual], behind
+                )
+                for each in (first, *last, behind):
+                    values[each.out] = prepared if each is behind else x
             case [Linear() as first, *last, Norm() as norm]:
                 residual = values[first.residual] if first.residual else None
                 x, deferred = self._linear(e, values.operand(first.x), first.weight, residual, norm.weight)
                 for each in (first, *last, norm):
                     values[each.out] = deferred if each is norm else x
+            case [NormWhole() as norm, Attend() as attention]:
+                q = self._attention.store(e, values[norm.x], norm.weight, attention.layer, values.batch)
+                values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
             case [Linear() as projection, *between, Attend() as attention]:
                 bias = next((each.weight for each in between if isinstance(each, AddBias)), None)
                 head_norm = next((each.weight for each in between if isinstance(each, NormHeads)), None)
@@ -121,6 +139,9 @@ class TritonLayers:
         operands = {"tokens": x.shape[0], "x": x, "weight": self._weights.load_one(e, weight)}
         return Activations(self._launcher.launch(e, kernel, operands)["y"])
 
+    def add_normed(self, e: Emitter, x: Tensor, weight: str, residual: Tensor) -> Tensor:
+        return self._add_normed(e, x, weight, residual, None)[0]
+
     def linear(
         self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None = None
     ) -> Tensor:
@@ -131,6 +152,40 @@ class TritonLayers:
         layout, operands = self._operands.of(e, given, weight)
         kernel = self._matmuls.gated_linear(self._weights.shape(weight), given.x.shape[0], layout)
         return self._launcher.launch(e, kernel, operands)["y"]
+
+    def _add_normed(
+        self, e: Emitter, x: Tensor, weight: str, residual: Tensor, behind: Operation | None
+    ) -> tuple[Tensor, Activations | None]:
+        """The sum, and what the matmuls behind the operation `behind`, a Norm or Narrow, read of it."""
+        features = self._spec.hidden_size
+        block = power_of_two(features)
+        vector, rows = buffer("f32", features), buffer("f32", "tokens", features)
+        kernel = Kernel(
+            name="add_normed",
+            function=add_normed,
+            interface=Interface(
+                constants=(),
+                reads={"x": rows, "weight": vector, "residual": rows, "norm": vector},
+                writes={
+                    "y": rows,
+                    **deferred(self._act, features),
+                    "narrow": buffer(self._act, "tokens", features),
+                },
+            ),
+            constexprs={"FEATURES": features, "BLOCK": block, "GROUP": GROUP, "EPS": self._spec.rms_norm_eps},
+            grid=[Tiles("tokens")],
+            tuning=_row_tuning(block),
+        )
+        operands = {
+            "tokens": x.shape[0],
+            "x": x,
+            "weight": self._weights.load_one(e, weight),
+            "residual": residual,
+            **self._norm(e, behind.weight if isinstance(behind, Norm) else None),
+            **({} if isinstance(behind, Narrow) else {"narrow": None}),
+        }
+        made = self._launcher.launch(e, kernel, operands)
+        return made["y"], Activations(made["narrow"]) if "narrow" in made else _prepared(made)
 
     def _linear(
         self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None, norm: str | None

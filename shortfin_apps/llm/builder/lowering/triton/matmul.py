@@ -55,7 +55,7 @@ class MatmulKernels:
         return self._kernel("linear", linear, interface, shape, layout, tile, {"OUT": out_features})
 
     def gated_linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """SiLU of the first half of w's features, times the second half."""
+        """The spec's activation of the first half of w's features, times the second half."""
         out_features = shape[0] // 2
         tile = self._tile_of(tokens, shape, layout)
         interface = Interface(
@@ -63,9 +63,8 @@ class MatmulKernels:
             reads=self._reads(shape, layout),
             writes={"y": buffer(self._act, "tokens", out_features)},
         )
-        return self._kernel(
-            "gated_linear", gated_linear, interface, shape, layout, tile, {"OUT": out_features}
-        )
+        constexprs = {"OUT": out_features, "GELU": self._spec.activation == "gelu"}
+        return self._kernel("gated_linear", gated_linear, interface, shape, layout, tile, constexprs)
 
     def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """q, rotated, in the cache's type; k, rotated, and v go to the cache.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.graph.rotary import STEP
+from shortfin_apps.llm.builder.graph.rotary import STEP, Rotary
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
@@ -14,6 +14,7 @@ from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
+from shortfin_apps.llm.builder.model.rope import Rotation
 
 
 class TritonTokens:
@@ -23,13 +24,21 @@ class TritonTokens:
         self._spec = context.spec
         self._stride = context.options.block_seq_stride
         self._page_rows = context.spec.num_hidden_layers * 2 * self._stride
-        self._rotary = context.rotary
+        self._rotaries = context.rotaries
         self._launcher = launcher
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
         """Computes slots, cosines and sines; where rows begin, for rows of several tokens; and counters of
         the attention of single tokens."""
-        coarse, fine = self._rotary.load(e)
+        made = {way: self._prepare(e, batch, rotary) for way, rotary in self._rotaries.items()}
+        batch.rotaries = {way: results["rotary"] for way, results in made.items()}
+        results = made[Rotation.GLOBAL]
+        batch.slots, batch.counters = results["slots"], results.get("counters")
+        if not batch.is_decode:
+            batch.offsets = batch.given_offsets or results["offsets"]
+
+    def _prepare(self, e: Emitter, batch: Batch, rotary: Rotary) -> dict[str, Tensor]:
+        coarse, fine = rotary.load(e)
         operands: dict[str, Dim | Tensor | None] = {
             "tokens": batch.tokens,
             "chunk": 0 if batch.chunk is None else batch.chunk,
@@ -46,11 +55,7 @@ class TritonTokens:
             operands["offsets"] = None
         if not batch.is_decode and batch.given_offsets is None:
             operands["counters"] = None
-        made = self._launcher.launch(e, self._prepare_kernel(coarse, fine), operands)
-        batch.slots, batch.rotary = made["slots"], made["rotary"]
-        batch.counters = made.get("counters")
-        if not batch.is_decode:
-            batch.offsets = batch.given_offsets or made["offsets"]
+        return self._launcher.launch(e, self._prepare_kernel(coarse, fine), operands)
 
     def last_tokens(
         self,

@@ -1,0 +1,59 @@
+"""Parts of the bodies of linalg operations, as text."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.model.spec import Activation
+
+_GELU_SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
+
+
+def yield_as(value: str, dtype: str) -> str:
+    """The end of a body whose result is the f32 `value` narrowed to `dtype`."""
+    if dtype == "f32":
+        return f"  linalg.yield {value} : f32"
+    return f"  %narrow = arith.truncf {value} : f32 to {dtype}\n  linalg.yield %narrow : {dtype}"
+
+
+def activate(activation: Activation) -> str:
+    """Text that sets %active f32 to the activation of %a: its product with a sigmoid, of %a or of a cubic.
+
+    gelu's approximation by tanh is that too, as (1 + tanh(x)) / 2 is the sigmoid of 2 x.
+    """
+    slope = f"""\
+  %slope = arith.constant {_GELU_SLOPE:.9e} : f32
+  %bend = arith.constant {_GELU_SLOPE * 0.044715:.9e} : f32
+  %square = arith.mulf %a, %a : f32
+  %steep = math.fma %square, %bend, %slope : f32
+  %inner = arith.mulf %a, %steep : f32
+  %negative = arith.negf %inner : f32"""
+    return f"""\
+  %one = arith.constant 1.0 : f32
+{"  %negative = arith.negf %a : f32" if activation == "silu" else slope}
+  %power = math.exp %negative : f32
+  %divisor = arith.addf %power, %one : f32
+  %active = arith.divf %a, %divisor : f32"""
+
+
+def capped(result: str, value: str, cap: float) -> str:
+    """Text that sets `result` to cap * tanh(value / cap), of f32."""
+    name = result.removeprefix("%")
+    return f"""\
+  %{name}.cap = arith.constant {cap:.9e} : f32
+  %{name}.share = arith.divf {value}, %{name}.cap : f32
+  %{name}.tanh = math.tanh %{name}.share : f32
+  {result} = arith.mulf %{name}.tanh, %{name}.cap : f32"""
+
+
+def sees(result: str, slot: str, position: str, window: int | None) -> str:
+    """Text that sets `result` i1: whether the token at `position` sees `slot`, both of type index.
+
+    It sees those up to its own, the last `window` of them where there is one.
+    """
+    if window is None:
+        return f"  {result} = arith.cmpi ule, {slot}, {position} : index"
+    return f"""\
+  {result}.begun = arith.cmpi ule, {slot}, {position} : index
+  {result}.window = arith.constant {window} : index
+  {result}.reach = arith.addi {slot}, {result}.window : index
+  {result}.near = arith.cmpi ugt, {result}.reach, {position} : index
+  {result} = arith.andi {result}.begun, {result}.near : i1"""

@@ -1,0 +1,103 @@
+"""RMS norms in linalg: of rows, of heads, and of q and of k as a whole."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
+from shortfin_apps.llm.builder.model.spec import ModelSpec
+
+
+def rms_norm(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, dtype: str) -> Tensor:
+    """x [tokens, features] f32 / rms(x) * weight [features], as `dtype`."""
+    sums = _sums_of_squares(e, x, "td", "t")
+    body = f"""\
+{_normal(spec, x.shape[1])}
+  %y = arith.mulf %normal, %c : f32
+{yield_as("%y", dtype)}"""
+    return e.elementwise("td", ("td", x.shape, dtype), [(x, "td"), (sums, "t"), (weight, "d")], body)
+
+
+def add_normed(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """residual + x / rms(x) * weight: [tokens, features] f32."""
+    sums = _sums_of_squares(e, x, "td", "t")
+    body = f"""\
+{_normal(spec, x.shape[1])}
+  %scaled = arith.mulf %normal, %c : f32
+  %y = arith.addf %d, %scaled : f32
+  linalg.yield %y : f32"""
+    ins = [(x, "td"), (sums, "t"), (weight, "d"), (residual, "td")]
+    return e.elementwise("td", ("td", x.shape, "f32"), ins, body)
+
+
+def norm_heads(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
+    """q, k and v [tokens, qkv features] f32 with each head of q and k normed by `weight` [2 * head_dim]."""
+    turned = spec.num_attention_heads + spec.num_key_value_heads
+    heads = e.reshape(x, (x.shape[0], turned + spec.num_key_value_heads, spec.head_dim))
+    sums = _sums_of_squares(e, heads, "thd", "th")
+    # Both are inputs: IREE 3.9 makes wrong masks of a gather from one by head and element.
+    both = e.reshape(weight, (1, 2 * spec.head_dim))
+    q_weight, k_weight = (e.columns(both, i * spec.head_dim, spec.head_dim) for i in range(2))
+    body = f"""\
+  %h = linalg.index 1 : index
+  %heads = arith.constant {spec.num_attention_heads} : index
+  %turned = arith.constant {turned} : index
+  %is_query = arith.cmpi ult, %h, %heads : index
+  %is_value = arith.cmpi uge, %h, %turned : index
+  %weight = arith.select %is_query, %c, %d : f32
+{_normal(spec, spec.head_dim)}
+  %scaled = arith.mulf %normal, %weight : f32
+  %y = arith.select %is_value, %a, %scaled : f32
+  linalg.yield %y : f32"""
+    ins = [(heads, "thd"), (sums, "th"), (q_weight, "0d"), (k_weight, "0d")]
+    return e.reshape(e.elementwise("thd", ("thd", heads.shape, "f32"), ins, body), x.shape)
+
+
+def norm_whole(e: Emitter, spec: ModelSpec, x: Tensor, weight: Tensor) -> Tensor:
+    """q, k and v [tokens, qkv features] f32 with q and k each normed as a whole; `weight` [those of both]."""
+    queries, keys = (n * spec.head_dim for n in (spec.num_attention_heads, spec.num_key_value_heads))
+    parts = e.columns(x, 0, queries), e.columns(x, queries, keys)
+    q_sums, k_sums = (_sums_of_squares(e, part, "td", "t") for part in parts)
+    body = f"""\
+  %d = linalg.index 1 : index
+  %queries = arith.constant {queries} : index
+  %turned = arith.constant {queries + keys} : index
+  %last = arith.constant {queries + keys - 1} : index
+  %q_share = arith.constant {1 / queries:.9e} : f32
+  %k_share = arith.constant {1 / keys:.9e} : f32
+  %is_query = arith.cmpi ult, %d, %queries : index
+  %is_value = arith.cmpi uge, %d, %turned : index
+  %at = arith.minui %d, %last : index
+  %weight = tensor.extract {weight.name}[%at] : {weight.type}
+  %q_mean = arith.mulf %b, %q_share : f32
+  %k_mean = arith.mulf %c, %k_share : f32
+  %mean = arith.select %is_query, %q_mean, %k_mean : f32
+{_divide(spec)}
+  %scaled = arith.mulf %normal, %weight : f32
+  %y = arith.select %is_value, %a, %scaled : f32
+  linalg.yield %y : f32"""
+    ins = [(x, "td"), (q_sums, "t"), (k_sums, "t")]
+    return e.elementwise("td", ("td", x.shape, "f32"), ins, body)
+
+
+def _normal(spec: ModelSpec, count: Dim) -> str:
+    """The part of a body that divides %a by the root mean of `count` squares, whose sum is %b."""
+    return f"""\
+  %count = arith.constant {count}.0 : f32
+  %mean = arith.divf %b, %count : f32
+{_divide(spec)}"""
+
+
+def _divide(spec: ModelSpec) -> str:
+    """The part of a body that divides %a by the root of %mean."""
+    return f"""\
+  %eps = arith.constant {spec.rms_norm_eps:.9e} : f32
+  %mean_eps = arith.addf %mean, %eps : f32
+  %inverse = math.rsqrt %mean_eps : f32
+  %normal = arith.mulf %a, %inverse : f32"""
+
+
+def _sums_of_squares(e: Emitter, x: Tensor, loops: str, kept: str) -> Tensor:
+    """Over the last dimension of `x`; `loops` and `kept` name its dimensions and those of the result."""
+    add = "  %s = arith.mulf %a, %a : f32\n  %n = arith.addf %s, %out : f32\n  linalg.yield %n : f32"
+    shape = x.shape[:-1]
+    return e.elementwise(loops, (kept, shape, "f32"), [(x, loops)], add, e.fill("0.0", shape, "f32"))
