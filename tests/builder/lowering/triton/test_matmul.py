@@ -11,7 +11,7 @@ from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import buffer
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 from shortfin_apps.llm.gpu_code.code_object import read_code_object
 from tests.builder.compiled_model import TINY
@@ -24,6 +24,8 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 
 SPEC = replace(TINY, hidden_size=576, num_attention_heads=9, num_key_value_heads=3, head_dim=64)
+GFX942 = resolve_target("hip:gfx942")
+HOPPER = replace(GFX942, architecture="nvptx", cpu="sm_90")
 QKV, GATE_UP = (960, 576), (3072, 576)
 KINDS = (Q8_0, Q4_1, BlockType(8, 16, group=256), BlockType(4, has_minima=True, group=256))
 LAYOUTS: list[WeightLayout] = [BlockRows(Q8_0), BlockRows(Q4_1), Fp8Rows("f8E4M3FN")]  # besides floats
@@ -95,6 +97,17 @@ def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | No
         assert head_dim <= head_columns < 2 * head_dim
         assert columns % head_columns == 0
         assert kernel.grid[1] == -(-15 * head_columns // columns)
+
+
+@pytest.mark.parametrize("target", [GFX942, HOPPER], ids=["gfx942", "sm_90"])
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_one_name_is_one_kernel_where_tiles_are_widened(target: Target, head_dim: int) -> None:
+    spec = replace(SPEC, head_dim=head_dim, qk_norm=True)
+    kernels = MatmulKernels(spec, BuildOptions(), tiles_of(target).matmul)
+    by_name: dict[str, Kernel] = {}
+    for tokens in (1, 16, 32, 64, 128, 512, "tokens"):
+        kernel = kernels.project_qkv((15 * head_dim, 576), tokens)
+        assert by_name.setdefault(kernel.name, kernel) == kernel
 
 
 @pytest.mark.parametrize("tokens", [16, 512])

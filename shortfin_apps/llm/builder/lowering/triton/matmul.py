@@ -73,7 +73,8 @@ class MatmulKernels:
         """
         spec, kv = self._spec, self._options.kv
         head_columns = power_of_two(spec.head_dim) if spec.qk_norm else spec.head_dim
-        tile = self._wide_tile(tokens, shape, layout, head_columns if spec.qk_norm else 1)
+        tile = self._tile_of(tokens, shape, layout)
+        wide = _widened(tile, layout, head_columns if spec.qk_norm else 1)
         columns = shape[0] // spec.head_dim * head_columns
         interface = Interface(
             constants=("tokens", "layer"),
@@ -96,16 +97,9 @@ class MatmulKernels:
             "HEAD_COLUMNS": head_columns,
             "STRIDE": self._options.block_seq_stride,
         }
-        return self._kernel("project_qkv", project_qkv, interface, shape, layout, tile, heads, columns)
-
-    def _wide_tile(
-        self, tokens: Dim, shape: Shape, layout: WeightLayout | None, least_columns: int
-    ) -> MatmulTile:
-        """A tile of at least so many columns."""
-        tile = self._tile_of(tokens, shape, layout)
-        if isinstance(layout, Fp8Rows):  # whose depth is that of groups
-            return replace(tile, columns=max(tile.columns, least_columns))
-        return tile.with_columns(least_columns)
+        # It goes by the narrow tile: those that differ may be of one size when they are wide.
+        kernel = self._kernel("project_qkv", project_qkv, interface, shape, layout, wide, heads, columns)
+        return replace(kernel, name=kernel.name.replace(wide.suffix, tile.suffix))
 
     def _reads(self, shape: Shape, layout: WeightLayout | None) -> dict[str, Buffer]:
         _, in_features = shape
@@ -151,6 +145,13 @@ class MatmulKernels:
     def _item_bytes(self, layout: WeightLayout | None) -> int:
         """Of x."""
         return 1 if isinstance(layout, Fp8Rows) else FLOAT_DTYPES[self._act].itemsize
+
+
+def _widened(tile: MatmulTile, layout: WeightLayout | None, least_columns: int) -> MatmulTile:
+    """The tile with at least so many columns."""
+    if isinstance(layout, Fp8Rows):  # whose depth is that of groups
+        return replace(tile, columns=max(tile.columns, least_columns))
+    return tile.with_columns(least_columns)
 
 
 def _kind(layout: WeightLayout | None) -> str:
