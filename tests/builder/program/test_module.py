@@ -317,3 +317,16 @@ def test_other_shapes_agree_with_the_reference(device: Device, tmp_path: Path, s
     result = model.decode("decode_bs1", np.array([[3]]), np.array([101]), blocks)
     expect(model, result.logits[0], np.append(prompt, 3))
     expect_extend(model, np.append(prompt, 3), 64, tables)
+
+
+def test_a_window_no_shorter_than_the_context_makes_the_program_without_one() -> None:
+    spec = replace(TINY, window=64, windowed_layers=(0,))
+    texts = {
+        context: [
+            ModelModule(each, BuildOptions(context_length=context), resolve_target("cpu")).text()
+            for each in (spec, TINY)
+        ]
+        for context in (64, 80)
+    }
+    assert texts[64][0] == texts[64][1]
+    assert texts[80][0] != texts[80][1]
