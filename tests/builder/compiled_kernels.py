@@ -11,12 +11,11 @@ import iree.runtime as iree
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import Blocks
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.quantise import quantise_rows
-from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout, stored_types
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.host_cpu import permit_amx
 from tests.builder.compiled_model import DTYPES, HOST
@@ -43,30 +42,35 @@ class ConstantWeights(WeightTypes):
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self.values: dict[str, F32] = {}
         for name, weight in weights.items():
-            layout = layouts[name]
-            value: Blocks | npt.NDArray[Any]
-            if isinstance(layout, Int8Panels):
-                value = weight
-                quants, scales = quantise_rows(weight)
-                self.values[name] = quants * scales[:, None]
-            elif layout.blocks is None:
-                value = weight.astype(DTYPES[layout.stored(name, weight.shape)[name][1]])
-                self.values[name] = value.astype(np.float32)
-            else:
-                value = random_blocks(weight, layout.blocks)
-                self.values[name] = value.dequantise()
-            self._arrays |= zip(layout.stored(name, weight.shape), layout.store(value), strict=True)
+            arrays, self.values[name] = store_weight(weight, layouts[name])
+            self._arrays |= zip(stored_types(layouts[name], name, weight.shape), arrays, strict=True)
 
     def declarations(self) -> list[str]:
         types = {
             parameter: tensor_type(*kind)
             for name, layout in self._layouts.items()
-            for parameter, kind in layout.stored(name, self._shapes[name]).items()
+            for parameter, kind in stored_types(layout, name, self._shapes[name]).items()
         }
         return [
             f'util.global private @"{name}" = dense<"0x{array.tobytes().hex().upper()}"> : {types[name]}'
             for name, array in self._arrays.items()
         ]
+
+
+def store_weight(weight: F32, layout: WeightLayout) -> tuple[list[npt.NDArray[Any]], F32]:
+    """The parameters of a weight, and what it is worth once it is stored."""
+    if weight.ndim == 3:
+        stored = [store_weight(each, layout) for each in weight]
+        arrays = [np.concatenate(arrays) for arrays in zip(*(each for each, _ in stored), strict=True)]
+        return arrays, np.stack([worth for _, worth in stored])
+    if isinstance(layout, Int8Panels):
+        quants, scales = quantise_rows(weight)
+        return layout.store(weight), quants * scales[:, None]
+    if layout.blocks is not None:
+        blocks = random_blocks(weight, layout.blocks)
+        return layout.store(blocks), blocks.dequantise()
+    dtype = DTYPES[next(iter(layout.stored("w", weight.shape).values()))[1]]
+    return layout.store(weight), weight.astype(dtype).astype(np.float32)
 
 
 def load(text: str, folder: Path) -> Any:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.artifact import file_names
-from shortfin_apps.llm.builder.blocks import Blocks
 from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.rope import LinearScaling, YarnScaling
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
@@ -24,7 +24,14 @@ from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.builder.weights.layout import Int8Panels, RowMajor, cast_floats, weight_layout
+from shortfin_apps.llm.builder.weights.layout import (
+    Int8Panels,
+    RowMajor,
+    WeightLayout,
+    cast_floats,
+    stored_types,
+    weight_layout,
+)
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from tests.builder.random_blocks import random_blocks
@@ -86,6 +93,14 @@ WINDOWED = replace(
     logit_cap=6.0,
 )
 OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED}
+# With experts in the second of three layers only.
+ROUTED = replace(
+    TINY,
+    vocab_size=523,
+    num_hidden_layers=3,
+    qk_norm=True,
+    experts=RoutedExperts(count=7, per_token=3, features=96, dense_layers=(0, 2)),
+)
 
 
 @dataclass(frozen=True)
@@ -190,19 +205,26 @@ def store(
     known = {}
     for name, value in weights.items():
         layout = weight_layout(name, spec, options, target)
-        names = layout.stored(name, value.shape)
-        kept: Array | Blocks = value
-        if isinstance(layout, Int8Panels):
-            quants, scales = quantise_rows(value)
-            known[name] = quants * scales[:, None]
-        elif layout.blocks is None:
-            dtype = layout.dtype if isinstance(layout, RowMajor) else options.activations
-            known[name] = cast_floats(value, dtype).astype(np.float32)
-        else:
-            kept = random_blocks(value, layout.blocks)
-            known[name] = kept.dequantise()
-        parameters |= zip(names, layout.store(kept), strict=True)
+        matrices = list(value) if value.ndim == 3 else [value]
+        stored = [_store(each, layout, options) for each in matrices]
+        worth = [each for _, each in stored]
+        known[name] = np.stack(worth) if value.ndim == 3 else worth[0]
+        arrays = [np.concatenate(arrays) for arrays in zip(*(each for each, _ in stored), strict=True)]
+        parameters |= zip(stored_types(layout, name, value.shape), arrays, strict=True)
     return parameters, known
+
+
+def _store(
+    value: npt.NDArray[np.float32], layout: WeightLayout, options: BuildOptions
+) -> tuple[list[Array], npt.NDArray[np.float32]]:
+    if isinstance(layout, Int8Panels):
+        quants, scales = quantise_rows(value)
+        return layout.store(value), quants * scales[:, None]
+    if layout.blocks is not None:
+        blocks = random_blocks(value, layout.blocks)
+        return layout.store(blocks), blocks.dequantise()
+    dtype = layout.dtype if isinstance(layout, RowMajor) else options.activations
+    return layout.store(value), cast_floats(value, dtype).astype(np.float32)
 
 
 def write_parameters(weights: Mapping[str, Array], path: Path) -> None:

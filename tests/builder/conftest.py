@@ -9,7 +9,7 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_local import open_local_task
-from tests.builder.compiled_model import OTHERS, TINY, CompiledModel
+from tests.builder.compiled_model import OTHERS, ROUTED, TINY, CompiledModel
 
 WEIGHTS: tuple[WeightType, ...] = ("f32", "bf16", "int8")
 
@@ -23,7 +23,7 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
-    """The tiny model by weight type, with K/V in the type of its activations, and OTHERS in f32."""
+    """The tiny model by weight type, with K/V in the type of its activations; OTHERS and ROUTED in f32."""
     options = {
         kind: BuildOptions(
             weights=kind,
@@ -43,6 +43,6 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     }
     others = {
         name: CompiledModel.build(spec, options["f32"], device, tmp_path_factory.mktemp(name))
-        for name, spec in OTHERS.items()
+        for name, spec in {**OTHERS, "routed": ROUTED}.items()
     }
     return made | others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from shortfin_apps.llm.builder.sources.base import ModelSource
-from shortfin_apps.llm.builder.weights.write import plan_weights
+from shortfin_apps.llm.builder.weights.write import Weight, plan_weights
 from tests.builder.model_files import interleaved, write_gguf
 from tests.golden.family_weights import weight
 
@@ -26,6 +27,7 @@ POSITIONS: list[int] = GOLDEN["positions"]  # numbers of tokens
 WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
 WITH_PAIRS = ("granite", "llama", "smollm3")  # architectures whose q and k are permuted by the converter
 
+ARCHITECTURES = {"qwen3_moe": "qwen3moe"}  # of GGUF files, where it has another name
 SCALARS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -58,9 +60,10 @@ class GoldenFamily:
         save_file(self.tensors, directory / "model.safetensors")
         return directory
 
-    def write_gguf(self, path: Path) -> Path:
-        """With the names and keys that llama.cpp's converter gives it."""
+    def write_gguf(self, path: Path, other_keys: Mapping[str, int | float | str] | None = None) -> Path:
+        """With the names and keys that llama.cpp's converter gives it, but for `other_keys`."""
         config, architecture = self.config, self.config["model_type"].removesuffix("_text")
+        architecture = ARCHITECTURES.get(architecture, architecture)
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         has_window = architecture in WITH_WINDOWS and config["sliding_window"]
         keys: dict[str, int | float | str] = {
@@ -76,8 +79,10 @@ class GoldenFamily:
             "rope.dimension_count": int(head_dim * config.get("partial_rotary_factor", 1.0)),
             "rope.freq_base": _rope(config)["rope_theta"],
             **_rope_keys(config),
+            **_expert_keys(config),
             **({"attention.sliding_window": config["sliding_window"]} if has_window else {}),
             **{key: config[field] for key, field in SCALARS.items() if config.get(field)},
+            **(other_keys or {}),
         }
         return write_gguf(path, architecture=architecture, keys=keys, whole=self._gguf_tensors(architecture))
 
@@ -86,7 +91,7 @@ class GoldenFamily:
         names = gguf.get_tensor_name_map(kinds[architecture], self.config["num_hidden_layers"])
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         tensors = {}
-        for hf_name, tensor in self.tensors.items():
+        for hf_name, tensor in _with_stacked_experts(self.tensors).items():
             name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
             assert name is not None, hf_name
             rotated = heads.get(hf_name.split(".")[-2]) if architecture in WITH_PAIRS else None
@@ -104,6 +109,32 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     rope: dict[str, Any] = config["rope_parameters"]
     full: dict[str, Any] = rope.get("full_attention", rope)
     return full
+
+
+def _expert_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
+    if "moe_intermediate_size" not in config:
+        return {}
+    return {
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+    }
+
+
+def _with_stacked_experts(tensors: dict[str, F32]) -> dict[str, F32]:
+    """The experts of a layer in one tensor, named as the converter looks its name up."""
+    experts: dict[str, list[F32]] = {}
+    rest = {}
+    for name, tensor in tensors.items():
+        if ".experts." not in name:
+            rest[name] = tensor
+            continue
+        layer, expert = name.split(".experts.")
+        number, kind = expert.split(".", 1)
+        of_kind = experts.setdefault(f"{layer}.experts.{kind}", [])
+        assert int(number) == len(of_kind)
+        of_kind.append(tensor)
+    return rest | {name: np.stack(each) for name, each in experts.items()}
 
 
 def _rope_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
@@ -126,4 +157,9 @@ def _rope_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
 
 def stored_weights(source: ModelSource) -> dict[str, F32]:
     """What a build stores of the source, in f32."""
-    return {each.name: each.load(source).astype(np.float32) for each in plan_weights(source.spec)}
+    return {each.name: _value(each, source) for each in plan_weights(source.spec)}
+
+
+def _value(weight: Weight, source: ModelSource) -> F32:
+    matrices = [each.load(source).astype(np.float32) for each in weight.matrices()]
+    return matrices[0] if weight.experts is None else np.stack(matrices)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.rope import (
     LinearScaling,
     Llama3Scaling,
@@ -43,14 +44,18 @@ def forward(
         added = attended @ block["attn_output.weight"].T + block.get("attn_output.bias", 0)
         x = x + _rms_norm(spec, added, block.get("post_attention_norm.weight"))
         h = _rms_norm(spec, x, block.get("ffn_norm.weight"))
-        gate, up = np.split(h @ block["ffn_gate_up.weight"].T, 2, axis=-1)
-        added = (_activated(spec, gate) * up) @ block["ffn_down.weight"].T
+        experts = spec.experts_of(layer)
+        added = (
+            _experts(spec, experts, h, block)
+            if experts
+            else _gated(spec, h, block["ffn_gate_up.weight"], block["ffn_down.weight"])
+        )
         x = x + _rms_norm(spec, added, block.get("post_ffw_norm.weight"))
     head = weights["token_embd.weight" if spec.tie_word_embeddings else "output.weight"]
     return _capped(_rms_norm(spec, x, weights["output_norm.weight"]) @ head.T, spec.logit_cap)
 
 
-def _activated(spec: ModelSpec, gate: F32) -> F32:
+def activated(spec: ModelSpec, gate: F32) -> F32:
     active: F32 = gate / (1 + np.exp(-gate))
     if spec.activation == "gelu":
         active = 0.5 * gate * (1 + np.tanh(np.sqrt(np.float32(2 / np.pi)) * (gate + 0.044715 * gate**3)))
@@ -102,6 +107,31 @@ def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32, past: F32, window:
     p /= p.sum(axis=-1, keepdims=True)
     out: F32 = np.einsum("hqk,khd->qhd", p, v).reshape(tokens, heads * dim)
     return out
+
+
+def _gated(spec: ModelSpec, x: F32, gate_up: F32, down: F32) -> F32:
+    gate, up = np.split(x @ gate_up.T, 2, axis=-1)
+    made: F32 = (activated(spec, gate) * up) @ down.T
+    return made
+
+
+def _experts(spec: ModelSpec, experts: RoutedExperts, x: F32, block: Mapping[str, F32]) -> F32:
+    chosen, weights = route(experts, x @ block["ffn_gate_inp.weight"].T)
+    gate_up, down = block["ffn_gate_up_exps.weight"], block["ffn_down_exps.weight"]
+    out = np.zeros_like(x)
+    for token, its_experts in enumerate(chosen):
+        for expert, weight in zip(its_experts, weights[token], strict=True):
+            out[token] += weight * _gated(spec, x[token], gate_up[expert], down[expert])
+    return out
+
+
+def route(experts: RoutedExperts, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:
+    """Each token's experts, most likely first, and their weights [tokens, experts of each]."""
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.per_token]
+    weights = np.take_along_axis(shares, chosen, axis=-1)
+    return chosen, weights / weights.sum(axis=-1, keepdims=True) if experts.is_normalised else weights
 
 
 def _rotate(x: F32, cos: F32, sin: F32) -> F32:

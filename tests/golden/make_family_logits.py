@@ -15,10 +15,12 @@ import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
+from safetensors.numpy import load_file, save_file
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -99,6 +101,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", {"sliding_window": 32, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 20, "rope_theta": 50000.0, "sliding_window": None}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 20,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "tie_word_embeddings": True,
+        },
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, **rope("default"), "tie_word_embeddings": True}),
     "smollm3-listed": (
         "SmolLM3",
@@ -151,11 +176,13 @@ def record(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
         **{**SIZES, **changes}
     )
     config._attn_implementation = "eager"  # others leave out caps of scores
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    tied = "lm_head.weight" if config.tie_word_embeddings else None
-    shapes = {n: tuple(t.shape) for n, t in model.state_dict().items() if n != tied}
-    made = {n: torch.from_numpy(weight(n, shape)) for n, shape in shapes.items()}
-    model.load_state_dict(made, strict=tied is None)
+    cls = getattr(transformers, f"{kind}ForCausalLM")
+    with TemporaryDirectory() as folder:
+        cls(config).save_pretrained(folder)
+        file = Path(folder, "model.safetensors")
+        shapes = {name: tensor.shape for name, tensor in load_file(file).items()}
+        save_file({name: weight(name, shape) for name, shape in shapes.items()}, file, {"format": "pt"})
+        model = cls.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0]
     return {

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.choose import CANDIDATES, Candidate, choose, make_lowering
+from shortfin_apps.llm.builder.lowering.choose import CANDIDATES, EXPERTS, Candidate, choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Linear, Norm, TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
@@ -19,9 +20,10 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.compiled_kernels import ConstantWeights, function, load
-from tests.builder.compiled_model import GENERIC, HOST, TINY
+from tests.builder.compiled_model import GENERIC, HOST, ROUTED, TINY
 
 TILES = replace(TINY, head_dim=32)  # fills the tiles of AMX
+ODD = RoutedExperts(count=4, per_token=2, features=40)
 AMX = resolve_target("cpu:sapphirerapids")
 AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 VNNI = resolve_target("cpu:znver4")
@@ -82,6 +84,15 @@ def test_kernels_of_a_cpu(
     assert {choice.kind.__name__: choice.candidate.name for choice in choices} == ON_CPU | expected
 
 
+@pytest.mark.parametrize(("target", "name"), [(AMX, "cpu/experts"), (GENERIC, "linalg/experts")])
+def test_experts_have_kernels_of_their_own(target: Target, name: str) -> None:
+    choices = {
+        choice.kind: choice.candidate.name for choice in choose(context(ROUTED, BuildOptions(), target))
+    }
+    assert {choices[kind] for kind in EXPERTS} == {name}
+    assert FUSED["Linear"] not in choices.values()
+
+
 def test_a_decode_attends_within_the_fused_layer() -> None:
     joined, apart = (
         [str(choice) for choice in choose(context(TILES, BuildOptions(kv=kv), AMX))] for kv in ("bf16", "f16")
@@ -130,6 +141,8 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
         (VNNI, replace(TILES, hidden_size=80), "int8", "multiples of 32, not 80; use q8_0"),
         (VNNI, replace(TILES, intermediate_size=40), "bf16", "intermediate_size 40 is not a multiple of 16"),
         (GPU, TILES, "int8", "weights in int8 are for CPUs"),
+        (VNNI, ROUTED, "int8", "int8 are not for models with routed experts; use q8_0"),
+        (VNNI, replace(ROUTED, experts=ODD), "bf16", "size of an expert 40 is not a multiple of 16"),
         (VNNI, TILES, "fp8", "weights in fp8 are for GPUs"),
         (replace(GPU, cpu="gfx1100"), TILES, "fp8", "gfx1100 does not multiply 8-bit floats; use q8_0"),
         (GPU, replace(TILES, hidden_size=72), "q8_0", "not triton/layers, .* hidden_size in multiples of 16"),

@@ -12,6 +12,7 @@ from shortfin_apps.llm.builder.model.operations import (
     AddNormed,
     Attend,
     Embed,
+    GatedExperts,
     GatedLinear,
     LastTokens,
     Linear,
@@ -19,12 +20,17 @@ from shortfin_apps.llm.builder.model.operations import (
     Norm,
     NormHeads,
     NormWhole,
+    Route,
+    SumExperts,
 )
 from shortfin_apps.llm.builder.model.spec import ModelSpec
-from tests.builder.compiled_model import OTHERS, TINY
+from tests.builder.compiled_model import OTHERS, ROUTED, TINY
 
-WEIGHTED = Embed | Norm | AddNormed | Linear | AddBias | NormHeads | NormWhole | GatedLinear
-SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values()], ids=["plain", *OTHERS])
+WEIGHTED = (
+    *(Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear),
+    *(GatedExperts, SumExperts),
+)
+SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
 
 
 @SPECS
@@ -68,6 +74,16 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 features[operation.out] = features[operation.x]
             case Narrow():
                 features[operation.out] = features[operation.x]
+            case Route():
+                assert spec.experts is not None
+                assert features[operation.x] == spec.experts.count
+                features[operation.out] = spec.experts.count
+            case GatedExperts() | SumExperts():
+                experts, rows, columns = shapes[operation.weight]
+                assert features[operation.routing] == experts
+                assert features[operation.x] == columns
+                is_gated = isinstance(operation, GatedExperts)
+                features[operation.out] = rows // 2 if is_gated else rows
             case Linear() | GatedLinear():
                 rows, columns = shapes[operation.weight]
                 assert features[operation.x] == columns

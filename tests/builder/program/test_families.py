@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import Tokens
-from tests.builder.compiled_model import GENERIC, HOST, OTHERS, CompiledModel, block_table
+from tests.builder.compiled_model import GENERIC, HOST, OTHERS, ROUTED, CompiledModel, block_table
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights
 
 OPTIONS = BuildOptions(
@@ -31,6 +31,8 @@ COMPILED = (
     "phi4-mini",
     "qwen2",
     "qwen3-bias",
+    "qwen3-moe",
+    "qwen3-moe-mixed",
     "smollm3-listed",
     "olmo2",
     "gemma3",
@@ -42,7 +44,10 @@ COMPILED = (
     ("name", "target"),
     [
         *((name, HOST) for name in COMPILED),
-        *((name, GENERIC) for name in ("llama", "qwen3-bias", "olmo2", "gemma3", "gemma2")),
+        *(
+            (name, GENERIC)
+            for name in ("llama", "qwen3-bias", "qwen3-moe-mixed", "olmo2", "gemma3", "gemma2")
+        ),
     ],
 )
 def test_every_entry_has_the_logits_of_transformers(
@@ -87,7 +92,17 @@ def test_all_features_compile_for_every_kind_of_cpu(
     tmp_path: Path, cpu: str, weights: WeightType, name: str
 ) -> None:
     """In whole tiles, for AMX."""
-    spec = replace(OTHERS[name], head_dim=32)
+    compile_for(replace(OTHERS[name], head_dim=32), cpu, weights, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "weights"), [("sapphirerapids", "bf16"), ("sapphirerapids", "q4"), ("haswell", "q8_0")]
+)
+def test_experts_compile_for_every_kind_of_cpu(tmp_path: Path, cpu: str, weights: WeightType) -> None:
+    compile_for(ROUTED, cpu, weights, tmp_path)
+
+
+def compile_for(spec: ModelSpec, cpu: str, weights: WeightType, folder: Path) -> None:
     options = replace(OPTIONS, weights=weights, kv="bf16")
     target = resolve_target(f"cpu:{cpu}")
-    compile_text(ModelModule(spec, options, target).text(), target.flags, tmp_path / "model.vmfb")
+    compile_text(ModelModule(spec, options, target).text(), target.flags, folder / "model.vmfb")

@@ -10,12 +10,14 @@ from gguf import GGMLQuantizationType
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.builder.weights.layout import BlockRows
+from shortfin_apps.llm.builder.weights.layout import BlockRows, stored_types, weight_layout
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
-from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
+from shortfin_apps.llm.builder.weights.write import plan_weights, stored_bytes, write_weights
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
+from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import write_gguf
 from tests.test_irpa import read_archive
 
@@ -53,6 +55,26 @@ def test_a_gpu_keeps_the_blocks_of_a_gguf_file(tmp_path: Path, kind: str, weight
     names = stored.stored(name, blocks.quants.shape)
     kept = dict(zip(names, stored.store(blocks), strict=True))
     assert {each: found[each] for each in names} == {each: value.tobytes() for each, value in kept.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu:haswell", "cpu:sapphirerapids", "hip:gfx942"])
+@pytest.mark.parametrize("weights", ["bf16", "q8_0", "q4"])
+def test_the_matrices_of_experts_lie_one_behind_another(
+    tmp_path: Path, weights: WeightType, device: str
+) -> None:
+    family = GoldenFamily.of("qwen3-moe")
+    source = HfDirectorySource(family.write_hf(tmp_path))
+    options, target = BuildOptions(weights=weights, device=device), resolve_target(device)
+    for weight in plan_weights(source.spec):
+        if weight.experts is None or "down" not in weight.name:
+            continue
+        layout = weight_layout(weight.name, source.spec, options, target)
+        parts = [layout.store(source.tensor(name).astype(np.float32)) for name in weight.parts]
+        expected = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        stored = [value.tobytes() for value in weight.stored(source, layout)]
+        assert b"".join(stored) == b"".join(value.tobytes() for value in expected)
+        types = stored_types(layout, weight.name, weight.shape).values()
+        assert [shape for shape, _ in types] == [value.shape for value in expected]
 
 
 def test_parts_are_stacked(tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
+from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
+from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, Prepare
 from shortfin_apps.llm.builder.model.family import operations
@@ -31,6 +33,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Attend,
     CapLogits,
     Embed,
+    GatedExperts,
     GatedLinear,
     LastTokens,
     Linear,
@@ -39,7 +42,9 @@ from shortfin_apps.llm.builder.model.operations import (
     NormHeads,
     NormWhole,
     Operation,
+    Route,
     Sample,
+    SumExperts,
     TopK,
 )
 from shortfin_apps.llm.builder.model.rope import Rotation
@@ -52,6 +57,7 @@ KINDS: tuple[Kind, ...] = (
     *(Embed, Norm, AddNormed, Narrow, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Attend, LastTokens),
     *(CapLogits, TopK, Sample),
 )
+EXPERTS: tuple[Kind, ...] = (Route, GatedExperts, SumExperts)
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -94,6 +100,7 @@ def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
     return {
         "AMX with int8 and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_int8_dot,
         "activations in bf16": c.options.activations == "bf16",
+        "no routed experts": c.spec.experts is None,
         f"sizes in multiples of {PANEL}": fills_tiles(c.spec, c.target),
     }
 
@@ -111,6 +118,11 @@ def _amx_attention(c: LoweringContext) -> dict[str, bool]:
 def _row_major(c: LoweringContext) -> dict[str, bool]:
     in_floats = c.options.weights == c.options.activations
     return {"row-major weights in floats": not c.target.is_cpu and in_floats}
+
+
+def _linalg_experts_only(c: LoweringContext) -> dict[str, bool]:
+    """The norms of Triton's layers are read by their matmuls alone."""
+    return {**_row_major(c), "no kernels of triton/layers": not all(_triton(c).values())}
 
 
 def _gpu(c: LoweringContext) -> dict[str, bool]:
@@ -171,8 +183,18 @@ def _vectors(c: LoweringContext) -> VectorOperations:
     return VectorOperations(c.spec, c.options, c.target, c.weights, c.render)
 
 
+def _vector_experts(c: LoweringContext) -> VectorExperts:
+    assert c.spec.experts
+    return VectorExperts(c.spec, c.spec.experts, c.options, c.target, c.weights, c.render)
+
+
 def _linalg(c: LoweringContext) -> LinalgOperations:
     return LinalgOperations(c.spec, c.options, c.weights)
+
+
+def _linalg_experts(c: LoweringContext) -> LinalgExperts:
+    assert c.spec.experts
+    return LinalgExperts(c.spec, c.spec.experts, c.options, c.weights)
 
 
 FUSED_LAYER = Candidate(
@@ -207,6 +229,7 @@ CANDIDATES = (
     ),
     Candidate("cpu/rms_norm", (Norm,), _cpu, _vectors),
     Candidate("cpu/matmul", (Linear, GatedLinear), _cpu, _vectors),
+    Candidate("cpu/experts", EXPERTS, _cpu, _vector_experts),
     Candidate(
         "cpu/paged_attention",
         (Attend,),
@@ -218,6 +241,7 @@ CANDIDATES = (
     Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
+    Candidate("linalg/experts", EXPERTS, _linalg_experts_only, _linalg_experts),
     Candidate("linalg", tuple(kind for kind in KINDS if kind not in (Linear, GatedLinear)), _always, _linalg),
 )
 
@@ -225,7 +249,8 @@ CANDIDATES = (
 def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[Choice, ...]:
     """A choice for each kind of operation. Raises BuildError for a model or target that has none."""
     _check_sizes(context)
-    choices = {kind: _choose(kind, context, candidates) for kind in KINDS}
+    kinds = KINDS if context.spec.experts is None else (*KINDS, *EXPERTS)
+    choices = {kind: _choose(kind, context, candidates) for kind in kinds}
     attend = choices[Attend]
     if choices[Linear].candidate is FUSED_LAYER and attend.candidate is AMX_ATTENTION:
         reason = f"{attend.reason}; a decode's is a stage of {FUSED_LAYER.name}"
@@ -296,8 +321,13 @@ def _check_sizes(c: LoweringContext) -> None:
         if weights == "fp8" and target.fp8 is None:
             raise BuildError(f"{target.cpu} does not multiply 8-bit floats; use q8_0 or bf16 there")
         return
-    for name in ("hidden_size", "intermediate_size"):
-        if (size := getattr(c.spec, name)) % LANES:
+    sizes = {name: getattr(c.spec, name) for name in ("hidden_size", "intermediate_size")}
+    if c.spec.experts is not None:
+        sizes["size of an expert"] = c.spec.experts.features
+        if weights == "int8":
+            raise BuildError("weights in int8 are not for models with routed experts; use q8_0")
+    for name, size in sizes.items():
+        if size % LANES:
             raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")
     if weights == "fp8":
         raise BuildError("weights in fp8 are for GPUs; use q8_0 on a CPU")

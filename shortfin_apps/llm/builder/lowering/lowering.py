@@ -11,6 +11,9 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     NormHeads    norm_heads(e, x, weight) -> Tensor
     NormWhole    norm_whole(e, x, weight) -> Tensor
     GatedLinear  gated_linear(e, x, weight) -> Tensor
+    Route        route(e, logits, batch) -> what the same class's experts take as `routing`
+    GatedExperts gated_experts(e, x, weight, routing) -> Tensor
+    SumExperts   sum_experts(e, x, weight, routing, residual) -> Tensor
     Attend       attend(e, qkv, layer, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
     CapLogits    cap_logits(e, logits) -> Tensor
@@ -39,6 +42,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Attend,
     CapLogits,
     Embed,
+    GatedExperts,
     GatedLinear,
     LastTokens,
     Linear,
@@ -47,7 +51,9 @@ from shortfin_apps.llm.builder.model.operations import (
     NormHeads,
     NormWhole,
     Operation,
+    Route,
     Sample,
+    SumExperts,
     TopK,
 )
 from shortfin_apps.llm.builder.model.rope import Rotation
@@ -239,6 +245,14 @@ class Lowering:
                 values[operation.out] = kernels.norm_whole(e, x, operation.weight)
             case GatedLinear():
                 values[operation.out] = kernels.gated_linear(e, x, operation.weight)
+            case Route():
+                values[operation.out] = kernels.route(e, x, values.batch)
+            case GatedExperts():
+                routing = values.operand(operation.routing)
+                values[operation.out] = kernels.gated_experts(e, x, operation.weight, routing)
+            case SumExperts():
+                routing, residual = values.operand(operation.routing), values[operation.residual]
+                values[operation.out] = kernels.sum_experts(e, x, operation.weight, routing, residual)
             case Attend():
                 values[operation.out] = kernels.attend(e, x, operation.layer, values.batch)
             case LastTokens():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shortfin_apps.llm.builder.model import llama
@@ -19,11 +19,15 @@ class Family(Protocol):
 
 
 FAMILIES: dict[str, Family] = dict.fromkeys(
-    ("gemma2", "gemma3", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"), llama
+    (
+        *("gemma2", "gemma3", "granite", "llama", "mistral", "olmo2", "phi3"),
+        *("qwen2", "qwen3", "qwen3_moe", "qwen3moe", "smollm3"),
+    ),
+    llama,
 )
 SUPPORTED = (  # for users
-    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Qwen2, Qwen2.5, Qwen3, Phi-3, Phi-4-mini, Granite, "
-    "OLMo2, Gemma 2 and Gemma 3"
+    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Qwen2, Qwen2.5, Qwen3 and its mixtures of experts, "
+    "Phi-3, Phi-4-mini, Granite, OLMo2, Gemma 2 and Gemma 3"
 )
 
 
@@ -47,7 +51,12 @@ def weight_parts(spec: ModelSpec) -> dict[str, list[ModelTensor]]:
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The stored weights: name -> shape."""
-    return {
-        name: (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        for name, parts in weight_parts(spec).items()
-    }
+    return {name: _shape(parts) for name, parts in weight_parts(spec).items()}
+
+
+def _shape(parts: Sequence[ModelTensor]) -> tuple[int, ...]:
+    rows, last = sum(part.shape[0] for part in parts), parts[-1]
+    if last.expert is None:
+        return rows, *last.shape[1:]
+    experts = last.expert + 1
+    return experts, rows // experts, *last.shape[1:]

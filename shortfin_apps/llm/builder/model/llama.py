@@ -1,15 +1,18 @@
-"""Llama, and the families that differ from it by what the spec says: biases, norms, the rotation, windows."""
+"""Llama, and families that differ by what the spec says: biases, norms, the rotation, windows, experts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
     AddNormed,
     Attend,
     CapLogits,
     Embed,
+    GatedExperts,
     GatedLinear,
     LastTokens,
     Linear,
@@ -19,6 +22,8 @@ from shortfin_apps.llm.builder.model.operations import (
     NormHeads,
     NormWhole,
     Operation,
+    Route,
+    SumExperts,
 )
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
@@ -27,17 +32,28 @@ def tensors(spec: ModelSpec) -> Iterator[ModelTensor]:
     """Every tensor, in the order in which an invocation reads them; a matrix is [out, in]."""
     yield _whole("token_embd.weight", (spec.vocab_size, spec.hidden_size))
     for number in range(spec.num_hidden_layers):
-        for name, shape, weight in _layer(spec):
-            yield ModelTensor(f"blk.{number}.{name}", shape, f"blk.{number}.{weight}")
+        for tensor in _layer(spec, number):
+            name, weight = (f"blk.{number}.{each}" for each in (tensor.name, tensor.weight))
+            yield replace(tensor, name=name, weight=weight)
     norm = "output_norm.weight"
     yield ModelTensor(norm, (spec.hidden_size,), norm, scale=spec.logit_scale)
     if not spec.tie_word_embeddings:
         yield _whole("output.weight", (spec.vocab_size, spec.hidden_size))
 
 
-def _layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """A layer's tensors: name, shape, and the stored weight on whose rows it is stacked."""
-    hidden, ffn = spec.hidden_size, spec.intermediate_size
+def _layer(spec: ModelSpec, number: int) -> Iterator[ModelTensor]:
+    """A layer's tensors by their names within it."""
+    yield from (ModelTensor(*each) for each in _attention_tensors(spec))
+    experts = spec.experts_of(number)
+    if experts is None:
+        yield from (ModelTensor(*each) for each in _dense_tensors(spec))
+    else:
+        yield from _expert_tensors(spec.hidden_size, experts)
+
+
+def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape, and the stored weight on whose rows it is stacked."""
+    hidden = spec.hidden_size
     queries = spec.num_attention_heads * spec.head_dim
     keys = spec.num_key_value_heads * spec.head_dim
     heads = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
@@ -64,6 +80,10 @@ def _layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield "post_attention_norm.weight", (hidden,), "post_attention_norm.weight"
     if spec.norms_before:
         yield "ffn_norm.weight", (hidden,), "ffn_norm.weight"
+
+
+def _dense_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, ffn = spec.hidden_size, spec.intermediate_size
     if spec.has_fused_tensors:
         yield "ffn_gate_up.weight", (2 * ffn, hidden), "ffn_gate_up.weight"
     else:
@@ -74,12 +94,23 @@ def _layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield "post_ffw_norm.weight", (hidden,), "post_ffw_norm.weight"
 
 
+def _expert_tensors(hidden: int, experts: RoutedExperts) -> Iterator[ModelTensor]:
+    yield _whole("ffn_gate_inp.weight", (experts.count, hidden))
+    gate_or_up, down = (experts.features, hidden), (hidden, experts.features)
+    for number in range(experts.count):
+        for kind in ("gate", "up"):
+            name, weight = f"ffn_{kind}.{number}.weight", "ffn_gate_up_exps.weight"
+            yield ModelTensor(name, gate_or_up, weight, expert=number)
+    for number in range(experts.count):
+        yield ModelTensor(f"ffn_down.{number}.weight", down, "ffn_down_exps.weight", expert=number)
+
+
 def operations(spec: ModelSpec) -> Iterator[Operation]:
     """Token ids `tokens` [tokens] i64 -> `logits` [rows, vocab] f32 of each row's last valid token."""
     yield Embed("tokens", "x", "token_embd.weight")
     for number in range(spec.num_hidden_layers):
         yield from _attention(spec, number, f"blk.{number}.")
-        yield from _feed_forward(spec, f"blk.{number}.")
+        yield from (_experts if spec.experts_of(number) else _feed_forward)(spec, f"blk.{number}.")
     yield LastTokens("x", "x")
     yield Norm("x", "normed", "output_norm.weight")
     yield Linear("normed", "logits", spec.head_weight)
@@ -118,6 +149,15 @@ def _feed_forward(spec: ModelSpec, block: str) -> Iterator[Operation]:
 def _before(spec: ModelSpec, x: str, weight: str) -> Operation:
     """What comes before a layer's matmuls: `x` to the value `normed`."""
     return Norm(x, "normed", weight) if spec.norms_before else Narrow(x, "normed")
+
+
+def _experts(spec: ModelSpec, block: str) -> Iterator[Operation]:
+    assert not spec.norms_after
+    yield _before(spec, "sum", f"{block}ffn_norm.weight")
+    yield Linear("normed", "router", f"{block}ffn_gate_inp.weight")
+    yield Route("router", "routing")
+    yield GatedExperts("normed", "gated", f"{block}ffn_gate_up_exps.weight", "routing")
+    yield SumExperts("gated", "x", f"{block}ffn_down_exps.weight", "routing", residual="sum")
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> ModelTensor:

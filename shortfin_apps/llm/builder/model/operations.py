@@ -15,13 +15,15 @@ from shortfin_apps.llm.builder.model.rope import Rotation
 class ModelTensor:
     """A source's tensor: GGUF's name for it, its shape, and the stored weight on whose rows it is stacked.
 
-    It is stored times `scale`, which is 1 unless the weight is a vector.
+    It is stored times `scale`, which is 1 unless the weight is a vector. The weight of a layer's experts is
+    [experts, out, in], to which a tensor belongs that is of one `expert`.
     """
 
     name: str
     shape: tuple[int, ...]
     weight: str
     scale: float = 1.0
+    expert: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,45 @@ class GatedLinear(Operation):
     times up, `weight` holding gate and up."""
 
     weight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Operation):
+    """Logits of a router [tokens, experts] f32 -> which experts each token has, with what weights (see
+    RoutedExperts): a value for the two operations below, in whatever form the same kernels read it.
+
+    Padding has no experts.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts(Operation):
+    """[tokens, in] -> [tokens * experts per token, out / 2], in the type that matmuls read: the GatedLinear
+    of each of a token's experts, most likely first. `weight` is [experts, out, in], `routing` Route's value.
+
+    Reads no weights of an expert that no token has. What padding gets is undefined.
+    """
+
+    weight: str
+    routing: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.routing)
+
+
+@dataclass(frozen=True, slots=True)
+class SumExperts(Operation):
+    """[tokens * experts per token, in] -> [tokens, out] f32: the value `residual`, plus each expert's Linear
+    times its weight, most likely first. `weight` is [experts, out, in]; padding gets the residual alone."""
+
+    weight: str
+    routing: str
+    residual: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.routing, self.residual)
 
 
 @dataclass(frozen=True, slots=True)

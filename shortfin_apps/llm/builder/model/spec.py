@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shortfin_apps.llm.builder.blocks import BlockType
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.rope import RopeScaling, Rotation
 
 FloatType = Literal["bf16", "f16", "f32"]
@@ -57,6 +58,7 @@ class ModelSpec:
     local_rope_theta: float | None = None  # of windowed layers, without scaling; None: as of others
     score_cap: float | None = None  # attention's scores are cap * tanh(score / cap)
     logit_cap: float | None = None
+    experts: RoutedExperts | None = None  # in place of one feed-forward for all tokens
 
     @property
     def qkv_features(self) -> int:
@@ -76,6 +78,10 @@ class ModelSpec:
     def rotations(self) -> set[Rotation]:
         """Those of its layers."""
         return {self.rotation_of(layer) for layer in range(self.num_hidden_layers)}
+
+    def experts_of(self, layer: int) -> RoutedExperts | None:
+        """The experts of a layer; None if it has one feed-forward for all tokens."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     @property
     def head_weight(self) -> str:

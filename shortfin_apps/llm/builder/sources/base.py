@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import FAMILIES, SUPPORTED, tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec, WeightType
 from shortfin_apps.llm.errors import BuildError
@@ -110,16 +111,28 @@ def check_spec(where: str, spec: ModelSpec) -> None:
         raise BuildError(
             f"{where}: {spec.rotated_dim} elements of a head of {spec.head_dim} cannot be rotated"
         )
+    _check_experts(where, spec.experts)
     if spec.rope_theta <= 1:
         raise BuildError(
             f"{where}: a rotary base of {spec.rope_theta} makes no wavelengths; it must exceed 1"
         )
 
 
+def _check_experts(where: str, experts: RoutedExperts | None) -> None:
+    if experts is None:
+        return
+    if not 0 < experts.per_token <= experts.count:
+        raise BuildError(f"{where}: a token cannot have {experts.per_token} of {experts.count} experts")
+    if experts.features < 1:
+        raise BuildError(f"{where}: experts have no size")
+
+
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:
     """Raises BuildError unless `found` is exactly what `tensor_shapes(spec)` asks for."""
-    if spec.num_hidden_layers > len(found):  # before naming the tensors of so many
-        raise BuildError(f"{where}: {len(found)} tensors are too few for {spec.num_hidden_layers} layers")
+    layers, experts = spec.num_hidden_layers, spec.experts.count if spec.experts else 0
+    if layers + experts > len(found):  # before naming the tensors of so many
+        beside = f" and {experts} experts" if experts else ""
+        raise BuildError(f"{where}: {len(found)} tensors are too few for {layers} layers{beside}")
     expected = tensor_shapes(spec)
     if missing := sorted(expected.keys() - found.keys()):
         raise BuildError(f"{where}: tensor `{missing[0]}` is missing")

@@ -26,6 +26,7 @@ class GgufFamily:
     window_interval: int | None = None  # all but the last of each so many layers have the window; None: all
     local_rope_theta: float | None = None  # of those, where no key has it
     has_fused_tensors: bool = False
+    has_experts: bool = False
     finetuned_rotates: bool = False  # `rope.scaling.finetuned` false means that nothing rotates
     unrotated_interval: int | None = None  # the last of each so many layers does not rotate
     keys: frozenset[str] = frozenset()  # that Llama refuses unless they are neutral
@@ -76,5 +77,10 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
     "phi3": GgufFamily(has_fused_tensors=True, renamed={"ffn_up": "ffn_gate_up"}),
     "qwen2": GgufFamily(qkv_bias=True),
     "qwen3": GgufFamily(qk_norm=True),
+    "qwen3moe": GgufFamily(
+        qk_norm=True,
+        has_experts=True,
+        keys=frozenset({"expert_used_count", "expert_feed_forward_length"}),
+    ),
     "smollm3": GgufFamily(has_pairs=True, unrotated_interval=4),
 }

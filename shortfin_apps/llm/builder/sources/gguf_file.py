@@ -15,9 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, ReaderTensor, dequantize
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.rope import RopeScaling
 from shortfin_apps.llm.builder.model.spec import ModelSpec
@@ -35,6 +44,7 @@ from shortfin_apps.llm.builder.sources.base import (
     unsupported,
 )
 from shortfin_apps.llm.builder.sources.gguf_blocks import block_type_of, quantisation_of, read_blocks
+from shortfin_apps.llm.builder.sources.gguf_experts import each_matrix
 from shortfin_apps.llm.builder.sources.gguf_families import GGUF_FAMILIES, GgufFamily
 from shortfin_apps.llm.builder.sources.gguf_parts import parts_of, whole_stem
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS, ROPE_FACTORS, GgufRope, llama3_scaling
@@ -69,7 +79,9 @@ class _Hyperparameters(BaseModel):
     residual_scale: NonNegativeFloat = 1.0
     attention_scale: NonNegativeFloat = Field(0.0, alias="attention.scale")
     logit_scale: NonNegativeFloat = 1.0
-    expert_count: int = 0
+    expert_count: NonNegativeInt = 0
+    expert_used_count: NonNegativeInt = 0
+    expert_feed_forward_length: NonNegativeInt = 0
 
     @property
     def head_dim(self) -> int:
@@ -128,8 +140,10 @@ class GgufSource(ModelSource):
         readers = [_read(part) for part in paths]
         self._metadata = _metadata(self._where, readers[0])
         self._architecture = self._read_architecture()
+        self._family = GGUF_FAMILIES[self._architecture]
         _check_parts(paths, readers)
-        tensors = (tensor for reader in readers for tensor in reader.tensors)
+        stored = (tensor for reader in readers for tensor in reader.tensors)
+        tensors = each_matrix(stored) if self._family.has_experts else stored
         self._tensors = {self._own_name(tensor.name): tensor for tensor in tensors}
         self.spec = self._read_spec(whole_stem(path.stem))
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
@@ -182,12 +196,12 @@ class GgufSource(ModelSource):
     def _own_name(self, name: str) -> str:
         """The name that the family's table has for the file's tensor `name`."""
         *block, kind, suffix = name.split(".") if name.count(".") > 1 else [name, ""]
-        renamed = GGUF_FAMILIES[self._architecture].renamed.get(kind)
+        renamed = self._family.renamed.get(kind)
         return ".".join([*block, renamed, suffix]) if renamed else name
 
     def _read_spec(self, stem: str) -> ModelSpec:
         architecture = self._architecture
-        family, keys = GGUF_FAMILIES[architecture], self._keys(f"{architecture}.")
+        family, keys = self._family, self._keys(f"{architecture}.")
         found = parse(self._where, _Hyperparameters, keys)
         self._check_family(found, family)
         self._check_keys(f"{architecture}.", family)
@@ -220,12 +234,22 @@ class GgufSource(ModelSource):
             local_rope_theta=found.local_rope_theta or family.local_rope_theta,
             score_cap=found.score_cap or None,
             logit_cap=found.logit_cap or None,
+            experts=self._experts(found, family),
             unrotated_layers=family.unrotated_layers(found.block_count),
             has_fused_tensors=family.has_fused_tensors,
             rotated_dim=None if found.rotated_dim == found.head_dim else found.rotated_dim,
         )
         check_spec(self._where, spec)
         return found.multipliers(family).applied(spec)
+
+    def _experts(self, found: _Hyperparameters, family: GgufFamily) -> RoutedExperts | None:
+        if not family.has_experts:
+            return None
+        return RoutedExperts(
+            count=found.expert_count,
+            per_token=found.expert_used_count,
+            features=found.expert_feed_forward_length,
+        )
 
     def _keys(self, prefix: str) -> dict[str, Any]:
         """The metadata keys that begin with `prefix`, without it."""
@@ -239,7 +263,7 @@ class GgufSource(ModelSource):
             known.check(self._where, self._keys(prefix), self._accepted, prefix)
 
     def _check_family(self, found: _Hyperparameters, family: GgufFamily) -> None:
-        if found.expert_count > 0:
+        if found.expert_count > 0 and not family.has_experts:
             raise unsupported(self._where, "a mixture of experts")
         if family.finetuned_rotates and not found.rope_finetuned:
             raise unsupported(self._where, "a model without rotation")

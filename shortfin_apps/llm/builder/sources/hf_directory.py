@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from safetensors import SafetensorError, safe_open
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
 from shortfin_apps.llm.builder.sources.base import (
@@ -73,11 +74,13 @@ GGUF_NAMES = {
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
     "mlp.gate_up_proj": "ffn_gate_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -124,6 +127,13 @@ class _Config(BaseModel):
     final_logit_softcapping: PositiveFloat | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
+    num_experts: NonNegativeInt | None = None
+    num_local_experts: NonNegativeInt | None = None  # another name of it
+    num_experts_per_tok: PositiveInt = 8
+    moe_intermediate_size: PositiveInt = 768
+    norm_topk_prob: bool = False
+    decoder_sparse_step: PositiveInt = 1
+    mlp_only_layers: list[int] | None = None
     eos_token_id: int | list[int] | None = None
 
     @property
@@ -186,6 +196,24 @@ class _Config(BaseModel):
             residual=self.residual_multiplier or 1.0,
             attention=self.attention_multiplier or (scalar and scalar**-0.5),
             logits=self.logits_scaling or 1.0,
+        )
+
+    @property
+    def experts(self) -> RoutedExperts | None:
+        """Those of every `decoder_sparse_step`th layer that is not one of `mlp_only_layers`."""
+        given = [count for count in (self.num_experts, self.num_local_experts) if count is not None]
+        count = given[0] if given else 128
+        if not self.family.has_experts or not count:
+            return None
+        listed, step = self.mlp_only_layers or (), self.decoder_sparse_step
+        return RoutedExperts(
+            count=count,
+            per_token=self.num_experts_per_tok,
+            features=self.moe_intermediate_size,
+            is_normalised=self.norm_topk_prob,
+            dense_layers=tuple(
+                layer for layer in range(self.num_hidden_layers) if layer in listed or (layer + 1) % step
+            ),
         )
 
     @property
@@ -295,6 +323,7 @@ class HfDirectorySource(ModelSource):
             local_rope_theta=config.local_rope.rope_theta if config.local_rope else None,
             score_cap=config.attn_logit_softcapping,
             logit_cap=config.final_logit_softcapping,
+            experts=config.experts,
             has_fused_tensors=family.has_fused_tensors,
             rotated_dim=None if config.rotated_dim == config.own_head_dim else config.rotated_dim,
         )
@@ -388,5 +417,7 @@ def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     stem, dot, kind = name.rpartition(".")
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()
+        if expert := _EXPERT.fullmatch(part):
+            return f"blk.{layer}.ffn_{expert[2]}.{expert[1]}{dot}{kind}"
         return f"blk.{layer}.{names[part]}{dot}{kind}" if part in names else name
     return f"{names[stem]}{dot}{kind}" if stem in names else name

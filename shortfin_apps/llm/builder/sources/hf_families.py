@@ -26,10 +26,17 @@ class HfFamily:
     has_fused_tensors: bool = False
     fields: frozenset[str] = frozenset()  # of `config.json`, which Llama refuses unless they are neutral
     harmless: frozenset[str] = frozenset()  # fields that Llama refuses, and that change nothing here
+    has_experts: bool = False
     window_has_switch: bool = False  # `sliding_window` counts only with `use_sliding_window`
 
 
 GRANITE = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
+QWEN3_MOE = frozenset(
+    {
+        *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
+        *("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
+    }
+)
 SMOLLM3 = frozenset({"no_rope_layers", "no_rope_layer_interval"})
 GEMMA = frozenset({"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"})
 
@@ -80,6 +87,13 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
     "qwen2": HfFamily(qkv_bias=True, window_has_switch=True, defaults={"max_window_layers": 28}),
     "qwen3": HfFamily(
         qk_norm=True, window_has_switch=True, defaults={"head_dim": 128, "max_window_layers": 28}
+    ),
+    "qwen3_moe": HfFamily(
+        qk_norm=True,
+        has_experts=True,
+        fields=QWEN3_MOE,
+        harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),  # of training
+        window_has_switch=True,
     ),
     "smollm3": HfFamily(
         fields=SMOLLM3, window_has_switch=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True}

@@ -159,6 +159,11 @@ GGUF_MODEL = KnownFields(
         **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention.scale"), (0,)),
         **dict.fromkeys(("attention.max_alibi_bias", "attention.clamp_kqv", "pooling_type"), (0,)),
         **dict.fromkeys(("expert_used_count", "expert_shared_count", "leading_dense_block_count"), (0,)),
+        **dict.fromkeys(("expert_shared_feed_forward_length", "expert_feed_forward_length"), (0,)),
+        "expert_gating_func": (0, 1),  # a softmax, also where it is not said
+        "expert_weights_norm": (True,),  # which it is, whatever is said
+        "expert_weights_scale": (0, 1),
+        **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
         **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
         "attention.causal": (True,),
         "use_parallel_residual": (),

@@ -27,11 +27,13 @@ bytes), or 1:
 
 A panel's halves are 16 features each: neighbours, or, where `gated`, of gate and of up, which the matrix
 stacks. What is missing in the last panel or tile is zero.
+
+A weight of experts [experts, out, in] is a matrix of each, one stored behind another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -48,6 +50,8 @@ PANEL = 2 * LANES  # output features of a panel
 WORD = 4  # bytes
 PAIR = 16  # how far apart along K the two elements of a byte of BlockRows are
 TILE = 64  # bytes along K of an AMX tile
+GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight")
+ROUTER = "ffn_gate_inp.weight"  # small, and what it chooses is discrete, so it is not quantised
 
 Array = npt.NDArray[Any]
 StoredTypes = dict[str, tuple[tuple[int, ...], str]]  # parameter name -> shape, MLIR dtype
@@ -251,8 +255,19 @@ class Int8Panels:
         ]
 
 
+def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> StoredTypes:
+    """The parameters of a weight, of which that of experts has three dimensions."""
+    if len(shape) < 3:
+        return layout.stored(name, shape)
+    experts, *matrix = shape
+    each = layout.stored(name, tuple(matrix))
+    return {name: ((experts * sizes[0], *sizes[1:]), dtype) for name, (sizes, dtype) in each.items()}
+
+
 def fills_tiles(spec: ModelSpec, target: Target) -> bool:
-    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles."""
+    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles, none of an expert."""
+    if spec.experts is not None:
+        return False
     heads = spec.num_attention_heads * spec.head_dim
     sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
     return target.has_amx_int8 and target.has_int8_dot and all(size % PANEL == 0 for size in sizes)
@@ -262,6 +277,8 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     """The layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", ".bias")):
         return RowMajor("f32")
+    if name.endswith(ROUTER):
+        options = replace(options, weights=options.activations)
     blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))
     if not target.is_cpu:
         if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # not embedding and head
@@ -269,7 +286,7 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         return RowMajor(options.activations) if blocks is None else BlockRows(blocks)
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
     block_pair = 4 if fills_tiles(spec, target) else pair
-    gated = name.endswith("ffn_gate_up.weight")
+    gated = name.endswith(GATED)
     if options.weights in ("q8_0", "q4") and fills_tiles(spec, target):
         blocks = _for_tiles(blocks)
     if blocks is not None:

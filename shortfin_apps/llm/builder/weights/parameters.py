@@ -7,14 +7,19 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import StoredTypes, WeightLayout, weight_layout
+from shortfin_apps.llm.builder.weights.layout import (
+    StoredTypes,
+    WeightLayout,
+    stored_types,
+    weight_layout,
+)
 
 
 def parameter_types(spec: ModelSpec, options: BuildOptions, target: Target) -> StoredTypes:
     """Every parameter of the compiled module: name -> (shape, MLIR dtype), in the order of the graph."""
     types: StoredTypes = {}
     for name, shape in weight_shapes(spec).items():
-        types |= weight_layout(name, spec, options, target).stored(name, shape)
+        types |= stored_types(weight_layout(name, spec, options, target), name, shape)
     return types
 
 
@@ -39,7 +44,7 @@ class WeightTypes:
 
     def load(self, e: Emitter, name: str) -> list[Tensor]:
         """The parameters that hold the weight."""
-        stored = self._layouts[name].stored(name, self._shapes[name])
+        stored = stored_types(self._layouts[name], name, self._shapes[name])
         return [e.load(parameter, *kind) for parameter, kind in stored.items()]
 
     def load_one(self, e: Emitter, name: str) -> Tensor:
@@ -52,5 +57,5 @@ class WeightTypes:
             f'util.global private @"{parameter}" = '
             f'#flow.parameter.named<"{PARAMETER_SCOPE}"::"{parameter}"> : {tensor_type(shape, dtype)}'
             for name, layout in self._layouts.items()
-            for parameter, (shape, dtype) in layout.stored(name, self._shapes[name]).items()
+            for parameter, (shape, dtype) in stored_types(layout, name, self._shapes[name]).items()
         ]

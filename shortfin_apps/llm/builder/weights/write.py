@@ -26,16 +26,25 @@ _ITEM_BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "bf16": 2, "f16": 2, "f3
 class Weight:
     """One weight of the graph: `parts` are the source's tensors, stacked on rows in that order.
 
-    If it is a vector, it may be stored times `scale`.
+    If it is a vector, it may be stored times `scale`. That of `experts` has equally many parts of each.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[str, ...]
     scale: float = 1.0
+    experts: int | None = None
+
+    def matrices(self) -> list[Weight]:
+        """The weight of each expert; of a weight without experts itself."""
+        if self.experts is None:
+            return [self]
+        shape, count = self.shape[1:], len(self.parts) // self.experts
+        parts = (self.parts[i : i + count] for i in range(0, len(self.parts), count))
+        return [Weight(self.name, shape, each) for each in parts]
 
     def load(self, source: ModelSource) -> Array:
-        """Its value in the widest type among its parts."""
+        """Its value in the widest type among its parts; not of a weight of experts."""
         tensors = [source.tensor(part) for part in self.parts]
         value = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
         return value if self.scale == 1 else value.astype(np.float32) * np.float32(self.scale)
@@ -44,8 +53,17 @@ class Weight:
         """Its blocks: the source's own where `kind` has room for them, else made from its values."""
         return stack([_blocks(source, part, kind) for part in self.parts])
 
-    def store(self, source: ModelSource, layout: WeightLayout) -> list[Array]:
-        """The values of the parameters that hold it."""
+    def stored(self, source: ModelSource, layout: WeightLayout) -> Iterator[Array]:
+        """The values of the parameters that hold it, one matrix in memory at a time but for its scales."""
+        scales: list[list[Array]] = []
+        for matrix in self.matrices():
+            first, *others = matrix._store(source, layout)
+            yield first
+            scales.append(others)
+        for each in zip(*scales, strict=True):
+            yield from each
+
+    def _store(self, source: ModelSource, layout: WeightLayout) -> list[Array]:
         kind = layout.blocks
         return layout.store(self.load(source) if kind is None else self.load_blocks(source, kind))
 
@@ -62,7 +80,13 @@ def plan_weights(spec: ModelSpec) -> list[Weight]:
     """The weights of a model, in the order in which an invocation reads them."""
     shapes = weight_shapes(spec)
     return [
-        Weight(name, shapes[name], tuple(part.name for part in parts), parts[0].scale)
+        Weight(
+            name,
+            shapes[name],
+            tuple(part.name for part in parts),
+            parts[0].scale,
+            shapes[name][0] if parts[0].expert is not None else None,
+        )
         for name, parts in weight_parts(spec).items()
     ]
 
@@ -79,14 +103,15 @@ def write_weights(
     path: Path,
     on_progress: Callable[[int], None],
 ) -> None:
-    """Writes an IREE parameter archive, holding one weight in memory at a time.
+    """Writes an IREE parameter archive, holding one matrix in memory at a time.
 
     `on_progress` is told the bytes written since it was last told.
     """
 
     def contents() -> Iterator[bytes | memoryview]:
         for weight in plan_weights(source.spec):
-            for value in weight.store(source, weight_layout(weight.name, source.spec, options, target)):
+            layout = weight_layout(weight.name, source.spec, options, target)
+            for value in weight.stored(source, layout):
                 yield np.ascontiguousarray(value).view(np.uint8).reshape(-1).data
                 on_progress(value.nbytes)
 

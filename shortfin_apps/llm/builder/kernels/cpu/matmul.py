@@ -14,6 +14,18 @@ from shortfin_apps.llm.builder.weights.layout import LANES, group_bytes, num_pan
 _MEMORY_PAGE_BYTES = 4096
 _COLUMN_GROUPS = 32  # workgroups along N, about
 _ROW_BLOCK = 128
+_EXPERT_COLUMN_GROUPS = 8  # of each expert
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGeometry:
+    """The weights of `count` experts, whose rows of the product are told by the tables of route.mlir.j2.
+
+    A row of the product is that of a token and one of its experts. `sharing` rows read one row of x.
+    """
+
+    count: int
+    sharing: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +33,7 @@ class MatmulGeometry:
     """x [rows, k_size] `dtype` times w [n, k_size]^T, which is of `dtype`, too, or in `blocks`.
 
     `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
-    of bf16 pairs, else 1.
+    of bf16 pairs, else 1. With `experts`, w has a matrix [n, k_size] of each.
     """
 
     n: int
@@ -31,6 +43,7 @@ class MatmulGeometry:
     blocks: BlockType | None
     pair: Literal[1, 2]
     has_wide_vectors: bool
+    experts: ExpertGeometry | None = None
 
     @property
     def is_gated(self) -> bool:
@@ -97,12 +110,14 @@ class MatmulGeometry:
         # Two accumulators a row, in 32 registers or in 16 of half the width.
         tile_rows = 8 if self.has_wide_vectors else 2
         panels = num_panels(self.n)
-        return MatmulGrid(panels, max(1, panels // _COLUMN_GROUPS), _ROW_BLOCK, tile_rows)
+        column_groups = _EXPERT_COLUMN_GROUPS if self.experts else _COLUMN_GROUPS
+        return MatmulGrid(panels, max(1, panels // column_groups), _ROW_BLOCK, tile_rows)
 
     @property
     def interface(self) -> Interface:
-        panels = self.grid.panels
-        reads = {"x": buffer("i32" if self.pair == 2 else self.dtype, "rows", self.steps)}
+        panels = self.grid.panels * (self.experts.count if self.experts else 1)
+        x_rows = "x_rows" if self.experts else "rows"
+        reads = {"x": buffer("i32" if self.pair == 2 else self.dtype, x_rows, self.steps)}
         if self.blocks:
             reads["w"] = buffer("i8", panels, self.steps, 2 * self.width * self.blocks.bits // 8)
             shape, dtype = panel_terms(self.blocks, panels, self.k_size)
@@ -111,5 +126,9 @@ class MatmulGeometry:
             reads["w"] = buffer(self.dtype, panels, self.steps, 2 * self.width)
         if self.epilogue == "residual":
             reads["residual"] = buffer("f32", "rows", self.out_features)
+        if self.experts:
+            reads["ends"] = buffer("i32", self.experts.count)
+            reads["order"] = buffer("i32", "rows")
         out_dtype = self.dtype if self.is_gated else "f32"
-        return Interface(("rows",), reads, {"out": buffer(out_dtype, "rows", self.out_features)})
+        constants = ("rows", "x_rows") if self.experts else ("rows",)
+        return Interface(constants, reads, {"out": buffer(out_dtype, "rows", self.out_features)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels import Render
-from shortfin_apps.llm.builder.kernels.cpu.matmul import MatmulGeometry
+from shortfin_apps.llm.builder.kernels.cpu.matmul import ExpertGeometry, MatmulGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rms_norm import RmsNormGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
@@ -44,28 +44,44 @@ class VectorOperations:
     def _multiply(
         self, e: Emitter, x: Tensor, weight: str, epilogue: Epilogue, others: dict[str, Tensor]
     ) -> Tensor:
-        geometry = self._geometry(weight, epilogue)
-        name = f"matmul_{geometry.n}x{geometry.k_size}_{epilogue}"
-        kernel = self._render(
-            "cpu/matmul", name + (f"_{geometry.blocks}" if geometry.blocks else ""), g=geometry
-        )
+        geometry = matmul_geometry(self._weights, weight, epilogue, self._options, self._target)
+        kernel = self._render("cpu/matmul", matmul_name(geometry), g=geometry)
         rows = x.shape[0]
         parameters = dict(zip(("w", "scales"), self._weights.load(e, weight), strict=False))
         operands = {"rows": rows, "x": x, **parameters, **others}
         return dispatch(e, kernel, geometry.interface, [rows], operands)["out"]
 
-    def _geometry(self, weight: str, epilogue: Epilogue) -> MatmulGeometry:
-        out_features, in_features = self._weights.shape(weight)
-        return MatmulGeometry(
-            n=out_features,
-            k_size=in_features,
-            epilogue=epilogue,
-            dtype=self._options.activations,
-            blocks=self._weights.layout(weight).blocks,
-            pair=2 if self._dot2 else 1,
-            has_wide_vectors=self._target.has_wide_vectors,
-        )
-
     @property
     def _dot2(self) -> bool:
-        return self._options.activations == "bf16" and self._target.has_bf16_dot
+        return _has_dot2(self._options, self._target)
+
+
+def matmul_geometry(
+    weights: WeightTypes,
+    weight: str,
+    epilogue: Epilogue,
+    options: BuildOptions,
+    target: Target,
+    experts: ExpertGeometry | None = None,
+) -> MatmulGeometry:
+    """The geometry of the matmul with `weight`, which with `experts` has a matrix of each."""
+    *_, out_features, in_features = weights.shape(weight)
+    return MatmulGeometry(
+        n=out_features,
+        k_size=in_features,
+        epilogue=epilogue,
+        dtype=options.activations,
+        blocks=weights.layout(weight).blocks,
+        pair=2 if _has_dot2(options, target) else 1,
+        has_wide_vectors=target.has_wide_vectors,
+        experts=experts,
+    )
+
+
+def matmul_name(g: MatmulGeometry) -> str:
+    """The kernel's name."""
+    return f"matmul_{g.n}x{g.k_size}_{g.epilogue}" + (f"_{g.blocks}" if g.blocks else "")
+
+
+def _has_dot2(options: BuildOptions, target: Target) -> bool:
+    return options.activations == "bf16" and target.has_bf16_dot

@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
 from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
 from shortfin_apps.llm.builder.lowering.lowering import LoopState
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
@@ -104,14 +104,9 @@ class LinalgOperations:
 
     def gated_linear(self, e: Emitter, x: Tensor, weight: str) -> Tensor:
         both = self.linear(e, x, weight)
-        act = self._options.activations
-        shape = (x.shape[0], self._spec.intermediate_size)
-        gate, up = (e.columns(both, i * shape[1], shape[1]) for i in range(2))
-        body = f"""\
-{activate(self._spec.activation)}
-  %y = arith.mulf %active, %b : f32
-{yield_as("%y", act)}"""
-        return e.elementwise("td", ("td", shape, act), [(gate, "td"), (up, "td")], body)
+        features = self._spec.intermediate_size
+        gate, up = (e.columns(both, i * features, features) for i in range(2))
+        return gated(e, gate, up, self._spec.activation, self._options.activations)
 
     def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         return self._attention(e, self._rope_store(e, qkv, layer, batch), layer, batch)
@@ -284,3 +279,12 @@ class LinalgOperations:
             shape = (batch.rows, batch.chunk, slots)
             batch.masks[window] = e.elementwise("ncs", ("ncs", shape, "f32"), [(batch.starts, "n")], body)
         return batch.masks[window]
+
+
+def gated(e: Emitter, gate: Tensor, up: Tensor, activation: Activation, dtype: str) -> Tensor:
+    """The activation of `gate`, times `up`, in `dtype`, of matrices in f32."""
+    body = f"""\
+{activate(activation)}
+  %y = arith.mulf %active, %b : f32
+{yield_as("%y", dtype)}"""
+    return e.elementwise("td", ("td", gate.shape, dtype), [(gate, "td"), (up, "td")], body)

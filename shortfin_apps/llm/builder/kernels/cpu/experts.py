@@ -1,0 +1,60 @@
+"""Geometry of route.mlir.j2 and of sum_experts.mlir.j2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.weights.layout import LANES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteGeometry:
+    """Routes tokens to `per_token` of `count` experts; see RoutedExperts.
+
+    Padding lies in the first `stride` rows of the cache.
+    """
+
+    count: int
+    per_token: int
+    is_normalised: bool
+    stride: int
+
+    @property
+    def interface(self) -> Interface:
+        return Interface(
+            constants=("tokens", "rows"),
+            reads={"logits": buffer("f32", "tokens", self.count), "slots": buffer("i64", "tokens")},
+            writes={
+                "weights": buffer("f32", "rows"),
+                "chosen": buffer("i32", "rows"),
+                "order": buffer("i32", "rows"),
+                "ends": buffer("i32", self.count),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumExpertsGeometry:
+    """Adds to each token the `size` features of its `per_token` experts, of which there are `count`."""
+
+    count: int
+    per_token: int
+    size: int
+
+    @property
+    def lanes(self) -> int:
+        return LANES
+
+    @property
+    def interface(self) -> Interface:
+        return Interface(
+            constants=("tokens", "rows"),
+            reads={
+                "residual": buffer("f32", "tokens", self.size),
+                "x": buffer("f32", "rows", self.size),
+                "weights": buffer("f32", "rows"),
+                "chosen": buffer("i32", "rows"),
+            },
+            writes={"out": buffer("f32", "tokens", self.size)},
+        )

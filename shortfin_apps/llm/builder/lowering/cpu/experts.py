@@ -1,0 +1,105 @@
+"""Routed experts on vectors of floats, for any CPU: a matmul for each expert, of the tokens that have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.graph.token_layout import cache_slots
+from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.experts import RouteGeometry, SumExpertsGeometry
+from shortfin_apps.llm.builder.kernels.cpu.matmul import ExpertGeometry
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
+from shortfin_apps.llm.builder.lowering.cpu.matmul import matmul_geometry, matmul_name
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertOrder:
+    """The results of route.mlir.j2, for `tokens` with `rows` experts in all."""
+
+    tokens: Dim
+    rows: Dim
+    weights: Tensor
+    chosen: Tensor
+    order: Tensor
+    ends: Tensor
+
+
+class VectorExperts:
+    """Kernels of Route, GatedExperts and SumExperts; weights are as those of VectorOperations."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        experts: RoutedExperts,
+        options: BuildOptions,
+        target: Target,
+        weights: WeightTypes,
+        render: Render,
+    ) -> None:
+        self._spec = spec
+        self._experts = experts
+        self._options = options
+        self._target = target
+        self._weights = weights
+        self._render = render
+
+    def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertOrder:
+        experts, tokens, stride = self._experts, logits.shape[0], self._options.block_seq_stride
+        if batch.slots is None:
+            batch.slots = cache_slots(e, batch, stride, self._spec.num_hidden_layers * 2 * stride)
+        geometry = RouteGeometry(
+            count=experts.count,
+            per_token=experts.per_token,
+            is_normalised=experts.is_normalised,
+            stride=stride,
+        )
+        rows = e.times(tokens, experts.per_token)
+        operands = {"tokens": tokens, "rows": rows, "logits": logits, "slots": batch.slots}
+        kernel = self._render("cpu/route", "route", g=geometry)
+        return ExpertOrder(tokens, rows, **dispatch(e, kernel, geometry.interface, [tokens], operands))
+
+    def gated_experts(self, e: Emitter, x: Tensor, weight: str, routing: ExpertOrder) -> Tensor:
+        return self._multiply(e, x, weight, self._spec.activation, self._experts.per_token, routing)
+
+    def sum_experts(
+        self, e: Emitter, x: Tensor, weight: str, routing: ExpertOrder, residual: Tensor
+    ) -> Tensor:
+        experts = self._experts
+        geometry = SumExpertsGeometry(
+            count=experts.count, per_token=experts.per_token, size=self._spec.hidden_size
+        )
+        operands = {
+            "tokens": routing.tokens,
+            "rows": routing.rows,
+            "residual": residual,
+            "x": self._multiply(e, x, weight, "store", 1, routing),
+            "weights": routing.weights,
+            "chosen": routing.chosen,
+        }
+        kernel = self._render("cpu/sum_experts", "sum_experts", g=geometry)
+        return dispatch(e, kernel, geometry.interface, [routing.tokens], operands)["out"]
+
+    def _multiply(
+        self, e: Emitter, x: Tensor, weight: str, epilogue: Epilogue, sharing: int, routing: ExpertOrder
+    ) -> Tensor:
+        """Every expert's matmul, of rows of which `sharing` read one row of x."""
+        experts = ExpertGeometry(self._experts.count, sharing)
+        geometry = matmul_geometry(self._weights, weight, epilogue, self._options, self._target, experts)
+        kernel = self._render("cpu/matmul", f"experts_{matmul_name(geometry)}", g=geometry)
+        parameters = dict(zip(("w", "scales"), self._weights.load(e, weight), strict=False))
+        operands = {
+            "rows": routing.rows,
+            "x_rows": x.shape[0],
+            "x": x,
+            **parameters,
+            "ends": routing.ends,
+            "order": routing.order,
+        }
+        return dispatch(e, kernel, geometry.interface, [routing.rows], operands)["out"]

@@ -1,0 +1,108 @@
+"""Routed experts in linalg, for targets without kernels of their own: each token's experts one by one.
+
+An expert's matrix is read anew for every token that has it, and no other matrix is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.linalg.operations import gated
+from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenExperts:
+    """Each token's experts, most likely first: `indices` [tokens, n] i64 and `weights` [tokens, n] f32."""
+
+    indices: Tensor
+    weights: Tensor
+
+
+class LinalgExperts:
+    """Kernels of Route, GatedExperts and SumExperts; weights are in floats row by row.
+
+    Padding is computed like any token.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, experts: RoutedExperts, options: BuildOptions, weights: WeightTypes
+    ) -> None:
+        self._spec = spec
+        self._experts = experts
+        self._act = options.activations
+        self._weights = weights
+
+    def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ChosenExperts:
+        values, indices = top_k(e, logits, self._experts.per_token)
+        kept = values if self._experts.is_normalised else logits
+        body = """\
+  %below = arith.subf %a, %b : f32
+  %power = math.exp %below : f32
+  %sum = arith.addf %power, %out : f32
+  linalg.yield %sum : f32"""
+        largest, tokens = e.columns(values, 0, 1), logits.shape[0]
+        zero = e.fill("0.0", (tokens,), "f32")
+        sums = e.elementwise("tk", ("t", (tokens,), "f32"), [(kept, "tk"), (largest, "t0")], body, zero)
+        body = """\
+  %below = arith.subf %a, %b : f32
+  %power = math.exp %below : f32
+  %share = arith.divf %power, %c : f32
+  linalg.yield %share : f32"""
+        ins = [(values, "tk"), (largest, "t0"), (sums, "t")]
+        return ChosenExperts(indices, e.elementwise("tk", ("tk", values.shape, "f32"), ins, body))
+
+    def gated_experts(self, e: Emitter, x: Tensor, weight: str, routing: ChosenExperts) -> Tensor:
+        features, (tokens, per_token) = self._experts.features, routing.indices.shape
+        both = e.reshape(
+            self._products(e, x, "tk", weight, routing), (e.times(tokens, per_token), 2 * features)
+        )
+        gate, up = (e.columns(both, i * features, features) for i in range(2))
+        return gated(e, gate, up, self._spec.activation, self._act)
+
+    def sum_experts(
+        self, e: Emitter, x: Tensor, weight: str, routing: ChosenExperts, residual: Tensor
+    ) -> Tensor:
+        tokens, per_token = routing.indices.shape
+        each = e.reshape(x, (tokens, per_token, self._experts.features))
+        products = self._products(e, each, "tek", weight, routing)
+        body = """\
+  %weighted = arith.mulf %a, %b : f32
+  %sum = arith.addf %out, %weighted : f32
+  linalg.yield %sum : f32"""
+        ins = [(products, "ten"), (routing.weights, "te")]
+        return e.elementwise("tne", ("tn", residual.shape, "f32"), ins, body, residual)
+
+    def _products(self, e: Emitter, x: Tensor, access: str, weight: str, routing: ChosenExperts) -> Tensor:
+        """[tokens, experts of each, out] f32 of x, which is [tokens, in] or [tokens, experts of each, in]."""
+        w = self._weights.load_one(e, weight)
+        _, out_features, _ = self._weights.shape(weight)
+        widen_x, x32 = _widened("%a", x.dtype)
+        widen_w, w32 = _widened("%w", w.dtype)
+        body = f"""\
+  %n = linalg.index 2 : index
+  %k = linalg.index 3 : index
+  %rows = arith.constant {out_features} : index
+  %expert = arith.index_cast %b : i64 to index
+  %first = arith.muli %expert, %rows : index
+  %row = arith.addi %first, %n : index
+  %w = tensor.extract {w.name}[%row, %k] : {w.type}
+{widen_x}{widen_w}  %product = arith.mulf {x32}, {w32} : f32
+  %sum = arith.addf %out, %product : f32
+  linalg.yield %sum : f32"""
+        shape = (*routing.indices.shape, out_features)
+        zero = e.fill("0.0", shape, "f32")
+        ins = [(x, access), (routing.indices, "te")]
+        return e.elementwise("tenk", ("ten", shape, "f32"), ins, body, zero)
+
+
+def _widened(value: str, dtype: str) -> tuple[str, str]:
+    """The lines of a body that widen a float to f32, and the name of the result."""
+    if dtype == "f32":
+        return "", value
+    return f"  {value}.f32 = arith.extf {value} : {dtype} to f32\n", f"{value}.f32"

@@ -1,0 +1,31 @@
+"""Experts in GGUF files: one tensor holds those of a layer, [experts, out, in]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from gguf import ReaderTensor
+
+_STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")
+
+
+def each_matrix(tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
+    """The tensors, and in place of one with a layer's experts one of each, over the same memory.
+
+    They have the names of older files, `blk.LAYER.ffn_gate.EXPERT.weight`.
+    """
+    for tensor in tensors:
+        stacked = _STACKED.fullmatch(tensor.name)
+        if stacked is None or len(tensor.shape) != 3:
+            yield tensor
+            continue
+        for expert, data in enumerate(tensor.data):
+            yield tensor._replace(
+                name=f"{stacked[1]}.{expert}.weight",
+                shape=tensor.shape[:2],
+                n_elements=tensor.n_elements // len(tensor.data),
+                n_bytes=data.nbytes,
+                data_offset=tensor.data_offset + expert * data.nbytes,
+                data=data,
+            )

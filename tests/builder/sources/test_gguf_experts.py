@@ -1,0 +1,95 @@
+"""Experts of GGUF files, one by one; and sources of either kind whose experts are not supported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quants
+
+from shortfin_apps.llm.builder.sources.gguf_blocks import read_blocks
+from shortfin_apps.llm.builder.sources.gguf_experts import each_matrix
+from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.errors import BuildError
+from tests.builder.golden_families import GoldenFamily
+
+EXPERTS, ROWS, COLUMNS = 3, 5, 64
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_each_expert_is_a_matrix_of_its_own(tmp_path: Path, kind: str) -> None:
+    values = np.random.default_rng(0).standard_normal((EXPERTS, ROWS, COLUMNS)).astype(np.float32)
+    quantised = GGMLQuantizationType[kind]
+    writer = GGUFWriter(tmp_path / "experts.gguf", "qwen3moe")
+    writer.add_tensor("blk.4.ffn_up_exps.weight", quants.quantize(values, quantised), raw_dtype=quantised)
+    writer.add_tensor("blk.4.ffn_norm.weight", np.ones(COLUMNS, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    whole, _ = tensors = GGUFReader(tmp_path / "experts.gguf").tensors
+    *experts, norm = each_matrix(tensors)
+    assert norm.name == "blk.4.ffn_norm.weight"
+    assert [each.name for each in experts] == [f"blk.4.ffn_up.{n}.weight" for n in range(EXPERTS)]
+    stored = dequantize(whole.data, quantised)
+    for number, each in enumerate(experts):
+        assert (list(each.shape), each.n_elements) == ([COLUMNS, ROWS], ROWS * COLUMNS)
+        np.testing.assert_array_equal(dequantize(each.data, quantised), stored[number])
+        if (blocks := read_blocks(each)) is not None:
+            np.testing.assert_allclose(blocks.dequantise(), stored[number], rtol=1e-6)
+
+
+def changed(**fields: Any) -> GoldenFamily:
+    family = GoldenFamily.of("qwen3-moe")
+    return replace(family, config=family.config | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts_per_tok": 8}, "cannot have 8 of 7 experts"),
+        ({"num_local_experts": 8}, "experts.7.weight` is missing|ffn_down.7.weight` is missing"),
+        ({"num_local_experts": 1 << 40}, "too few"),
+        ({"moe_intermediate_size": 16}, "has shape"),
+        ({"shared_expert_intermediate_size": 32}, "`shared_expert_intermediate_size` is 32"),
+        ({"n_group": 4}, "`n_group` is 4"),
+        ({"scoring_func": "sigmoid"}, "`scoring_func` is sigmoid"),
+        ({"model_type": "qwen2_moe"}, "architecture `qwen2_moe`"),
+    ],
+)
+def test_a_directory_of_other_experts_is_refused(
+    tmp_path: Path, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BuildError, match=message):
+        HfDirectorySource(changed(**fields).write_hf(tmp_path))
+
+
+def test_a_tensor_of_a_shared_expert_is_refused(tmp_path: Path) -> None:
+    family = GoldenFamily.of("qwen3-moe")
+    shared = {"model.layers.0.mlp.shared_expert.up_proj.weight": np.zeros((32, 48), np.float32)}
+    with pytest.raises(BuildError, match="shared_expert"):
+        HfDirectorySource(replace(family, tensors=family.tensors | shared).write_hf(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"expert_used_count": 0}, "cannot have 0 of 7 experts"),
+        ({"expert_feed_forward_length": 0}, "experts have no size"),
+        ({"expert_count": 6}, "ffn_down.6.weight` belongs to no model"),
+        ({"expert_gating_func": 2}, "`qwen3moe.expert_gating_func` is 2"),
+        ({"expert_weights_scale": 2.5}, "expert_weights_scale` is 2.5"),
+        ({"expert_shared_count": 1}, "expert_shared_count` is 1"),
+        ({"expert_group_count": 8}, "expert_group_count` is 8"),
+    ],
+)
+def test_a_file_of_other_experts_is_refused(
+    tmp_path: Path, keys: dict[str, int | float], message: str
+) -> None:
+    path = GoldenFamily.of("qwen3-moe").write_gguf(tmp_path / "odd.gguf", keys)
+    with pytest.raises(BuildError, match=message):
+        GgufSource(path)
