@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.quantise import quantise_rows
-from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout, stored_types
+from shortfin_apps.llm.builder.weights.layout import Fp8Rows, Int8Panels, WeightLayout, stored_types
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.host_cpu import permit_amx
 from tests.builder.compiled_model import DTYPES, HOST
@@ -66,6 +66,9 @@ def store_weight(weight: F32, layout: WeightLayout) -> tuple[list[npt.NDArray[An
     if isinstance(layout, Int8Panels):
         quants, scales = quantise_rows(weight)
         return layout.store(weight), quants * scales[:, None]
+    if isinstance(layout, Fp8Rows):
+        quants, scales = layout.store(weight)
+        return [quants, scales], quants.astype(np.float32) * scales[:, None]
     if layout.blocks is not None:
         blocks = random_blocks(weight, layout.blocks)
         return layout.store(blocks), blocks.dequantise()

@@ -84,7 +84,9 @@ def test_kernels_of_a_cpu(
     assert {choice.kind.__name__: choice.candidate.name for choice in choices} == ON_CPU | expected
 
 
-@pytest.mark.parametrize(("target", "name"), [(AMX, "cpu/experts"), (GENERIC, "linalg/experts")])
+@pytest.mark.parametrize(
+    ("target", "name"), [(AMX, "cpu/experts"), (GPU, "triton/layers"), (GENERIC, "linalg/experts")]
+)
 def test_experts_have_kernels_of_their_own(target: Target, name: str) -> None:
     choices = {
         choice.kind: choice.candidate.name for choice in choose(context(ROUTED, BuildOptions(), target))

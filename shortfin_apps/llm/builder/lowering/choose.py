@@ -120,11 +120,6 @@ def _row_major(c: LoweringContext) -> dict[str, bool]:
     return {"row-major weights in floats": not c.target.is_cpu and in_floats}
 
 
-def _linalg_experts_only(c: LoweringContext) -> dict[str, bool]:
-    """The norms of Triton's layers are read by their matmuls alone."""
-    return {**_row_major(c), "no kernels of triton/layers": not all(_triton(c).values())}
-
-
 def _gpu(c: LoweringContext) -> dict[str, bool]:
     return {"a GPU": c.target.architecture in ("amdgpu", "nvptx")}
 
@@ -212,7 +207,7 @@ AMX_ATTENTION = Candidate(
 
 TRITON = Candidate(
     "triton/layers",
-    (Embed, Norm, AddNormed, Linear, GatedLinear, NormWhole, Attend, LastTokens),
+    (Embed, Norm, AddNormed, Linear, GatedLinear, *EXPERTS, NormWhole, Attend, LastTokens),
     _triton,
     _make_triton_layers,
 )
@@ -241,7 +236,7 @@ CANDIDATES = (
     Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
-    Candidate("linalg/experts", EXPERTS, _linalg_experts_only, _linalg_experts),
+    Candidate("linalg/experts", EXPERTS, _row_major, _linalg_experts),
     Candidate("linalg", tuple(kind for kind in KINDS if kind not in (Linear, GatedLinear)), _always, _linalg),
 )
 

@@ -10,7 +10,7 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
-from tests.builder.compiled_model import TINY
+from tests.builder.compiled_model import ROUTED, TINY
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -47,6 +47,20 @@ def test_launches_beside_those_of_layers(
     top_k = sum(count for name, count in launched.items() if name.startswith("best_of"))
     head = 1
     assert launched.total() == in_layer * LAYERS + len(others) + head + top_k
+
+
+def test_a_layer_with_experts_takes_nine_launches() -> None:
+    options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
+    text = ModelModule(ROUTED, options, resolve_target(options.device)).text()
+    decode = text[text.index("@decode_bs4$") :].split("util.func public @")[0]
+    launched = [name.split("_without_")[0] for name in re.findall(r"flow\.dispatch @(\w+)::", decode)]
+    first = next(place for place, name in enumerate(launched) if name.startswith("linear_7x"))
+    names = [re.sub(r"_\d.*", "", name) for name in launched[first - 3 : first + 6]]
+    assert names == [
+        *("project_qkv", "attend_singles", "linear", "linear"),
+        *("route", "sort_by_expert", "gated_experts", "multiply_experts", "sum_experts"),
+    ]
+    assert "linalg.generic" not in decode
 
 
 def test_sampling_takes_two_launches(functions: dict[str, str]) -> None:

@@ -133,7 +133,13 @@ def gated_linear(
     column = first + tl.arange(0, HALF)
     at = row[:, None].to(tl.int64) * OUT + column[None, :]
     inside = (row < tokens)[:, None] & (column < OUT)[None, :]
+    tl.store(y + at, (activated(gate, GELU) * up).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activated(gate, GELU: tl.constexpr):
+    """silu of `gate`, or gelu."""
     inner = gate
     if GELU:
         inner = gate * tl.fma(gate * gate, 1.5957691216057308 * 0.044715, 1.5957691216057308)
-    tl.store(y + at, (gate / (1 + tl.exp(-inner)) * up).to(y.dtype.element_ty), mask=inside)
+    return gate / (1 + tl.exp(-inner))

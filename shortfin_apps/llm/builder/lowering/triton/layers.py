@@ -18,6 +18,7 @@ from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.norm import add_normed, embed, rms_norm
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.attention import TritonAttention
+from shortfin_apps.llm.builder.lowering.triton.experts import ExpertTiles, TritonExperts
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.matmul import (
     MatmulKernels,
@@ -41,11 +42,13 @@ from shortfin_apps.llm.builder.model.operations import (
     NormHeads,
     NormWhole,
     Operation,
+    SumExperts,
 )
 
 
 class TritonLayers:
-    """Implements FusedKernels, and has kernels of Embed, norms, Linear, GatedLinear and LastTokens."""
+    """Implements FusedKernels, and has kernels of Embed, norms, Linear, GatedLinear, LastTokens, and of
+    experts."""
 
     def __init__(self, context: LoweringContext) -> None:
         self._spec = context.spec
@@ -56,6 +59,10 @@ class TritonLayers:
         self._tokens = TritonTokens(context, self._launcher)
         self._operands = MatmulOperands(context, self._launcher)
         self._attention = TritonAttention(context, self._launcher, self._operands)
+        experts = context.spec.experts
+        self._routed = (
+            None if experts is None else TritonExperts(context, experts, self._launcher, self._operands)
+        )
         # f16 may overflow where x is scaled before its norm is taken.
         self._defers_norms = self._act != "f16"
 
@@ -73,6 +80,10 @@ class TritonLayers:
                 return 2 if _is_chain(operations[:2]) else 0
             case [Embed() | Linear() | AddNormed(), Norm(), *_] if self._defers_norms:
                 return 2 if _is_chain(operations[:2]) else 0
+            case [SumExperts(), Norm(), *_] if self._defers_norms:
+                return 2 if _is_chain(operations[:2]) else 0
+            case [SumExperts(), LastTokens(), Norm(), *_] if self._defers_norms and values.batch.is_decode:
+                return 3 if _is_chain(operations[:3]) else 0
             case [LastTokens(), Norm(), *_] if self._defers_norms and not values.batch.is_decode:
                 return 2 if _is_chain(operations[:2]) else 0
             case [Linear() | AddNormed(), LastTokens(), Norm(), *_] if (
@@ -103,6 +114,13 @@ class TritonLayers:
             case [NormWhole() as norm, Attend() as attention]:
                 q = self._attention.store(e, values[norm.x], norm.weight, attention.layer, values.batch)
                 values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
+            case [SumExperts() as first, *last, Norm() as norm]:
+                routing, residual = values.operand(first.routing), values[first.residual]
+                x, deferred = self._sum_experts(
+                    e, values[first.x], first.weight, routing, residual, norm.weight
+                )
+                for each in (first, *last, norm):
+                    values[each.out] = deferred if each is norm else x
             case [Linear() as projection, *between, Attend() as attention]:
                 bias = next((each.weight for each in between if isinstance(each, AddBias)), None)
                 head_norm = next((each.weight for each in between if isinstance(each, NormHeads)), None)
@@ -186,6 +204,29 @@ class TritonLayers:
         }
         made = self._launcher.launch(e, kernel, operands)
         return made["y"], Activations(made["narrow"]) if "narrow" in made else _prepared(made)
+
+    def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertTiles:
+        return self._experts.route(e, logits, batch)
+
+    def gated_experts(self, e: Emitter, x: Tensor | Activations, weight: str, routing: ExpertTiles) -> Tensor:
+        return self._experts.gated_experts(e, _activations(x), weight, routing)
+
+    def sum_experts(
+        self, e: Emitter, x: Tensor, weight: str, routing: ExpertTiles, residual: Tensor
+    ) -> Tensor:
+        return self._sum_experts(e, x, weight, routing, residual, None)[0]
+
+    def _sum_experts(
+        self, e: Emitter, x: Tensor, weight: str, routing: ExpertTiles, residual: Tensor, norm: str | None
+    ) -> tuple[Tensor, Activations | None]:
+        prepared = deferred(self._act, self._spec.hidden_size)
+        made = self._experts.sum_experts(e, x, weight, routing, residual, self._norm(e, norm), prepared)
+        return made["y"], _prepared(made)
+
+    @property
+    def _experts(self) -> TritonExperts:
+        assert self._routed is not None
+        return self._routed
 
     def _linear(
         self, e: Emitter, x: Tensor | Activations, weight: str, residual: Tensor | None, norm: str | None

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
 from shortfin_apps.llm.builder.model.config import page_elements
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -103,11 +103,8 @@ class MatmulKernels:
 
     def _reads(self, shape: Shape, layout: WeightLayout | None) -> dict[str, Buffer]:
         _, in_features = shape
-        x = {"x": buffer(self._act, "tokens", in_features)}
-        if isinstance(layout, Fp8Rows):
-            x = quantised(layout.dtype, in_features)
         return {
-            **x,
+            **activations(layout, self._act, in_features),
             "in_squares": buffer("f32", "tokens", in_features // GROUP),
             **matrix(layout or RowMajor(self._act), shape),
         }
@@ -126,7 +123,7 @@ class MatmulKernels:
         """Its grid is tiles of tokens by tiles of `columns`, by default the weight's rows."""
         out_features, in_features = shape
         return Kernel(
-            name=f"{name}{_kind(layout)}_{out_features}x{in_features}_{tile.suffix}",
+            name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",
             function=function,
             interface=interface,
             constexprs={
@@ -136,15 +133,11 @@ class MatmulKernels:
                 "BLOCKS": block_constants(layout),
                 **dict.fromkeys({"x_scales", *MATRIX} - interface.reads.keys()),
                 **constexprs,
-                **tile.constexprs(self._item_bytes(layout)),
+                **tile.constexprs(item_bytes(layout, self._act)),
             },
             grid=[Tiles("tokens", tile.rows), -(-(columns or out_features) // tile.columns)],
             tuning=tile.tuning,
         )
-
-    def _item_bytes(self, layout: WeightLayout | None) -> int:
-        """Of x."""
-        return 1 if isinstance(layout, Fp8Rows) else FLOAT_DTYPES[self._act].itemsize
 
 
 def _widened(tile: MatmulTile, layout: WeightLayout | None, least_columns: int) -> MatmulTile:
@@ -154,7 +147,7 @@ def _widened(tile: MatmulTile, layout: WeightLayout | None, least_columns: int) 
     return tile.with_columns(least_columns)
 
 
-def _kind(layout: WeightLayout | None) -> str:
+def kind_of(layout: WeightLayout | None) -> str:
     """The part of a kernel's name that tells the layout of its weight."""
     match layout:
         case BlockRows(blocks):
@@ -181,12 +174,26 @@ def load_matrix(e: Emitter, weights: WeightTypes, name: str) -> dict[str, Tensor
     return dict(zip(MATRIX, weights.load(e, name), strict=False))
 
 
-def quantised(dtype: str, features: int) -> dict[str, Buffer]:
-    """x [tokens, features] in 8-bit floats, and its scales (kernels/triton/fp8.py)."""
+def quantised(dtype: str, features: int, count: str = "tokens") -> dict[str, Buffer]:
+    """x [count, features] in 8-bit floats, and its scales (kernels/triton/fp8.py)."""
     return {
-        "x": buffer(dtype, "tokens", features),
-        "x_scales": buffer("f32", "tokens", -(-features // FP8_GROUP)),
+        "x": buffer(dtype, count, features),
+        "x_scales": buffer("f32", count, -(-features // FP8_GROUP)),
     }
+
+
+def activations(
+    layout: WeightLayout | None, act: FloatType, features: int, count: str = "tokens"
+) -> dict[str, Buffer]:
+    """The operands that hold x [count, features] of a matmul with a weight in `layout`."""
+    if isinstance(layout, Fp8Rows):
+        return quantised(layout.dtype, features, count)
+    return {"x": buffer(act, count, features)}
+
+
+def item_bytes(layout: WeightLayout | None, act: FloatType) -> int:
+    """Those of an element of that x."""
+    return 1 if isinstance(layout, Fp8Rows) else FLOAT_DTYPES[act].itemsize
 
 
 def deferred(act: str, features: int, count: str = "tokens") -> dict[str, Buffer]:

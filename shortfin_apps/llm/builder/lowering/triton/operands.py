@@ -51,14 +51,17 @@ class MatmulOperands:
     ) -> tuple[WeightLayout, dict[str, Dim | Tensor | None]]:
         """The layout in which a matmul of MatmulKernels takes the weight, and its operands."""
         layout, tokens = self._weights.layout(weight), given.x.shape[0]
-        x: dict[str, Tensor] = {"x": given.x}
         stored = load_matrix(e, self._weights, weight)
-        if isinstance(layout, Fp8Rows):
-            x = self._quantised(e, given.x, layout)
-        elif isinstance(layout, BlockRows) and (isinstance(tokens, str) or tokens >= WIDENED_TOKENS):
+        if isinstance(layout, BlockRows) and (isinstance(tokens, str) or tokens >= WIDENED_TOKENS):
             stored = self._widened(e, stored, self._weights.shape(weight), layout)
             layout = RowMajor(self._act)
+        x = self.activations(e, given.x, weight)
         return layout, {"tokens": tokens, **x, "in_squares": given.squares, **stored}
+
+    def activations(self, e: Emitter, x: Tensor, weight: str) -> dict[str, Tensor]:
+        """The operands that hold x of a matmul with the weight."""
+        layout = self._weights.layout(weight)
+        return self._quantised(e, x, layout) if isinstance(layout, Fp8Rows) else {"x": x}
 
     def _quantised(self, e: Emitter, x: Tensor, layout: Fp8Rows) -> dict[str, Tensor]:
         tokens, features = x.shape

@@ -1,0 +1,165 @@
+"""Matmuls of routed experts: each tile of rows has one expert, whose matrix it reads (see routing.py).
+
+A row is that of a token and one of its experts; the weights of experts lie one behind another. Tiles without
+an expert leave at once.
+"""
+
+import triton
+import triton.language as tl
+
+from shortfin_apps.llm.builder.kernels.triton.linear import activated
+from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, store_scaled
+
+
+@triton.jit
+def gated_experts(
+    x,
+    x_scales,
+    in_squares,
+    w,
+    scales,
+    minima,
+    order,
+    tile_experts,
+    y,
+    tokens,
+    rows,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    COUNT: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    EPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
+    GELU: tl.constexpr,
+):
+    """y [rows, OUT] = silu(gate) * up, products of x [tokens, IN] with w [COUNT, 2 * OUT, IN]: gate, then up.
+
+    Row r is of token r / PER_TOKEN. See gated_linear in linear.py for GELU and the columns of a tile.
+    """
+    HALF: tl.constexpr = COLUMNS // 2
+    tile = tl.program_id(0)
+    expert = tl.load(tile_experts + tile)
+    if expert < COUNT:
+        row = tl.load(order + tile * ROWS + tl.arange(0, ROWS))
+        first = tl.program_id(1) * HALF
+        each = tl.arange(0, COLUMNS)
+        weight_row = expert * (2 * OUT) + tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
+        token = row // PER_TOKEN
+        sums = normalised_product(
+            x,
+            x_scales,
+            in_squares,
+            w,
+            scales,
+            minima,
+            token,
+            tokens,
+            weight_row,
+            IN,
+            GROUP,
+            EPS,
+            BLOCKS,
+            DEPTH,
+            EARLY,
+        )
+        gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
+        column = first + tl.arange(0, HALF)
+        at = row[:, None].to(tl.int64) * OUT + column[None, :]
+        inside = (row < rows)[:, None] & (column < OUT)[None, :]
+        tl.store(y + at, (activated(gate, GELU) * up).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply_experts(
+    x,
+    x_scales,
+    w,
+    scales,
+    minima,
+    order,
+    tile_experts,
+    y,
+    rows,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    COUNT: tl.constexpr,
+    EPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """y [rows, OUT] f32 = x [rows, IN] times the transposes of w [COUNT, OUT, IN]."""
+    tile = tl.program_id(0)
+    expert = tl.load(tile_experts + tile)
+    if expert < COUNT:
+        row = tl.load(order + tile * ROWS + tl.arange(0, ROWS))
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        weight_row = expert * OUT + tl.minimum(column, OUT - 1)
+        sums = normalised_product(
+            x,
+            x_scales,
+            None,
+            w,
+            scales,
+            minima,
+            row,
+            rows,
+            weight_row,
+            IN,
+            GROUP,
+            EPS,
+            BLOCKS,
+            DEPTH,
+            EARLY,
+        )
+        at = row[:, None].to(tl.int64) * OUT + column[None, :]
+        tl.store(y + at, sums, mask=(row < rows)[:, None] & (column < OUT)[None, :])
+
+
+@triton.jit
+def sum_experts(
+    products,
+    weights,
+    chosen,
+    residual,
+    norm,
+    y,
+    scaled,
+    squares,
+    FEATURES: tl.constexpr,
+    COUNT: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """y [tokens, FEATURES] f32 = residual + each of a token's products times its weight, most likely first.
+
+    `products` [tokens, PER_TOKEN, FEATURES] f32 are undefined where `chosen` is COUNT. A workgroup takes one
+    token. With `norm`, `scaled` and `squares` are written for the matmul behind it.
+    """
+    token = tl.program_id(0)
+    feature = tl.arange(0, BLOCK)
+    inside = feature < FEATURES
+    own = token.to(tl.int64) * FEATURES + feature
+    values = tl.load(residual + own, mask=inside, other=0.0)
+    for rank in tl.static_range(PER_TOKEN):
+        row = token * PER_TOKEN + rank
+        has_expert = tl.load(chosen + row) < COUNT
+        at = row.to(tl.int64) * FEATURES + feature
+        product = tl.load(products + at, mask=inside & has_expert, other=0.0)
+        values += tl.load(weights + row) * product
+    tl.store(y + own, values, mask=inside)
+    if norm is not None:
+        tokens = token + tl.arange(0, 1)
+        weight = tl.load(norm + feature, mask=inside, other=0.0)
+        store_scaled(
+            values[None, :], weight, scaled, squares, tokens, feature, inside[None, :], FEATURES, GROUP
+        )

@@ -1,0 +1,104 @@
+"""Each token's experts, and the tiles that have one expert each, against numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from tests.builder import reference
+from tests.builder.compiled_model import ROUTED
+from tests.builder.kernels.triton.conftest import Launch, context_of
+from tests.builder.kernels.triton.launched import Inputs, Launched
+from tests.runtimes import needs_shortfin
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton.experts import ExpertTiles
+from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
+
+I32 = npt.NDArray[np.int32]
+STRIDE = 16
+FEW = RoutedExperts(count=5, per_token=2, features=96)
+MANY = RoutedExperts(count=130, per_token=9, features=96, is_normalised=False)
+ALL = RoutedExperts(count=4, per_token=4, features=96)
+
+
+def batch_with(slots: Tensor) -> Batch:
+    """A batch of which only the slots are known."""
+    batch = Batch.__new__(Batch)
+    batch.slots = slots
+    return batch
+
+
+def routing_of(experts: RoutedExperts, tokens: int | str, chip: str, launch: Launch) -> tuple[Launched, int]:
+    """The program that returns weights, chosen experts, order and the tiles' experts; and a tile's rows."""
+    spec = replace(ROUTED, experts=experts)
+    options = BuildOptions(device=f"hip:{chip}", weights="f32", kv="f32", block_seq_stride=STRIDE)
+    context = context_of(spec, chip, options)
+    made: list[ExpertTiles] = []
+
+    def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
+        routing = TritonLayers(context).route(e, tensors["logits"], batch_with(tensors["slots"]))
+        made.append(routing)
+        return [routing.weights, routing.chosen, routing.order, routing.tile_experts]
+
+    inputs: Inputs = {"logits": ("f32", (tokens, experts.count)), "slots": ("i64", (tokens,))}
+    return launch(inputs, body, context), made[0].tile_rows
+
+
+def check_tiles(experts: RoutedExperts, chosen: I32, order: I32, tile_experts: I32) -> None:
+    """Every expert's rows are in tiles of it, in ascending order, and in no other."""
+    count, rows = experts.count, len(chosen)
+    used = np.flatnonzero(tile_experts < count)
+    np.testing.assert_array_equal(used, np.arange(len(used)))
+    for expert in range(count):
+        own = order[tile_experts == expert].reshape(-1)
+        expected = np.flatnonzero(chosen == expert)
+        np.testing.assert_array_equal(own[: len(expected)], expected)
+        assert (own[len(expected) :] == rows).all()
+        assert len(own) - len(expected) < order.shape[1]
+
+
+@pytest.mark.parametrize("experts", [FEW, MANY, ALL], ids=["few", "many", "all"])
+@pytest.mark.parametrize("tokens", [1, 33, "tokens"])
+def test_tokens_have_their_experts_and_tiles_have_one(
+    experts: RoutedExperts, tokens: int | str, chip: str, launch: Launch
+) -> None:
+    program, tile_rows = routing_of(experts, tokens, chip, launch)
+    for number, count in enumerate([2, 70, 150] if isinstance(tokens, str) else [tokens] * 3):
+        rng = np.random.default_rng(number)
+        logits = rng.integers(0, [3, 1 << 20, 2][number], (count, experts.count)).astype(np.float32)
+        logits /= max(1, logits.max())
+        if number == 2:  # one expert has nearly everything
+            logits[:, 1] = 2
+        slots = rng.integers(STRIDE - 3, STRIDE + 20, count)
+        weights, chosen, order, tile_experts = program(logits=logits, slots=slots)
+        expected, shares = reference.route(experts, logits)
+        is_padding = slots < STRIDE
+        np.testing.assert_array_equal(
+            chosen.reshape(expected.shape), np.where(is_padding[:, None], experts.count, expected)
+        )
+        np.testing.assert_allclose(
+            weights.reshape(shares.shape), np.where(is_padding[:, None], 0, shares), rtol=1e-5
+        )
+        check_tiles(experts, chosen, order.reshape(-1, tile_rows), tile_experts)
+
+
+def test_a_token_that_is_not_a_number_has_some_experts_and_no_weights(chip: str, launch: Launch) -> None:
+    program, tile_rows = routing_of(FEW, "tokens", chip, launch)
+    logits = np.random.default_rng(0).standard_normal((6, FEW.count), np.float32)
+    logits[1, 3], logits[4] = np.nan, np.nan
+    weights, chosen, order, tile_experts = program(logits=logits, slots=np.full(6, STRIDE))
+    weights, by_token = weights.reshape(6, -1), chosen.reshape(6, -1)
+    assert np.isnan(weights[[1, 4]]).all()
+    assert np.isfinite(weights[[0, 2, 3, 5]]).all()
+    assert ((by_token >= 0) & (by_token < FEW.count)).all()
+    check_tiles(FEW, chosen, order.reshape(-1, tile_rows), tile_experts)
