@@ -61,6 +61,18 @@ def test_iree_reads_what_is_written(
     assert read_archive(path) == contents
 
 
+def test_a_parameter_may_come_in_pieces(tmp_path: Path) -> None:
+    pieces = [b"a", b"bc", b"", b"defg"]
+    write_archive(tmp_path / "x.irpa", [ArchiveEntry("first", 3), ArchiveEntry("second", 4)], pieces)
+    assert read_archive(tmp_path / "x.irpa") == {"first": b"abc", "second": b"defg"}
+
+
+@pytest.mark.parametrize("pieces", [[b"abcde"], [b"ab", b"cd", b"e"]])
+def test_pieces_end_where_a_parameter_does(tmp_path: Path, pieces: list[bytes]) -> None:
+    with pytest.raises(AssertionError):
+        write_archive(tmp_path / "x.irpa", [ArchiveEntry("first", 4)], pieces)
+
+
 def test_one_parameter_is_in_memory_at_a_time(tmp_path: Path) -> None:
     """Contents are a stream: each is written before the next is made."""
     path = tmp_path / "x.irpa"

@@ -35,15 +35,20 @@ class ArchiveEntry:
 def write_archive(
     path: Path, entries: Sequence[ArchiveEntry], contents: Iterable[bytes | memoryview]
 ) -> None:
-    """Writes `entries`; `contents` yields the bytes of each, in the same order."""
+    """Writes `entries`; `contents` yields the bytes of each, in the same order and in one or more pieces."""
     offsets, storage_length = _place(entries)
     head = _head(entries, offsets, storage_length)
     with path.open("wb") as file:
         file.write(head)
-        for entry, offset, content in zip(entries, offsets, contents, strict=True):
-            assert len(content) == entry.num_bytes, entry.name
+        pieces = iter(contents)
+        for entry, offset in zip(entries, offsets, strict=True):
             file.write(bytes(len(head) + offset - file.tell()))
-            file.write(content)
+            end = file.tell() + entry.num_bytes
+            file.write(next(pieces))
+            while file.tell() < end:
+                file.write(next(pieces))
+            assert file.tell() == end, entry.name
+        assert next(pieces, None) is None
 
 
 def check_archive(path: Path) -> None:

@@ -28,7 +28,9 @@ TOLERANCE = 1e-3  # sums of f32 in another order
 PAGES = 14  # less than all take in the end, so that some are preempted or wait
 
 
-@pytest.fixture(scope="module", params=["qwen3-bias", "smollm3-listed", "olmo2", "gemma3", "gemma2"])
+@pytest.fixture(
+    scope="module", params=["qwen3-bias", "qwen3-moe", "smollm3-listed", "olmo2", "gemma3", "gemma2"]
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = GoldenFamily.of(request.param).write_hf(tmp_path_factory.mktemp("source"))
     made.joinpath("tokenizer.json").write_text(TINY.tokenizer_files().tokenizer, encoding="utf-8")
