@@ -7,6 +7,7 @@ import pytest
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.bench.roofline.cases import Plan, make_batch
 from shortfin_apps.llm.bench.roofline.floors import CostModel, Work
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 
@@ -54,6 +55,28 @@ def test_a_decode_reads_the_weights_and_its_pages_once() -> None:
     assert work(Plan(EntryFamily.DECODE, 2, 1, 9)) == Work(
         expected, 2 * (2 * MATRICES + 2 * HEAD + 9 * KV_PAIR_FLOPS)
     )
+
+
+def test_of_experts_those_of_one_token_count() -> None:
+    """A second layer has 2 of 5 experts of 3 features, and a router."""
+    spec = replace(
+        SPEC,
+        num_hidden_layers=2,
+        experts=RoutedExperts(count=5, per_token=2, features=3, dense_layers=(0,)),
+    )
+    router, expert, attention = 5 * 8, 3 * 3 * 8, 16 * 8 + 8 * 8
+    parameters = {
+        **PARAMETERS,
+        "blk.1.rest": 2 * (attention + router),
+        "blk.1.ffn_exps.weight": 2 * 5 * expert,
+    }
+    dense = work(Plan(EntryFamily.DECODE, 1, 1, 1))
+    routed = CostModel(spec, CONFIG, parameters).of(
+        make_batch(Plan(EntryFamily.DECODE, 1, 1, 1), CONFIG.stride)
+    )
+    added = attention + router + 2 * expert
+    assert routed.num_bytes == dense.num_bytes + 2 * added
+    assert routed.flops == dense.flops + 2 * added + KV_PAIR_FLOPS
 
 
 def test_a_partial_page_counts_as_a_page() -> None:

@@ -1,9 +1,10 @@
 """Roofline cost model: the minimum of bytes moved and operations computed by an invocation.
 
     bytes  every weight once, of the embedding table only the tokens' rows (all of it if it is the head, too);
-           of the KV cache, the pages of each task's earlier tokens, and the new tokens' K and V
-    FLOPs  2 x tokens x every matrix of every layer; 2 x rows x head; attention: a token at position p
-           takes 4 x (p + 1) x head_dim x query heads in each layer
+           of routed experts as many as a token has; of the KV cache, the pages of each task's earlier tokens,
+           and the new tokens' K and V
+    FLOPs  2 x tokens x every matrix of every layer, of experts those that a token has; 2 x rows x head;
+           attention: a token at position p takes 4 x (p + 1) x head_dim x query heads in each layer
 
 Activations and logits are not counted, as they can stay in the CPU's caches; neither is padding.
 """
@@ -18,6 +19,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.config import ModelConfig
 
 EMBEDDING = "token_embd.weight"
+OF_EXPERTS = "_exps.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class CostModel:
         table = sum(size for name, size in parameter_bytes.items() if name.startswith(EMBEDDING))
         self._row_bytes = table // spec.vocab_size
         self._weight_bytes = sum(parameter_bytes.values()) - (0 if spec.tie_word_embeddings else table)
+        if spec.experts is not None:
+            experts = sum(size for name, size in parameter_bytes.items() if OF_EXPERTS in name)
+            self._weight_bytes -= experts - experts * spec.experts.per_token // spec.experts.count
 
     def of(self, batch: Batch) -> Work:
         tokens = sum(len(task.token_ids) for task in batch.tasks)
@@ -62,7 +67,14 @@ class CostModel:
         spec = self._spec
         heads = spec.num_attention_heads * spec.head_dim
         attention = spec.hidden_size * (spec.qkv_features + heads)
-        return spec.num_hidden_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
+        feed_forwards = (self._feed_forward_elements(layer) for layer in range(spec.num_hidden_layers))
+        return spec.num_hidden_layers * attention + sum(feed_forwards)
+
+    def _feed_forward_elements(self, layer: int) -> int:
+        spec, experts = self._spec, self._spec.experts_of(layer)
+        if experts is None:
+            return 3 * spec.hidden_size * spec.intermediate_size
+        return spec.hidden_size * (experts.count + 3 * experts.per_token * experts.features)
 
     def _cache_bytes(self, task: LlmTaskInput) -> int:
         pages_read = -(-task.start_position // self._stride)
