@@ -60,10 +60,18 @@ class GoldenFamily:
         save_file(self.tensors, directory / "model.safetensors")
         return directory
 
-    def write_gguf(self, path: Path, other_keys: Mapping[str, int | float | str] | None = None) -> Path:
-        """With the names and keys that llama.cpp's converter gives it, but for `other_keys`."""
-        config, architecture = self.config, self.config["model_type"].removesuffix("_text")
-        architecture = ARCHITECTURES.get(architecture, architecture)
+    def write_gguf(
+        self,
+        path: Path,
+        other_keys: Mapping[str, int | float | str] | None = None,
+        quantised: gguf.GGMLQuantizationType | None = None,
+    ) -> Path:
+        """With the names and keys that llama.cpp's converter gives it, but for `other_keys`.
+
+        Matrices may be `quantised`, but routers are not.
+        """
+        config, kind = self.config, self.config["model_type"].removesuffix("_text")
+        architecture = ARCHITECTURES.get(kind, kind)
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         has_window = architecture in WITH_WINDOWS and config["sliding_window"]
         keys: dict[str, int | float | str] = {
@@ -84,7 +92,12 @@ class GoldenFamily:
             **{key: config[field] for key, field in SCALARS.items() if config.get(field)},
             **(other_keys or {}),
         }
-        return write_gguf(path, architecture=architecture, keys=keys, whole=self._gguf_tensors(architecture))
+        whole = self._gguf_tensors(architecture)
+        routers = (name for name in whole if "gate_inp" in name)
+        otherwise = dict.fromkeys(routers, gguf.GGMLQuantizationType.F32)
+        return write_gguf(
+            path, architecture=architecture, keys=keys, whole=whole, quantised=quantised, otherwise=otherwise
+        )
 
     def _gguf_tensors(self, architecture: str) -> dict[str, F32]:
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}

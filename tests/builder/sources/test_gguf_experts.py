@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quants
 
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.builder.sources.gguf_blocks import read_blocks
 from shortfin_apps.llm.builder.sources.gguf_experts import each_matrix
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.own_types import with_own_types
+from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.golden_families import GoldenFamily
 
 EXPERTS, ROWS, COLUMNS = 3, 5, 64
+HF_ROUTER = "model.layers.{}.mlp.gate.weight"
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
@@ -41,6 +48,41 @@ def test_each_expert_is_a_matrix_of_its_own(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(dequantize(each.data, quantised), stored[number])
         if (blocks := read_blocks(each)) is not None:
             np.testing.assert_allclose(blocks.dequantise(), stored[number], rtol=1e-6)
+
+
+# Of the golden model's sizes, to whole blocks.
+SIZES = {20: 32, 32: 96, 40: 64, 48: 64, 120: 192}
+LARGER = {"head_dim": 32, "moe_intermediate_size": 96, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "blocks"),
+    [("Q8_0", "q8_0", Q8_0), ("Q4_1", "q4", Q4_1), ("Q5_1", "q8_0", BlockType(8, has_minima=True))],
+)
+def test_a_quantised_file_keeps_the_blocks_of_each_expert(
+    tmp_path: Path, kind: str, weights: WeightType, blocks: BlockType
+) -> None:
+    family, rng = changed(**LARGER), np.random.default_rng(1)
+    tensors = {
+        name: rng.standard_normal([SIZES.get(int(size), int(size)) for size in tensor.shape], np.float32)
+        for name, tensor in family.tensors.items()
+    }
+    source = GgufSource(
+        replace(family, tensors=tensors).write_gguf(
+            tmp_path / "model.gguf", quantised=GGMLQuantizationType[kind]
+        )
+    )
+    options = with_own_types(source, BuildOptions())
+    assert options.weights == weights
+    for weight in plan_weights(source.spec):
+        layout = weight_layout(weight.name, source.spec, options, resolve_target("cpu:haswell"))
+        if weight.experts is not None:
+            assert layout.blocks == blocks
+            made = [matrix.load_blocks(source, blocks).dequantise() for matrix in weight.matrices()]
+            np.testing.assert_allclose(made, np.stack([m.load(source) for m in weight.matrices()]), atol=1e-3)
+        elif "gate_inp" in weight.name:
+            assert layout.blocks is None
+            np.testing.assert_array_equal(weight.load(source), tensors[HF_ROUTER.format(weight.name[4])])
 
 
 def changed(**fields: Any) -> GoldenFamily:
