@@ -112,11 +112,19 @@ def test_a_weight_is_rounded_once(kind: BlockType, tokens: int | str, chip: str,
         np.testing.assert_array_equal(y, widened(weight).T[columns])
 
 
-@pytest.mark.parametrize("kind", GROUPED, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [
+        *((kind, 512) for kind in GROUPED),
+        *((BlockType(4, has_minima=True, group=group), 576) for group in (96, 576)),  # no power of two
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("tokens", [1, "tokens"])
-def test_a_group_shares_its_terms(kind: BlockType, tokens: int | str, chip: str, launch: Launch) -> None:
+def test_a_group_shares_its_terms(
+    kind: BlockType, features: int, tokens: int | str, chip: str, launch: Launch
+) -> None:
     """In a matmul, and of 8 bits in an embedding."""
-    features = 512
     spec = replace(SPEC, hidden_size=features, vocab_size=72)
     weight = blocks(72, features, kind)
     given = Given({"w": weight})

@@ -74,11 +74,13 @@ def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS:
             return _values(of_row + block, block < IN // SIZE, IN % DEPTH == 0).to(tl.float32)
         else:
             GROUP: tl.constexpr = BLOCKS[2]
-            GROUPS: tl.constexpr = DEPTH // GROUP if DEPTH > GROUP else 1
             own = of_row + 2 * (IN // GROUP) + block
             multiples = _values(own, block < IN // SIZE, IN % DEPTH == 0).to(tl.float32)
-            group = (first // GROUP + tl.arange(0, GROUPS))[:, None]
-            shared = _group_values(of_row, group, group < IN // GROUP, IN % DEPTH == 0)
+            # The groups of a tile are loaded once each, where they begin and end with tiles.
+            IS_WITHIN: tl.constexpr = GROUP % DEPTH == 0 or GROUP == IN
+            GROUPS: tl.constexpr = 1 if IS_WITHIN else DEPTH // GROUP if DEPTH % GROUP == 0 else COUNT
+            group = (first // SIZE + tl.arange(0, GROUPS) * (COUNT // GROUPS)) // (GROUP // SIZE)
+            shared = _group_values(of_row, group[:, None], (group < IN // GROUP)[:, None], IN % DEPTH == 0)
             blocks = tl.reshape(multiples, (GROUPS, COUNT // GROUPS, row.shape[0]))
             return tl.reshape(blocks * shared[:, None, :], multiples.shape)
 
