@@ -13,6 +13,7 @@ import pytest
 from shortfin_apps.llm.builder import kernels
 from shortfin_apps.llm.builder import target as target_module
 from shortfin_apps.llm.builder.lowering import lowering
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
@@ -35,6 +36,7 @@ CASES: list[tuple[str, WeightType]] = [
 SPEC = replace(TINY, head_dim=32)
 # Attention uses AMX here, and matmuls do not.
 UNEVEN = replace(SPEC, hidden_size=80)
+ROUTED = replace(SPEC, experts=RoutedExperts(count=7, per_token=3, features=96))
 
 
 def module(device: str, weights: WeightType, spec: ModelSpec = SPEC) -> str:
@@ -65,6 +67,12 @@ def test_compiles_amx_attention_together_with_vector_kernels(tmp_path: Path) -> 
     check_compiles(AMX, module(AMX, "bf16", UNEVEN), tmp_path)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("weights", ["bf16", "q4"])
+def test_compiles_routed_experts_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
+    check_compiles(device, module(device, weights, ROUTED), tmp_path)
+
+
 def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: set[str] = set()
 
@@ -76,6 +84,7 @@ def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> N
     for device, weights in CASES:
         module(device, weights)
     module(AMX, "bf16", UNEVEN)
+    module(WIDE, "bf16", ROUTED)
     loader = jinja2.Environment(loader=jinja2.PackageLoader(kernels.__name__, "."))
     templates = {name for name in loader.list_templates() if name.endswith(".j2")}
     assert _with_references(rendered, loader) == templates
