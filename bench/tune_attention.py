@@ -79,7 +79,9 @@ class Job:
             **{"decode_attention" if self.is_decode else "attention": self.tile.tile},
         )
         kernels = AttentionKernels(MODELS[self.model], BuildOptions(device=self.device), tried)
-        return kernels.attend_singles().without({"offsets"}) if self.is_decode else kernels.attend(False)
+        if self.is_decode:
+            return kernels.attend_singles(None).without({"offsets"})
+        return kernels.attend(False, None)
 
 
 def main() -> None:
