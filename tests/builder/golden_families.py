@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class GoldenFamily:
     def of(cls, name: str) -> GoldenFamily:
         made = GOLDEN["models"][name]
         tensors = {n: weight(n, tuple(shape)) for n, shape in made["shapes"].items()}
-        return cls(dict(made["config"]), tensors, np.array(made["logits"], np.float32))
+        return cls(deepcopy(made["config"]), tensors, np.array(made["logits"], np.float32))
 
     def write_hf(self, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
