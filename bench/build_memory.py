@@ -22,23 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
+from bench.gpu.models import MODELS
 from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 
-SPEC = ModelSpec(
-    name="8b",
-    architecture="llama",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_theta=500_000.0,
-)
+# The file has none of the factors that extend the rotation.
+SPEC = replace(MODELS["llama-3.1-8b"].spec, name="8b", max_position_embeddings=8192, rope_scaling=None)
 FINER = ("attn_v", "ffn_down")  # of which half the layers have Q6_K
 TERM_BYTES = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208,)}
 
