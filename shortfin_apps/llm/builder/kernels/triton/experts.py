@@ -7,7 +7,7 @@ an expert leave at once.
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.linear import activated
+from shortfin_apps.llm.builder.kernels.triton.linear import store_gated
 from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, store_scaled
 
 
@@ -67,11 +67,7 @@ def gated_experts(
             DEPTH,
             EARLY,
         )
-        gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
-        column = first + tl.arange(0, HALF)
-        at = row[:, None].to(tl.int64) * OUT + column[None, :]
-        inside = (row < rows)[:, None] & (column < OUT)[None, :]
-        tl.store(y + at, (activated(gate, GELU) * up).to(y.dtype.element_ty), mask=inside)
+        store_gated(y, sums, row, rows, first, OUT, GELU)
 
 
 @triton.jit

@@ -129,10 +129,20 @@ def gated_linear(
         DEPTH,
         EARLY,
     )
-    gate, up = tl.split(tl.reshape(sums, (ROWS, HALF, 2)))
+    store_gated(y, sums, row, tokens, first, OUT, GELU)
+
+
+@triton.jit
+def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, GELU: tl.constexpr):
+    """Writes the activated gate times up to y [rows, OUT] at `row` [ROWS], from column `first` on.
+
+    `sums` [ROWS, COLUMNS] are gate and up in turn.
+    """
+    HALF: tl.constexpr = sums.shape[1] // 2
+    gate, up = tl.split(tl.reshape(sums, (sums.shape[0], HALF, 2)))
     column = first + tl.arange(0, HALF)
     at = row[:, None].to(tl.int64) * OUT + column[None, :]
-    inside = (row < tokens)[:, None] & (column < OUT)[None, :]
+    inside = (row < rows)[:, None] & (column < OUT)[None, :]
     tl.store(y + at, (activated(gate, GELU) * up).to(y.dtype.element_ty), mask=inside)
 
 
