@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 32
+PAIR = 16  # how far apart along K the two elements of a byte are, where GPUs read them
 
 Number = TypeVar("Number", bound=np.generic)
 Bits = Literal[8, 4]

@@ -40,7 +40,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, Blocks, BlockType, Terms
+from shortfin_apps.llm.builder.blocks import PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec, WeightType
 from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, Target
@@ -48,7 +48,6 @@ from shortfin_apps.llm.builder.target import Fp8Type, Target
 LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
 WORD = 4  # bytes
-PAIR = 16  # how far apart along K the two elements of a byte of BlockRows are
 TILE = 64  # bytes along K of an AMX tile
 GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight")
 ROUTER = "ffn_gate_inp.weight"  # small, and what it chooses is discrete, so it is not quantised

@@ -9,7 +9,9 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-PAIR = tl.constexpr(16)  # how far apart the two elements of a byte are
+from shortfin_apps.llm.builder import blocks as block_types
+
+PAIR = tl.constexpr(block_types.PAIR)
 PTX_OFFSET = tl.constexpr(128.0)
 # Of four bytes: their low halves, then their high ones.
 PTX = tl.constexpr("""{
