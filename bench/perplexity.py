@@ -27,11 +27,15 @@ LICENSE = Path(__file__).parents[1] / "LICENSE"
 Tokens = npt.NDArray[np.int64]
 
 
+def content(num_tokens: int) -> str:
+    """The text, of at least so many tokens."""
+    return LICENSE.read_text(encoding="utf-8") + text("perplexity", num_tokens)
+
+
 def windows(artifact: Artifact, rows: int, length: int) -> Tokens:
     """[rows, length] token ids of the text."""
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
-    content = LICENSE.read_text(encoding="utf-8") + text("perplexity", rows * length)
-    token_ids = tokenizer.encode(content, add_special_tokens=False)
+    token_ids = tokenizer.encode(content(rows * length), add_special_tokens=False)
     return np.array(token_ids[: rows * length], np.int64).reshape(rows, length)
 
 

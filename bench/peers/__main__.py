@@ -5,6 +5,8 @@
     python -m bench.peers --preset W2 --repeat 1   # a short run
     python -m bench.peers --weights q8_0,q4_1      # beside llama.cpp's own 8-bit and 4-bit models
     python -m bench.peers --weights bf16,q8_0,q4_1 --servers ours,ours-extend,llama,vllm    # everything
+    python -m bench.peers --model FILE.gguf --weights own      # a file as it is, beside llama.cpp
+    python -m bench.peers --servers ours,llama --device cpu:haswell    # without newer instructions
 
 bench/peers/README.md lists the requirements. An interrupted set-up continues where it stopped.
 """
@@ -28,6 +30,7 @@ from bench.peers.kinds import KINDS
 from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.ours import Ours
 from bench.peers.requirements import Needs, check
+from bench.peers.subject import SMOLLM2, Subject
 from bench.peers.vllm_cpu import VllmCpu
 from shortfin_apps.llm.bench.console import positive, progress_bar, table_console, write_json
 from shortfin_apps.llm.bench.workload import Workload, chosen_presets
@@ -73,6 +76,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(KINDS)}; a table for each (default: bf16)",
     )  # fmt: skip
     made.add_argument(
+        "--model", default=SMOLLM2, metavar="SOURCE", help="a GGUF file or pypi:NAME (default: %(default)s)"
+    )
+    made.add_argument(
+        "--device", default="cpu", metavar="cpu[:NAME]",
+        help="whose instructions ours and llama.cpp may use, as cpu:haswell for AVX2 (default: this host's)",
+    )  # fmt: skip
+    made.add_argument(
         "--preset", default="all", metavar="W1,..", help="of `shortfin-llm bench` (default: all)"
     )
     made.add_argument("--repeat", type=positive, default=3, metavar="N", help="times (default: 3)")
@@ -109,20 +119,30 @@ def chosen_kinds(args: argparse.Namespace) -> list[str]:
 
 def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]:
     """The servers that support these weights. Raises SetUpError for an unknown name, or if none is left."""
+    subject = Subject(args.model, args.device)
     cache = Cache(args.cache, lambda line: print(line, file=sys.stderr, flush=True))
     makers: dict[str, Callable[[], Contender]] = {
-        "ours": lambda: Ours(cache, args.threads, args.artefact, args.ours_arg),
+        "ours": lambda: Ours(cache, args.threads, subject, args.artefact, args.ours_arg),
         EXTEND: lambda: Ours(
-            cache, args.threads, args.artefact, [*args.ours_arg, "--batch-mode=extend-attention"], EXTEND
+            cache,
+            args.threads,
+            subject,
+            args.artefact,
+            [*args.ours_arg, "--batch-mode=extend-attention"],
+            EXTEND,
         ),
-        "llama": lambda: LlamaCpp(cache, args.threads, args.jobs),
+        "llama": lambda: LlamaCpp(cache, args.threads, args.jobs, subject),
         "vllm": lambda: VllmCpu(cache, args.threads, args.vllm_python),
     }
     if unknown := [name for name in args.servers if name not in makers]:
         raise SetUpError(f"there is no server {unknown[0]!r}; choose from {', '.join(makers)}")
-    names = [name for name in args.servers if name != "vllm" or KINDS[weights].has_vllm]
+    has_vllm = KINDS[weights].has_vllm and subject == Subject()
+    names = [name for name in args.servers if name != "vllm" or has_vllm]
     if not names:
-        raise SetUpError(f"vLLM's CPU build is measured with bf16 weights only, not {weights}; leave it out")
+        raise SetUpError(
+            "vLLM's CPU build is measured on SmolLM2 with bf16 weights and this host's instructions only, "
+            f"not on {subject.name} with {weights}; leave it out"
+        )
     return [makers[name]() for name in names]
 
 
@@ -168,7 +188,7 @@ def measure(
                 lambda _: bar.advance(task),
             )
         )
-    return doc | {"model": "SmolLM2-135M-Instruct", "weights": weights, "threads": args.threads}
+    return doc | {"model": args.model, "device": args.device, "weights": weights, "threads": args.threads}
 
 
 def report(doc: dict[str, Any]) -> None:

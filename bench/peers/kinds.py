@@ -21,4 +21,5 @@ KINDS = {
     "q8_0": WeightKind("q8_0", "Q8_0"),
     "q4_1": WeightKind("q4", None),  # the type of the model's GGUF file
     "int8": WeightKind("int8", "Q8_0"),
+    "own": WeightKind("auto", None),  # the types of the GGUF file, tensor by tensor
 }

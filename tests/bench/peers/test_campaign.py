@@ -5,6 +5,7 @@ from pathlib import Path
 from bench.peers.cache import Cache
 from bench.peers.campaign import Stage, run_peers
 from bench.peers.ours import Ours
+from bench.peers.subject import Subject
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.workload import Workload
 
@@ -17,8 +18,8 @@ async def test_servers_take_turns(tiny_artifact: Artifact, tmp_path: Path) -> No
     cache = Cache(tmp_path, lambda _: None)
     directory = tiny_artifact.vmfb.parent
     contenders = [
-        Ours(cache, 1, directory, ["--max-queue=7"]),
-        Ours(cache, 1, directory, [], "twin"),  # the same server as the peer
+        Ours(cache, 1, Subject(), directory, ["--max-queue=7"]),
+        Ours(cache, 1, Subject(), directory, [], "twin"),  # the same server as the peer
     ]
     started: list[str] = []
     passes: list[str] = []

@@ -61,6 +61,11 @@ def test_vllm_is_left_out_where_it_does_not_take_the_weights(tmp_path: Path) -> 
     }
 
 
+def test_vllm_is_left_out_on_other_models(tmp_path: Path) -> None:
+    args = parser().parse_args(["--cache", str(tmp_path), "--model", "model.gguf"])
+    assert [server.label for server in chosen_contenders(args, "bf16")] == ["ours", "llama"]
+
+
 def test_both_batch_modes_in_one_campaign(
     tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

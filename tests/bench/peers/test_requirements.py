@@ -9,8 +9,9 @@ import pytest
 from bench.peers import requirements
 from bench.peers.cache import Cache, SetUpError
 from bench.peers.kinds import KINDS
-from bench.peers.llama_cpp import COMPILED, LlamaCpp
+from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.requirements import CXX, C, Language, Needs, check
+from bench.peers.subject import Subject
 from bench.peers.vllm_cpu import INSTALLED, VllmCpu
 
 PLENTY_BYTES = 1 << 62
@@ -96,7 +97,7 @@ def test_a_release_in_a_folder_of_wheels_is_found(
 
 def test_requirements_on_a_bare_machine(nothing_there: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path, lambda _: None)
-    llama = LlamaCpp(cache, 1, 1).needs(KINDS["bf16"])
+    llama = LlamaCpp(cache, 1, 1, Subject()).needs(KINDS["bf16"])
     vllm = VllmCpu(cache, 1, sys.executable).needs(KINDS["bf16"])
     told = {name: "\n".join(needs.missing) for name, needs in (("llama", llama), ("vllm", vllm))}
     assert all(f"install {package}" in told["llama"] for package in ("gcc", "g++", "coreutils"))
@@ -106,9 +107,11 @@ def test_requirements_on_a_bare_machine(nothing_there: Path, tmp_path: Path) -> 
 
 def test_a_finished_set_up_needs_no_space_or_compiler(nothing_there: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path, lambda _: None)
-    cache.once("llama.cpp", COMPILED, lambda: None)
+    llama = LlamaCpp(cache, 1, 1, Subject())
+    cache.once(llama.stamp, llama.compiled, lambda: None)
     cache.once("vllm", INSTALLED, lambda: None)
-    assert LlamaCpp(cache, 1, 1).needs(KINDS["bf16"]) == Needs()
+    assert llama.needs(KINDS["bf16"]) == Needs()
+    assert LlamaCpp(cache, 1, 1, Subject(device="cpu:haswell")).needs(KINDS["bf16"]).disk_bytes
     vllm = VllmCpu(cache, 1, sys.executable).needs(KINDS["bf16"])
     assert vllm.disk_bytes == 0
     assert not any("torch" in sentence for sentence in vllm.missing)
