@@ -28,7 +28,7 @@ POSITIONS: list[int] = GOLDEN["positions"]  # numbers of tokens
 WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
 WITH_PAIRS = ("granite", "llama", "smollm3")  # architectures whose q and k are permuted by the converter
 
-ARCHITECTURES = {"qwen3_moe": "qwen3moe"}  # of GGUF files, where it has another name
+ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}  # of GGUF files, where it has another name
 SCALARS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -126,12 +126,13 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expert_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
-    if "moe_intermediate_size" not in config:
+    if not config.get("num_local_experts"):
         return {}
+    features = config.get("moe_intermediate_size")
     return {
         "expert_count": config["num_local_experts"],
         "expert_used_count": config["num_experts_per_tok"],
-        "expert_feed_forward_length": config["moe_intermediate_size"],
+        **({"expert_feed_forward_length": features} if features else {}),
     }
 
 

@@ -94,7 +94,7 @@ def test_a_sliding_window_is_that_of_all_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"expert_count": 8}, "mixture of experts"),
+        ({"expert_count": 8}, "a token cannot have 0 of 8 experts"),
         ({"rope.scaling.type": "longrope"}, "rotary scaling `longrope`"),
         ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, "rotary scaling `none` by 2.0"),
         ({"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor` is 0.5"),
@@ -119,6 +119,11 @@ def test_refuses_a_granite_that_does_not_rotate(tmp_path: Path) -> None:
     keys = {"rope.scaling.finetuned": False}
     with pytest.raises(BuildError, match="a model without rotation"):
         GgufSource(write_gguf(tmp_path / "granite.gguf", architecture="granite", keys=keys))
+
+
+def test_refuses_experts_of_families_that_have_none(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="a mixture of experts"):
+        GgufSource(write_gguf(tmp_path / "granite.gguf", architecture="granite", keys={"expert_count": 8}))
 
 
 def test_neutral_keys_pass_and_unknown_ones_may_be_accepted(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ FAMILIES: dict[str, Family] = dict.fromkeys(
     llama,
 )
 SUPPORTED = (  # for users
-    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Qwen2, Qwen2.5, Qwen3 and its mixtures of experts, "
-    "Phi-3, Phi-4-mini, Granite, OLMo2, Gemma 2 and Gemma 3"
+    "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3 and its mixtures of "
+    "experts, Phi-3, Phi-4-mini, Granite (dense), OLMo2, Gemma 2 and Gemma 3"
 )
 
 

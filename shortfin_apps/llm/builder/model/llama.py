@@ -59,7 +59,7 @@ def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], 
     heads = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
     if spec.norms_before:
         yield "attn_norm.weight", (hidden,), "attn_norm.weight"
-    if spec.has_fused_tensors:
+    if spec.has_fused_qkv:
         yield "attn_qkv.weight", (spec.qkv_features, hidden), "attn_qkv.weight"
     else:
         for name, features in heads.items():
@@ -84,7 +84,7 @@ def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], 
 
 def _dense_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
     hidden, ffn = spec.hidden_size, spec.intermediate_size
-    if spec.has_fused_tensors:
+    if spec.has_fused_gate_up:
         yield "ffn_gate_up.weight", (2 * ffn, hidden), "ffn_gate_up.weight"
     else:
         yield "ffn_gate.weight", (ffn, hidden), "ffn_gate_up.weight"

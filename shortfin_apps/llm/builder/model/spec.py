@@ -43,7 +43,8 @@ class ModelSpec:
     qkv_bias: bool = False
     output_bias: bool = False  # of the projection behind attention
     rotated_dim: int | None = None  # elements of a head that rotate; None: all
-    has_fused_tensors: bool = False  # q, k and v are one tensor, gate and up another
+    has_fused_qkv: bool = False  # q, k and v are one tensor
+    has_fused_gate_up: bool = False  # gate and up are one tensor
     unrotated_layers: tuple[int, ...] = ()
     embedding_scale: float = 1.0
     score_scale: float = 1.0  # of attention's scores, beside 1 / sqrt(head_dim)

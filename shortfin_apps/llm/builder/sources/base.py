@@ -123,8 +123,6 @@ def _check_experts(where: str, experts: RoutedExperts | None) -> None:
         return
     if not 0 < experts.per_token <= experts.count:
         raise BuildError(f"{where}: a token cannot have {experts.per_token} of {experts.count} experts")
-    if experts.features < 1:
-        raise BuildError(f"{where}: experts have no size")
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:

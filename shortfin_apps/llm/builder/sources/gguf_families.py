@@ -25,7 +25,7 @@ class GgufFamily:
     )
     window_interval: int | None = None  # all but the last of each so many layers have the window; None: all
     local_rope_theta: float | None = None  # of those, where no key has it
-    has_fused_tensors: bool = False
+    has_fused_tensors: bool = False  # q, k and v are one, gate and up another
     has_experts: bool = False
     finetuned_rotates: bool = False  # `rope.scaling.finetuned` false means that nothing rotates
     unrotated_interval: int | None = None  # the last of each so many layers does not rotate
@@ -46,6 +46,7 @@ class GgufFamily:
         return () if interval is None else tuple(range(interval - 1, layers, interval))
 
 
+_EXPERT_KEYS = frozenset({"expert_used_count", "expert_feed_forward_length"})
 _GEMMA_KEYS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
 
 GGUF_FAMILIES: Mapping[str, GgufFamily] = {
@@ -72,7 +73,7 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
         finetuned_rotates=True,
         keys=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"}),
     ),
-    "llama": GgufFamily(has_pairs=True),
+    "llama": GgufFamily(has_pairs=True, has_experts=True, keys=_EXPERT_KEYS),  # Mixtral too
     "olmo2": GgufFamily(whole_qk_norm=True, norms_before=False, norms_after=True),
     "phi3": GgufFamily(has_fused_tensors=True, renamed={"ffn_up": "ffn_gate_up"}),
     "qwen2": GgufFamily(qkv_bias=True),
@@ -80,7 +81,7 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
     "qwen3moe": GgufFamily(
         qk_norm=True,
         has_experts=True,
-        keys=frozenset({"expert_used_count", "expert_feed_forward_length"}),
+        keys=_EXPERT_KEYS,
     ),
     "smollm3": GgufFamily(has_pairs=True, unrotated_interval=4),
 }

@@ -236,19 +236,20 @@ class GgufSource(ModelSource):
             logit_cap=found.logit_cap or None,
             experts=self._experts(found, family),
             unrotated_layers=family.unrotated_layers(found.block_count),
-            has_fused_tensors=family.has_fused_tensors,
+            has_fused_qkv=family.has_fused_tensors,
+            has_fused_gate_up=family.has_fused_tensors,
             rotated_dim=None if found.rotated_dim == found.head_dim else found.rotated_dim,
         )
         check_spec(self._where, spec)
         return found.multipliers(family).applied(spec)
 
     def _experts(self, found: _Hyperparameters, family: GgufFamily) -> RoutedExperts | None:
-        if not family.has_experts:
+        if not family.has_experts or not found.expert_count:
             return None
         return RoutedExperts(
             count=found.expert_count,
             per_token=found.expert_used_count,
-            features=found.expert_feed_forward_length,
+            features=found.expert_feed_forward_length or found.feed_forward_length,
         )
 
     def _keys(self, prefix: str) -> dict[str, Any]:

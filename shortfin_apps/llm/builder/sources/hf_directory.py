@@ -75,12 +75,16 @@ GGUF_NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.gate_up_proj": "ffn_gate_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"} | {
+    f"{kind}_proj": kind for kind in ("gate", "up", "down")
+}
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -129,8 +133,10 @@ class _Config(BaseModel):
     torch_dtype: str | None = None
     num_experts: NonNegativeInt | None = None
     num_local_experts: NonNegativeInt | None = None  # another name of it
-    num_experts_per_tok: PositiveInt = 8
-    moe_intermediate_size: PositiveInt = 768
+    num_experts_per_tok: NonNegativeInt = 0
+    moe_intermediate_size: PositiveInt | None = None  # None: `intermediate_size`
+    shared_intermediate_size: PositiveInt | None = None  # of the feed-forward beside experts
+    position_embedding_type: str = "rope"
     norm_topk_prob: bool = False
     decoder_sparse_step: PositiveInt = 1
     mlp_only_layers: list[int] | None = None
@@ -174,6 +180,8 @@ class _Config(BaseModel):
     @property
     def unrotated_layers(self) -> tuple[int, ...]:
         """`no_rope_layers` has 1 for those that rotate; without it one of each interval does not."""
+        if self.position_embedding_type != "rope":
+            return tuple(range(self.num_hidden_layers))
         if "no_rope_layers" not in self.family.fields:
             return ()
         interval, layers = self.no_rope_layer_interval or 4, range(self.num_hidden_layers)
@@ -209,7 +217,7 @@ class _Config(BaseModel):
         return RoutedExperts(
             count=count,
             per_token=self.num_experts_per_tok,
-            features=self.moe_intermediate_size,
+            features=self.moe_intermediate_size or self.intermediate_size,
             is_normalised=self.norm_topk_prob,
             dense_layers=tuple(
                 layer for layer in range(self.num_hidden_layers) if layer in listed or (layer + 1) % step
@@ -300,7 +308,7 @@ class HfDirectorySource(ModelSource):
             architecture=family.architecture or config.model_type,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=config.shared_intermediate_size or config.intermediate_size,
             num_hidden_layers=config.num_hidden_layers,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads or config.num_attention_heads,
@@ -324,7 +332,8 @@ class HfDirectorySource(ModelSource):
             score_cap=config.attn_logit_softcapping,
             logit_cap=config.final_logit_softcapping,
             experts=config.experts,
-            has_fused_tensors=family.has_fused_tensors,
+            has_fused_qkv=family.has_fused_qkv,
+            has_fused_gate_up=family.has_fused_gate_up,
             rotated_dim=None if config.rotated_dim == config.own_head_dim else config.rotated_dim,
         )
         check_spec(self._where, spec)
@@ -338,7 +347,7 @@ class HfDirectorySource(ModelSource):
             raise unsupported(
                 self._where, f"rotary scaling `{config.local_rope.kind}` of layers with a window"
             )
-        windows = {"full_attention", *(["sliding_attention"] if config.window else [])}
+        windows = {"full_attention", "attention", *(["sliding_attention"] if config.window else [])}
         if odd := set(config.layer_types or ()) - windows:
             raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
         if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
@@ -418,6 +427,6 @@ def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()
         if expert := _EXPERT.fullmatch(part):
-            return f"blk.{layer}.ffn_{expert[2]}.{expert[1]}{dot}{kind}"
+            return f"blk.{layer}.ffn_{_OF_EXPERT.get(expert[2], expert[2])}.{expert[1]}{dot}{kind}"
         return f"blk.{layer}.{names[part]}{dot}{kind}" if part in names else name
     return f"{names[stem]}{dot}{kind}" if stem in names else name

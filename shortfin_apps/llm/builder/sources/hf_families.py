@@ -23,7 +23,8 @@ class HfFamily:
     norms_from_zero: bool = False  # 1 is added to the weights of norms
     scales_embedding: bool = False  # by the root of hidden_size
     renamed: Mapping[str, str] = field(default_factory=dict)  # tensors of a layer, beside GGUF_NAMES
-    has_fused_tensors: bool = False
+    has_fused_qkv: bool = False
+    has_fused_gate_up: bool = False
     fields: frozenset[str] = frozenset()  # of `config.json`, which Llama refuses unless they are neutral
     harmless: frozenset[str] = frozenset()  # fields that Llama refuses, and that change nothing here
     has_experts: bool = False
@@ -35,6 +36,15 @@ QWEN3_MOE = frozenset(
     {
         *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
         *("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
+    }
+)
+MIXTRAL = frozenset({"num_local_experts", "num_experts_per_tok"})
+ROUTER_TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
+MAMBA = frozenset(
+    {
+        *("mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state"),
+        *("mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit"),
+        *("normalization_function", "init_method"),
     }
 )
 SMOLLM3 = frozenset({"no_rope_layers", "no_rope_layer_interval"})
@@ -76,11 +86,27 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         **_GEMMA,
     ),
     "granite": HfFamily(fields=GRANITE),
+    "granitemoehybrid": HfFamily(  # Granite 4; other sizes have state space layers and experts
+        architecture="granite",
+        has_fused_gate_up=True,
+        renamed={"shared_mlp.input_linear": "ffn_gate_up", "shared_mlp.output_linear": "ffn_down"},
+        fields=GRANITE | {"shared_intermediate_size", "position_embedding_type"},
+        harmless=ROUTER_TRAINING | MAMBA,
+        defaults={"position_embedding_type": "nope"},
+    ),
     "llama": HfFamily(),
     "mistral": HfFamily(),
+    "mixtral": HfFamily(
+        architecture="llama",
+        has_experts=True,
+        fields=MIXTRAL,
+        harmless=ROUTER_TRAINING,
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    ),
     "olmo2": HfFamily(whole_qk_norm=True, norms_before=False, norms_after=True, renamed=_NORMS_AFTER),
     "phi3": HfFamily(
-        has_fused_tensors=True,
+        has_fused_qkv=True,
+        has_fused_gate_up=True,
         fields=frozenset({"partial_rotary_factor"}),
         harmless=frozenset({"auto_map"}),  # code that transformers has by now
     ),
@@ -92,7 +118,8 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         qk_norm=True,
         has_experts=True,
         fields=QWEN3_MOE,
-        harmless=frozenset({"output_router_logits", "router_aux_loss_coef"}),  # of training
+        harmless=ROUTER_TRAINING,
+        defaults={"moe_intermediate_size": 768, "num_experts_per_tok": 8},
         window_has_switch=True,
     ),
     "smollm3": HfFamily(
