@@ -106,8 +106,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("address_space", "api", "artifact", "builder.model", "builder.sources"),
         "components.batching",
         "components.frontend",
-        *("components.kvcache", "components.loading", "components.runtime.names", "components.text"),
-        *("errors",),
+        *("components.kvcache", "components.loading", "components.runtime"),
+        *("components.runtime.names", "components.text", "errors"),
     ),
     # On the other side of HTTP.
     "client": ("errors",),

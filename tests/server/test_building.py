@@ -4,11 +4,12 @@ import json
 import sys
 from pathlib import Path
 
+import iree.runtime as iree
 import pytest
 
 from shortfin_apps.llm.builder.cache import SERVED
 from shortfin_apps.llm.cli import main
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.errors import ArtifactError, BuildError
 from shortfin_apps.llm.server import building, command
 from shortfin_apps.llm.server.building import BuildFailed, build_command, built, is_source
 from shortfin_apps.llm.server.config import ServerConfig
@@ -57,8 +58,14 @@ def test_a_directory_with_a_program_is_no_source(tmp_path: Path, name: str) -> N
     [("cpu", "cpu", "cpu"), ("local-task", "cpu", "local-task"), ("amdgpu:gfx942", "hip:gfx942", "amdgpu")],
 )
 def test_a_source_is_built_for_the_device(
-    built_with: list[list[str]], tmp_path: Path, device: str, build_device: str, driver: str
+    built_with: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    build_device: str,
+    driver: str,
 ) -> None:
+    monkeypatch.setattr(building, "check_gpu", lambda _: None)
     config = built(settings("random:tiny", device=device, weights="f32", context_length=64))
     [words] = built_with
     assert words[:3] == [sys.executable, "-m", "shortfin_apps.llm"]
@@ -67,6 +74,19 @@ def test_a_source_is_built_for_the_device(
         *("--weights", "f32", "--context-length", "64"),
     ]
     assert (config.artifact, config.device) == (tmp_path / "made", driver)
+
+
+def test_nothing_is_built_for_a_gpu_that_is_not_there(
+    built_with: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iree, "get_driver", no_driver)
+    with pytest.raises(ArtifactError, match=r"HIP runtime .* was not found; install ROCm"):
+        built(settings("random:tiny", device="hip:gfx942"))
+    assert not built_with
+
+
+def no_driver(name: str) -> None:
+    raise RuntimeError(f"{name}: libamdhip64.so not found on the dynamic library search path")
 
 
 def test_a_model_directory_is_not_built_and_its_types_are_told_to_stay(

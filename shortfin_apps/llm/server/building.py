@@ -12,6 +12,7 @@ from shortfin_apps.llm.artifact.advice import SCHEMES, is_gguf
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, VMFB
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
+from shortfin_apps.llm.components.runtime.open import check_gpu
 from shortfin_apps.llm.server.config import BUILD_SETTINGS, ServerConfig, flag
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def built(config: ServerConfig) -> ServerConfig:
     """The settings with the model directory of their source, which is built unless the cache has it.
 
     The build is a process of its own, so that the server holds nothing of the compiler. Raises BuildFailed,
-    and BuildError for a model that is not supported.
+    BuildError for a model that is not supported, and ArtifactError where there is no GPU to serve it.
     """
     if config.artifact is None or not is_source(config.artifact):
         for name in BUILD_SETTINGS:
@@ -37,8 +38,9 @@ def built(config: ServerConfig) -> ServerConfig:
                 logger.warning(f"`{flag(name)}` has no effect: the model is built already")
         return config
     first_look(str(config.artifact))
-    directory = _run([sys.executable, "-m", "shortfin_apps.llm", *build_command(config)])
     driver = config.device.partition(":")[0]
+    check_gpu(driver)  # a build for one takes minutes
+    directory = _run([sys.executable, "-m", "shortfin_apps.llm", *build_command(config)])
     return config.model_copy(update={"artifact": Path(directory), "device": driver})
 
 

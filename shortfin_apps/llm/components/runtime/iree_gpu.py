@@ -57,7 +57,7 @@ def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
             "one GPU serves a model on the iree runtime; give one of --device-ids, or serve pipeline stages "
             "with `--runtime shortfin`"
         )
-    available = _available(driver)
+    available = available_gpus(driver)
     (name,) = select(driver, device_ids or ("0",), available)
     with _devices_lock:
         if (driver, name) not in _hal_devices:
@@ -66,7 +66,7 @@ def open_gpu(driver: GpuDriver, device_ids: Sequence[str] = ()) -> GpuDevice:
         return GpuDevice(driver, available.index(name), *_hal_devices[driver, name])
 
 
-def _available(driver: GpuDriver) -> list[str]:
+def available_gpus(driver: GpuDriver) -> list[str]:
     """The driver's names of all GPUs; at least one. Raises ArtifactError."""
     try:
         found = iree.get_driver(driver).query_available_devices()

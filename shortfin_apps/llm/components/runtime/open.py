@@ -48,6 +48,14 @@ def open_device(
     raise ArtifactError(f"there is no device {device!r}; choose one of {known}")
 
 
+def check_gpu(device: str) -> None:
+    """Raises ArtifactError if `device` is a kind of GPU of which there is none. Opens nothing."""
+    if driver := GPU_NAMES.get(device):
+        from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
+
+        available_gpus(driver)
+
+
 def has_shortfin() -> bool:
     return importlib.util.find_spec("_shortfin") is not None
 
