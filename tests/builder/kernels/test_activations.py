@@ -19,6 +19,7 @@ def test_the_last_tile_of_bytes_may_be_partly_filled() -> None:
     assert (Int8Tiles(576).tiles, Int8Tiles(577).tiles) == (9, 10)
 
 
-def test_a_block_holds_quants_scales_and_shifts_of_sixteen_rows() -> None:
-    assert (Int8Blocks.scales_at, Int8Blocks.shifts_at, Int8Blocks.block_bytes) == (512, 576, 640)
-    assert Int8Blocks(576).row_bytes == 18 * (32 + 4 + 4)
+def test_a_block_holds_quants_scales_shifts_and_sums_of_sixteen_rows() -> None:
+    assert (Int8Blocks.scales_at, Int8Blocks.shifts_at) == (512, 576)
+    assert (Int8Blocks.sums_at, Int8Blocks.block_bytes) == (768, 960)
+    assert Int8Blocks(576).row_bytes == 18 * (32 + 7 * 4)

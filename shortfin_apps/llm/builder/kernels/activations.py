@@ -50,12 +50,15 @@ class Int8Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Int8Blocks:
-    """[rows / 16 rounded up, blocks] of quants [16, 32] i8, scales [16] f32 and shifts [16] of 32 bits."""
+    """[rows / 16 rounded up, blocks] of quants [16, 32] i8 and, of each row, scales [16] f32, shifts [3, 16]
+    i32 and sums [3, 16] f32: of the whole block, and of its halves."""
 
     features: int
     scales_at: ClassVar[int] = TILE_ROWS * BLOCK
-    shifts_at: ClassVar[int] = scales_at + TILE_ROWS * 4
-    block_bytes: ClassVar[int] = shifts_at + TILE_ROWS * 4
+    stat_bytes: ClassVar[int] = TILE_ROWS * 4
+    shifts_at: ClassVar[int] = scales_at + stat_bytes
+    sums_at: ClassVar[int] = shifts_at + 3 * stat_bytes
+    block_bytes: ClassVar[int] = sums_at + 3 * stat_bytes
 
     @property
     def blocks(self) -> int:

@@ -286,14 +286,12 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
     block_pair = 4 if fills_tiles(spec, target) else pair
     gated = name.endswith(GATED)
-    if options.weights in ("q8_0", "q4") and fills_tiles(spec, target):
-        blocks = _for_tiles(blocks)
     if blocks is not None:
         return QuantisedPanels(blocks, block_pair, gated)
     match options.weights:
         case "int8":
             return Int8Panels(gated)
-        case "bf16" if fills_tiles(spec, target):
+        case _ if options.activations == "bf16" and fills_tiles(spec, target):
             return TilePanels(gated)
         case _:
             return Panels(options.activations, pair, gated)
@@ -309,11 +307,6 @@ def made_blocks(name: str, weights: WeightType) -> BlockType | None:
             return Q4_1 if name.startswith("blk.") else Q8_0
         case _:
             return None
-
-
-def _for_tiles(blocks: BlockType | None) -> BlockType:
-    """The blocks of as many bits that AMX multiplies; beside such, floats have 8."""
-    return Q4_1 if blocks and blocks.bits == 4 else Q8_0
 
 
 def panel_terms(blocks: BlockType, panels: int, columns: int) -> tuple[tuple[int, ...], str]:

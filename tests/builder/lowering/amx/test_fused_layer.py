@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.blocks import Q8_0, BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
@@ -35,6 +36,15 @@ HOST = resolve_target("cpu")
 SPEC = replace(TINY, hidden_size=352, intermediate_size=1056, vocab_size=160, num_hidden_layers=2)
 TOLERANCE = 3e-2
 KINDS: list[WeightType] = ["bf16", "q8_0", "q4", "int8"]
+# In one layer a gate in blocks of 4 bits feeds blocks of 8; in the other one in floats feeds blocks.
+MIXED: dict[str, BlockType | None] = {
+    "blk.0.attn_output.weight": BlockType(8, 16, has_minima=True, group=32),
+    "blk.0.ffn_down.weight": Q8_0,
+    "blk.1.attn_qkv.weight": None,
+    "blk.1.attn_output.weight": None,
+    "blk.1.ffn_gate_up.weight": None,
+    SPEC.head_weight: None,
+}
 
 pytestmark = pytest.mark.skipif(not HOST.has_amx, reason="this CPU has no AMX")
 
@@ -88,13 +98,19 @@ class Layers:
         return normed
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[*((kind, {}) for kind in KINDS), ("q4", MIXED)],
+    ids=["bf16", "q8_0", "q4", "int8", "mixed"],
+)
 def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Layers:
-    return build(request.param, HOST, tmp_path_factory.mktemp("layers"))
+    kind, others = request.param
+    return build(
+        BuildOptions(weights=kind, block_types=tuple(others.items())), HOST, tmp_path_factory.mktemp("layers")
+    )
 
 
-def build(kind: WeightType, target: Target, folder: Path) -> Layers:
-    options = BuildOptions(weights=kind)
+def build(options: BuildOptions, target: Target, folder: Path) -> Layers:
     weights = make_weights(SPEC, options)
     context = LoweringContext(SPEC, options, target, weights)
     lowering = make_lowering(context, choose(context))
@@ -162,7 +178,10 @@ def test_results_are_batch_invariant(layers: Layers) -> None:
 
 def test_int8_gives_the_same_bits_on_vectors(tmp_path_factory: pytest.TempPathFactory) -> None:
     x, attended = make_inputs(600)
-    tiles, vectors = (build("int8", target, tmp_path_factory.mktemp("bytes")) for target in (HOST, NO_TILES))
+    tiles, vectors = (
+        build(BuildOptions(weights="int8"), target, tmp_path_factory.mktemp("bytes"))
+        for target in (HOST, NO_TILES)
+    )
     for one, other in zip(
         tiles.module.run_advance(x, attended), vectors.module.run_advance(x, attended), strict=True
     ):

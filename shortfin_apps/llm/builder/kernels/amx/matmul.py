@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shortfin_apps.llm.builder.blocks import BLOCK, BlockType
 from shortfin_apps.llm.builder.kernels.activations import (
     TILE_BYTES,
     TILE_ROW_BYTES,
@@ -16,7 +17,7 @@ from shortfin_apps.llm.builder.kernels.activations import (
 from shortfin_apps.llm.builder.kernels.amx.regions import Regions
 from shortfin_apps.llm.builder.kernels.amx.stages import QuantiseBlocksGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
-from shortfin_apps.llm.builder.weights.layout import PANEL
+from shortfin_apps.llm.builder.weights.layout import PANEL, group_bytes
 
 _ROW_BLOCK_BYTES = 768 << 10  # rows of a work item, which stay in the L2 cache beside its weights
 _MAX_ROWS = 512
@@ -188,9 +189,12 @@ class MatmulInt8Geometry(MatmulGeometry):
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulBlockInt8Geometry(MatmulGeometry):
-    """Blocks of 4 or 8 bits (matmul_block_int8_function.mlir.j2)."""
+    """Weights in `blocks` of 16 or 32 (matmul_block_int8_function.mlir.j2); x has blocks of 32.
 
-    bits: int
+    A part is what a block of the weights has of one of x: all of it, or a half.
+    """
+
+    blocks: BlockType
     max_chunk_blocks: ClassVar[int] = 20  # of a panel along K, which stay in the L1 cache
 
     @property
@@ -200,7 +204,12 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     @property
     def quantise(self) -> QuantiseBlocksGeometry:
         """The quantisation of `out`, if gated."""
-        return QuantiseBlocksGeometry(self.out_features, self.bits)
+        return QuantiseBlocksGeometry(self.out_features, is_tiled=False)
+
+    @property
+    def parts(self) -> int:
+        """Of a block of x."""
+        return BLOCK // self.blocks.size
 
     @property
     def paired_blocks(self) -> int:
@@ -217,28 +226,69 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     @property
     def block_bytes(self) -> int:
         """Quants of a block of 32 columns."""
-        return PANEL * PANEL * self.bits // 8
+        return PANEL * BLOCK * self.blocks.bits // 8
+
+    @property
+    def part_w_bytes(self) -> int:
+        """Quants of a part of 32 columns, a byte each."""
+        return PANEL * self.blocks.size
 
     @property
     def panel_bytes(self) -> int:
-        return PANEL * self.k_size * self.bits // 8
+        return PANEL * self.k_size * self.blocks.bits // 8
 
     @property
-    def terms_bytes(self) -> int:
-        """Scales of a block of 32 columns, and with 4 bits its minima, f16."""
-        return 2 * PANEL * (2 if self.bits == 4 else 1)
+    def own_terms_bytes(self) -> int:
+        """Terms of a part's own, of 32 columns: f16, or in groups i8."""
+        return PANEL * self.blocks.num_terms * (1 if self.blocks.group else 2)
+
+    @property
+    def group_parts(self) -> int:
+        """Parts that share an f16 for each term."""
+        assert self.blocks.group is not None
+        return self.blocks.group // self.blocks.size
+
+    @property
+    def group_bytes(self) -> int:
+        """Terms of a group of 32 columns: the f16 that it shares, then each part's own."""
+        return group_bytes(self.blocks)
+
+    @property
+    def group_head_bytes(self) -> int:
+        """The f16 that a group shares."""
+        return self.group_bytes - self.group_parts * self.own_terms_bytes
+
+    def shift_past(self, part: int) -> int:
+        """Bytes from a row's scale of a block to its shift of a part."""
+        return self.x.shifts_at - self.x.scales_at + self._stat_of(part)
+
+    def sum_past(self, part: int) -> int:
+        """Bytes from there to its sum of a part."""
+        return self.x.sums_at - self.x.scales_at + self._stat_of(part)
+
+    def _stat_of(self, part: int) -> int:
+        return 0 if self.parts == 1 else (1 + part) * self.x.stat_bytes
 
     @property
     def panel_terms_bytes(self) -> int:
-        return self.x.blocks * self.terms_bytes
+        if self.blocks.group is None:
+            return self.x.blocks * self.terms_bytes
+        return self.k_size // self.blocks.group * self.group_bytes
+
+    @property
+    def terms_bytes(self) -> int:
+        """Terms of a block of x, of 32 columns; in groups their average, rounded down."""
+        if self.blocks.group is None:
+            return self.parts * self.own_terms_bytes
+        return BLOCK * self.group_bytes // self.blocks.group
 
     @property
     def local(self) -> Regions:
         return Regions(
             {
                 "config": _CONFIG_BYTES,
-                "products": TILE_BYTES,
-                "chunk_w": self.chunk_blocks * TILE_BYTES if self.bits == 4 else 0,
+                "products": self.parts * TILE_BYTES,
+                "chunk_w": self.chunk_blocks * TILE_BYTES if self.blocks.bits == 4 else 0,
                 "sums": self.row_block * _SUMS_ROW_BYTES,
             }
         )

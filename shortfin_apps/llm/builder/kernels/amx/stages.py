@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shortfin_apps.llm.builder.kernels.activations import Bf16Tiles, Int8Blocks
+from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, Bf16Tiles, Int8Blocks
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
 
 ROW_BLOCK = 4  # rows of a work item, where rows are few
@@ -35,19 +35,27 @@ class RmsNormGeometry:
 
 @dataclass(frozen=True, slots=True)
 class QuantiseBlocksGeometry:
-    """x[rows, size] -> Int8Blocks for weights of `bits` (quantise_blocks_function.mlir.j2).
+    """x[rows, size] -> Int8Blocks (quantise_blocks_function.mlir.j2).
 
-    `norm` is applied first, to x f32; without one x is bf16. `size` is a multiple of 32.
+    `norm` is applied first, to x f32; without one x is bf16, row by row or in tiles. `size` is a multiple of
+    32.
     """
 
     size: int
-    bits: int
+    is_tiled: bool
     norm: RmsNormGeometry | None = None
     row_block: ClassVar[int] = ROW_BLOCK
 
     @property
     def x_row_bytes(self) -> int:
         return (4 if self.norm else 2) * self.size
+
+    @property
+    def x_block_bytes(self) -> int:
+        """Bytes between a row's blocks of x."""
+        if self.is_tiled:
+            return TILE_BYTES
+        return self.x_row_bytes // self.y.blocks
 
     @property
     def y(self) -> Int8Blocks:

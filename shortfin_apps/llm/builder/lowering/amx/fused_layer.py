@@ -99,16 +99,16 @@ class FusedLayers:
         stages = StageList(run, reads.keys(), values, self._weights, self.attention, self._spec.activation)
         prefix = "decode_" if isinstance(run[0], Attend) else ""
         buffers = {stages.buffer(name): stages.features[name] for name in results}
-        name = f"{prefix}fused_layer_{'_'.join(results)}{self._bits_of(stages)}"
+        name = f"{prefix}fused_layer_{'_'.join(results)}{self._types_of(stages)}"
         made = self._run(e, name, stages, reads, buffers)
         for name, tensor in zip(results, made, strict=True):
             values[name] = tensor
 
-    def _bits_of(self, stages: Sequence[Stage]) -> str:
-        """The end of a kernel's name: weights in blocks may have other bits in another layer."""
+    def _types_of(self, stages: Sequence[Stage]) -> str:
+        """The end of a kernel's name: a layer's weights may have blocks of other types than another's."""
         matmuls = [stage for stage in stages if isinstance(stage, MatmulStage)]
         blocks = [self._weights.layout(stage.weight).blocks for stage in matmuls]
-        return f"_q{''.join(str(each.bits) for each in blocks if each)}" if all(blocks) else ""
+        return "".join(f"_{each or 'floats'}" for each in blocks) if any(blocks) else ""
 
     def _run(
         self,
@@ -187,7 +187,7 @@ class FusedLayers:
         if isinstance(stage.layout, Int8Panels):
             return QuantiseRowsGeometry(size, stage.x_tiled, norm)
         if stage.layout.blocks:
-            return QuantiseBlocksGeometry(size, stage.layout.blocks.bits, norm)
+            return QuantiseBlocksGeometry(size, stage.x_tiled, norm)
         assert norm  # bf16 is not quantised
         return norm
 
@@ -197,8 +197,8 @@ class FusedLayers:
         if isinstance(layout, Int8Panels):
             return MatmulInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue)
         if layout.blocks:
-            bits = layout.blocks.bits
-            return MatmulBlockInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, bits=bits)
+            blocks = layout.blocks
+            return MatmulBlockInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, blocks=blocks)
         return MatmulBf16Geometry(n=n, k_size=k_size, epilogue=stage.epilogue, is_tiled=stage.x_tiled)
 
 

@@ -162,7 +162,7 @@ class StageList(list[Stage]):
         quantised = held.get("block_int8")
         self.append(MatmulStage(weight, x, x in self._tiled, out, self._activation, quantised=quantised))
         self._held[out] = held
-        self._tiled.update(held.values())
+        self._tiled.add(quantised or out)
 
     def _add_linear(self, operation: Linear) -> None:
         x, weight = self._operand(operation.x, operation.weight), operation.weight
