@@ -34,8 +34,8 @@ CASES: list[tuple[str, WeightType]] = [
 ]
 # Whole tiles; a first layer and a last.
 SPEC = replace(TINY, head_dim=32)
-# Attention uses AMX here, and matmuls do not.
-UNEVEN = replace(SPEC, hidden_size=80)
+# Attention uses AMX here, in layers of either kind, and matmuls do not.
+UNEVEN = replace(SPEC, hidden_size=80, window=40, windowed_layers=(1,), score_cap=30.0)
 ROUTED = replace(SPEC, experts=RoutedExperts(count=7, per_token=3, features=96))
 
 

@@ -110,8 +110,6 @@ def _amx_attention(c: LoweringContext) -> dict[str, bool]:
         "AMX": c.target.has_amx,
         "activations and KV cache in bf16": c.options.activations == c.options.kv == "bf16",
         "heads and pages of whole tiles": fills_attention_tiles(c.spec, c.options),
-        "no window shorter than the context": c.spec.window is None,
-        "scores without a cap": c.spec.score_cap is None,
     }
 
 

@@ -11,10 +11,11 @@ from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeome
 STACK_BYTES = 96 << 10  # of 128 KiB, which a worker of the runtime has
 SMOLLM2 = {"q_heads": 9, "kv_heads": 3, "head_dim": 64, "stride": 16}
 LLAMA = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "stride": 16}
+GEMMA = {"q_heads": 4, "kv_heads": 1, "head_dim": 256, "stride": 16, "window": 512}
 WIDE = {"q_heads": 8, "kv_heads": 1, "head_dim": 192, "stride": 32}
 
 
-def attention(shape: dict[str, int], **sizes: int) -> PagedAttentionGeometry:
+def attention(shape: Any, **sizes: Any) -> PagedAttentionGeometry:
     return PagedAttentionGeometry(**shape, page_elements=0, step_slots=64, **sizes)
 
 
@@ -37,7 +38,8 @@ def test_rounds_of_a_step_prefetch_no_more_than_there_is(shape: Any, quarters: i
 
 
 @pytest.mark.parametrize(
-    ("shape", "tokens", "query_tiles"), [(SMOLLM2, 1, 1), (SMOLLM2, 16, 3), (LLAMA, 16, 4), (WIDE, 8, 4)]
+    ("shape", "tokens", "query_tiles"),
+    [(SMOLLM2, 1, 1), (SMOLLM2, 16, 3), (LLAMA, 16, 4), (WIDE, 8, 4), (GEMMA, 16, 4)],
 )
 def test_queries_of_all_tokens_take_tiles_of_sixteen(shape: Any, tokens: int, query_tiles: int) -> None:
     g = attention(shape, tile_tokens=tokens)
@@ -57,3 +59,17 @@ def test_decode_memory_holds_q_keys_and_attention(shape: Any, q_bytes: int) -> N
     g = DecodeAttentionGeometry(**shape, page_elements=0, step_slots=64, tile_tokens=1)
     assert g.token_local.offsets == {"q": 0, "keys": q_bytes, "rest": q_bytes + g.keys_bytes}
     assert g.token_local.bytes == q_bytes + g.keys_bytes + g.local.bytes
+
+
+def test_a_window_takes_memory_for_the_values_that_it_cuts() -> None:
+    g = attention(GEMMA, tile_tokens=1)
+    whole = attention(GEMMA | {"window": None}, tile_tokens=1)
+    assert g.local.bytes - whole.local.bytes == g.head_bytes
+
+
+def test_scores_are_powers_of_two_or_multiples_of_their_cap() -> None:
+    capped = attention(LLAMA, tile_tokens=1, score_cap=50.0)
+    assert capped.query_scale * capped.capped_scale == pytest.approx(
+        attention(LLAMA, tile_tokens=1).query_scale
+    )
+    assert capped.query_scale == pytest.approx(1 / 50 / 128**0.5)

@@ -42,16 +42,32 @@ class Shape:
     head_dim: int
     group: int
     stride: int
+    window: int | None = None
+    score_cap: float | None = None
 
     @property
     def spec(self) -> ModelSpec:
         return replace(
-            TINY, num_key_value_heads=2, num_attention_heads=2 * self.group, head_dim=self.head_dim
+            TINY,
+            num_key_value_heads=2,
+            num_attention_heads=2 * self.group,
+            head_dim=self.head_dim,
+            window=self.window,
+            windowed_layers=() if self.window is None else (LAYER,),
+            score_cap=self.score_cap,
         )
+
+    def __str__(self) -> str:
+        window, cap = f"-window{self.window}" * bool(self.window), "-capped" * bool(self.score_cap)
+        return f"{self.head_dim}x{self.group}-{self.stride}{window}{cap}"
 
 
 # 20 heads and 16 tokens are more than a tile holds; pages of 48 slots leave half a tile of V, 32 none.
-SHAPES = [Shape(64, 3, 16), Shape(32, 1, 32), Shape(128, 8, 16), Shape(96, 20, 48)]
+# Windows begin within a page, which may be the last, and within a step.
+SHAPES = [
+    *(Shape(64, 3, 16), Shape(32, 1, 32), Shape(128, 8, 16), Shape(96, 20, 48)),
+    *(Shape(64, 3, 16, window=37), Shape(32, 2, 48, window=19, score_cap=3.0)),
+]
 
 
 @dataclass(frozen=True)
@@ -145,7 +161,7 @@ def entry(
     )
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=lambda s: f"{s.head_dim}x{s.group}-{s.stride}")
+@pytest.fixture(scope="module", params=SHAPES, ids=str)
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     if not HOST.has_amx:
         pytest.skip("this CPU has no AMX")
@@ -175,10 +191,13 @@ def expected(shape: Shape, qkv: F32) -> F32:
         return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
 
     q, k, v = np.split(qkv.reshape(count, -1, shape.head_dim), [heads, heads + kv_heads], axis=1)
-    scale = np.log2(np.e) / shape.head_dim**0.5
+    scale = (np.log2(np.e) if shape.score_cap is None else 1 / shape.score_cap) / shape.head_dim**0.5
     keys, values = (np.repeat(bf16(x), shape.group, axis=1) for x in (rotate(k), v))
     scores = np.einsum("qhd,khd->hqk", bf16(rotate(q) * scale), keys)
-    scores = np.where(np.tri(count, dtype=bool), scores, -np.inf)
+    if shape.score_cap is not None:
+        scores = np.log2(np.e) * shape.score_cap * np.tanh(scores)
+    is_seen = np.tri(count, dtype=bool) & ~np.tri(count, k=-(shape.window or count), dtype=bool)
+    scores = np.where(is_seen, scores, -np.inf)
     weights = np.exp2(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     out: F32 = np.einsum("hqk,khd->qhd", weights, values).reshape(count, -1)
@@ -302,3 +321,27 @@ def test_a_decode_agrees_with_numpy_and_to_the_bit_with_an_extend(
         alone, _ = kernels.decode(cache, last[table], starts[table], seq_lens[table], blocks[table])
         np.testing.assert_array_equal(alone[0], together[row])
         check(together[row], expected(shape, qkv)[-1] if len(qkv) else np.zeros_like(together[row]))
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=SLOW_FIXTURE)
+@given(cut=sequences(), seed=st.integers(0, 99))
+def test_what_was_kept_before_the_window_does_not_matter(
+    kernels: Kernels, cut: tuple[int, int], seed: int
+) -> None:
+    """Pages there may have been given to another row since."""
+    shape, rng = kernels.shape, np.random.default_rng(seed)
+    length = cut[1]
+    start = length - 1 if length - cut[0] == 1 else cut[0] // shape.stride * shape.stride
+    qkv = random_qkv(shape, rng, length)
+    gone = qkv.copy()
+    gone[: max(0, start + 1 - (shape.window or length))] = np.nan
+    count = pages_for(shape, length)
+    blocks = block_table(rng, [count], count)
+    results = []
+    for tokens in (qkv, gone):
+        cache = kernels.empty()
+        if start:
+            _, cache = kernels.prefill(cache, tokens[:start], np.array([0]), np.array([start]), blocks)
+        zero, starts, seq_lens = np.array([0]), np.array([start]), np.array([length])
+        results.append(kernels.extend(cache, qkv[start:], zero, starts, seq_lens, blocks)[0])
+    np.testing.assert_array_equal(results[1], results[0])

@@ -24,7 +24,7 @@ from tests.builder.crowd import check_in_a_crowd
 from tests.builder.decode_batch import decode_batch
 from tests.builder.lowering.amx.test_fused_layer import HOST, KINDS, SPEC, layer_operations, make_weights
 
-WHOLE_TILES = replace(SPEC, head_dim=32)
+WHOLE_TILES = replace(SPEC, head_dim=32, window=50, windowed_layers=(1,), score_cap=20.0)
 PAGES = 80
 NAN = -1  # every bit set: NaN as bf16
 Arrays = dict[str, npt.NDArray[Any]]
@@ -99,7 +99,9 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         for name, joint in (("together", attention), ("apart", None))
         for number in range(WHOLE_TILES.num_hidden_layers)
     ]
-    assert {"decode_fused_layer_x_qkv", "decode_fused_layer_x", "decode_attention"} <= rendered.texts.keys()
+    for name in ("decode_fused_layer_x_qkv", "windowed_decode_fused_layer_x"):
+        assert any(made.startswith(name) for made in rendered.texts)
+    assert {"decode_attention", "windowed_decode_attention"} <= rendered.texts.keys()
     text = "\n".join(["module @layers {", *weights.declarations(), *rendered.texts.values(), *functions, "}"])
     folder = tmp_path_factory.mktemp("layers")
     return Layers(load(text, folder), options, folder / "kernel.vmfb")

@@ -24,6 +24,7 @@ class KVPagesGeometry:
     head_dim: int
     stride: int
     page_elements: int  # of bf16
+    score_cap: float | None = None  # a score is cap * tanh(score / cap)
 
     @property
     def group(self) -> int:
@@ -80,8 +81,14 @@ class KVPagesGeometry:
 
     @property
     def query_scale(self) -> float:
-        """Factor of q that makes softmax weights powers of 2 of the scores."""
-        return _LOG2_E / math.sqrt(self.head_dim)
+        """Factor of q that makes softmax weights powers of 2 of scores; with a cap, scores parts of it."""
+        return (_LOG2_E if self.score_cap is None else 1 / self.score_cap) / math.sqrt(self.head_dim)
+
+    @property
+    def capped_scale(self) -> float:
+        """The cap, for softmax weights that are powers of 2 of the scores."""
+        assert self.score_cap is not None
+        return self.score_cap * _LOG2_E
 
     @property
     def keys_bytes(self) -> int:
@@ -91,10 +98,14 @@ class KVPagesGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionGeometry(KVPagesGeometry):
-    """Attention of up to `tile_tokens` tokens, `step_slots` slots a step (attention_function.mlir.j2)."""
+    """Attention of up to `tile_tokens` tokens, `step_slots` slots a step (attention_function.mlir.j2).
+
+    A query sees the last `window` slots, or all.
+    """
 
     tile_tokens: int
     step_slots: int
+    window: int | None = None
 
     @property
     def query_tiles(self) -> int:
@@ -189,6 +200,7 @@ class PagedAttentionGeometry(KVPagesGeometry):
                 "scores": self.step_pages * self.page_score_bytes,
                 "weights": self.step_pages * self.page_weight_bytes,
                 "last_values": self.head_bytes,
+                "first_values": self.head_bytes if self.window else 0,
                 "k_pages": pointers,
                 "v_pages": pointers,
             }

@@ -25,6 +25,11 @@ def fills_attention_tiles(spec: ModelSpec, options: BuildOptions) -> bool:
     return spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
 
 
+def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
+    """The name of a kernel with such an attention: a model's layers have one window or none."""
+    return name if geometry.window is None else f"windowed_{name}"
+
+
 class AmxAttention:
     """Kernels of Attend, over bf16; see `fills_attention_tiles`."""
 
@@ -38,7 +43,8 @@ class AmxAttention:
         if batch.chunk == 1:
             return self._decode(e, qkv, layer, batch)
         q = self._rope_store(e, qkv, layer, batch)
-        kernel = self._render("amx/paged_attention", "paged_attention", g=self._geometry(batch))
+        geometry = self._geometry(layer, batch)
+        kernel = self._render("amx/paged_attention", kernel_name("paged_attention", geometry), g=geometry)
         workload, constants = token_grid(e, layer, batch, _LANES)
         return e.dispatch(
             kernel,
@@ -48,16 +54,21 @@ class AmxAttention:
             [self._result(batch)],
         )[0]
 
-    def decode_geometry(self, batch: Batch) -> DecodeAttentionGeometry:
+    def decode_geometry(self, layer: int, batch: Batch) -> DecodeAttentionGeometry:
         """The geometry of the kernel for rows of one token each."""
-        return DecodeAttentionGeometry(**self._shape(batch), tile_tokens=1, step_slots=_STEP_SLOTS)
+        return DecodeAttentionGeometry(**self._sizes(layer, batch), tile_tokens=1)
 
-    def _geometry(self, batch: Batch) -> PagedAttentionGeometry:
+    def _geometry(self, layer: int, batch: Batch) -> PagedAttentionGeometry:
         tile_tokens = max(1, min(_LANES, _MOST_QUERIES // self._group))
-        return PagedAttentionGeometry(**self._shape(batch), tile_tokens=tile_tokens, step_slots=_STEP_SLOTS)
+        return PagedAttentionGeometry(**self._sizes(layer, batch), tile_tokens=tile_tokens)
+
+    def _sizes(self, layer: int, batch: Batch) -> dict[str, Any]:
+        window = self._spec.window_of(layer)
+        return {**self._shape(batch), "step_slots": _STEP_SLOTS, "window": window}
 
     def _shape(self, batch: Batch) -> dict[str, Any]:
-        return attention_shape(self._spec, self._options, batch)
+        shape = attention_shape(self._spec, self._options, batch)
+        return {**shape, "score_cap": self._spec.score_cap}
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [kv_heads, tokens, group * head_dim] bf16"""
@@ -75,7 +86,8 @@ class AmxAttention:
 
     def _decode(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """Rotary embedding, KV store and attention of rows of one token each, in one dispatch."""
-        kernel = self._render("amx/decode_attention", "decode_attention", g=self.decode_geometry(batch))
+        geometry = self.decode_geometry(layer, batch)
+        kernel = self._render("amx/decode_attention", kernel_name("decode_attention", geometry), g=geometry)
         batch.cache, out = e.dispatch(
             kernel,
             [batch.rows],

@@ -31,7 +31,7 @@ from shortfin_apps.llm.builder.kernels.amx.stages import (
     QuantiseRowsGeometry,
     RmsNormGeometry,
 )
-from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
+from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, kernel_name
 from shortfin_apps.llm.builder.lowering.amx.stages import (
     AttendStage,
     MatmulStage,
@@ -97,7 +97,8 @@ class FusedLayers:
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         reads = values.tensors(inputs_of(run))
         stages = StageList(run, reads.keys(), values, self._weights, self.attention, self._spec.activation)
-        prefix = "decode_" if isinstance(run[0], Attend) else ""
+        first = stages[0]
+        prefix = kernel_name("decode_", first.geometry) if isinstance(first, AttendStage) else ""
         buffers = {stages.buffer(name): stages.features[name] for name in results}
         name = f"{prefix}fused_layer_{'_'.join(results)}{self._types_of(stages)}"
         made = self._run(e, name, stages, reads, buffers)

@@ -143,7 +143,7 @@ class StageList(list[Stage]):
     def _add_attend(self, operation: Attend) -> None:
         assert self._attention is not None
         qkv, batch = self._values[operation.x], self._values.batch
-        geometry = self._attention.decode_geometry(batch)
+        geometry = self._attention.decode_geometry(operation.layer, batch)
         self.append(AttendStage(operation.out, qkv, operation.layer, batch, geometry))
         self._held[operation.out] = {"bf16": operation.out}
 
