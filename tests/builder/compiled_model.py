@@ -93,13 +93,16 @@ WINDOWED = replace(
     logit_cap=6.0,
 )
 OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED}
-# With experts in the second of three layers only.
+# With experts, which have biases, in the second of three layers only; with sinks, and a window in one layer.
 ROUTED = replace(
     TINY,
     vocab_size=523,
     num_hidden_layers=3,
     qk_norm=True,
-    experts=RoutedExperts(count=7, per_token=3, features=96, dense_layers=(0, 2)),
+    has_sinks=True,
+    window=37,
+    windowed_layers=(1,),
+    experts=RoutedExperts(count=7, per_token=3, features=96, has_biases=True, dense_layers=(0, 2)),
 )
 
 

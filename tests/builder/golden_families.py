@@ -25,10 +25,11 @@ MODELS: tuple[str, ...] = tuple(GOLDEN["models"])
 PROMPT = np.array(GOLDEN["prompt"])
 POSITIONS: list[int] = GOLDEN["positions"]  # numbers of tokens
 
-WITH_WINDOWS = ("gemma2", "gemma3", "phi3")
+WITH_WINDOWS = ("gemma2", "gemma3", "gpt-oss", "phi3")
 WITH_PAIRS = ("granite", "llama", "smollm3")  # architectures whose q and k are permuted by the converter
 
-ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}  # of GGUF files, where it has another name
+# Architectures of GGUF files that have another name.
+ARCHITECTURES = {"gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 SCALARS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -94,8 +95,8 @@ class GoldenFamily:
             **(other_keys or {}),
         }
         whole = self._gguf_tensors(architecture)
-        routers = (name for name in whole if "gate_inp" in name)
-        otherwise = dict.fromkeys(routers, gguf.GGMLQuantizationType.F32)
+        floats = (name for name in whole if "gate_inp" in name or name.endswith(".bias"))
+        otherwise = dict.fromkeys(floats, gguf.GGMLQuantizationType.F32)
         return write_gguf(
             path, architecture=architecture, keys=keys, whole=whole, quantised=quantised, otherwise=otherwise
         )
@@ -108,6 +109,8 @@ class GoldenFamily:
         for hf_name, tensor in _with_stacked_experts(self.tensors).items():
             name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
             assert name is not None, hf_name
+            if name.endswith("_sinks"):
+                name = f"{name}.weight"
             rotated = heads.get(hf_name.split(".")[-2]) if architecture in WITH_PAIRS else None
             tensors[name] = interleaved(tensor, self.config[rotated]) if rotated else tensor
             if architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -145,11 +148,23 @@ def _with_stacked_experts(tensors: dict[str, F32]) -> dict[str, F32]:
             rest[name] = tensor
             continue
         layer, expert = name.split(".experts.")
+        if not expert[0].isdigit():
+            rest |= _apart(f"{layer}.experts.", expert, tensor)
+            continue
         number, kind = expert.split(".", 1)
         of_kind = experts.setdefault(f"{layer}.experts.{kind}", [])
         assert int(number) == len(of_kind)
         of_kind.append(tensor)
     return rest | {name: np.stack(each) for name, each in experts.items()}
+
+
+def _apart(prefix: str, name: str, tensor: F32) -> dict[str, F32]:
+    """Of stacked tensors of gpt-oss: matrices [experts, out, in] and biases, gate and up by themselves."""
+    ending = "bias" if name.endswith("_bias") else "weight"
+    outputs = tensor if ending == "bias" else tensor.swapaxes(1, 2)
+    if name.startswith("down"):
+        return {f"{prefix}down_proj.{ending}": outputs}
+    return {f"{prefix}{kind}_proj.{ending}": outputs[:, i::2] for i, kind in enumerate(("gate", "up"))}
 
 
 def _rope_keys(config: dict[str, Any]) -> dict[str, int | float | str]:

@@ -39,7 +39,12 @@ def forward(
         }
         h = _rms_norm(spec, x, block.get("attn_norm.weight"))
         attended = _attention(
-            spec, _qkv(spec, h, block), *turns[spec.rotation_of(layer)], past[layer], spec.window_of(layer)
+            spec,
+            _qkv(spec, h, block),
+            *turns[spec.rotation_of(layer)],
+            past[layer],
+            spec.window_of(layer),
+            block.get("attn_sinks.weight"),
         )
         added = attended @ block["attn_output.weight"].T + block.get("attn_output.bias", 0)
         x = x + _rms_norm(spec, added, block.get("post_attention_norm.weight"))
@@ -48,7 +53,7 @@ def forward(
         added = (
             _experts(spec, experts, h, block)
             if experts
-            else _gated(spec, h, block["ffn_gate_up.weight"], block["ffn_down.weight"])
+            else gated(spec, h @ block["ffn_gate_up.weight"].T) @ block["ffn_down.weight"].T
         )
         x = x + _rms_norm(spec, added, block.get("post_ffw_norm.weight"))
     head = weights["token_embd.weight" if spec.tie_word_embeddings else "output.weight"]
@@ -60,6 +65,16 @@ def activated(spec: ModelSpec, gate: F32) -> F32:
     if spec.activation == "gelu":
         active = 0.5 * gate * (1 + np.tanh(np.sqrt(np.float32(2 / np.pi)) * (gate + 0.044715 * gate**3)))
     return active
+
+
+def gated(spec: ModelSpec, both: F32) -> F32:
+    """[.., 2 * features], gate and up -> [.., features]."""
+    gate, up = np.split(both, 2, axis=-1)
+    if spec.activation != "clamped":
+        return activated(spec, gate) * up
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    made: F32 = gate / (1 + np.exp(np.float32(-1.702) * gate)) * (up + 1)
+    return made
 
 
 def _capped(x: F32, cap: float | None) -> F32:
@@ -92,7 +107,15 @@ def _qkv(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
     return qkv
 
 
-def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32, past: F32, window: int | None) -> F32:
+def _attention(
+    spec: ModelSpec,
+    qkv: F32,
+    cos: F32,
+    sin: F32,
+    past: F32,
+    window: int | None,
+    sinks: F32 | None,
+) -> F32:
     tokens, heads, kv_heads, dim = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=1)
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
@@ -103,26 +126,30 @@ def _attention(spec: ModelSpec, qkv: F32, cos: F32, sin: F32, past: F32, window:
     if window is not None:
         visible &= ~np.tri(tokens, len(k), len(k) - tokens - window, dtype=bool)
     scores = np.where(visible, scores, -np.inf)
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
+    peak = scores.max(axis=-1, keepdims=True)
+    p = np.exp(scores - peak)
+    p /= p.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks[:, None, None] - peak))
     out: F32 = np.einsum("hqk,khd->qhd", p, v).reshape(tokens, heads * dim)
     return out
 
 
-def _gated(spec: ModelSpec, x: F32, gate_up: F32, down: F32) -> F32:
-    gate, up = np.split(x @ gate_up.T, 2, axis=-1)
-    made: F32 = (activated(spec, gate) * up) @ down.T
-    return made
-
-
 def _experts(spec: ModelSpec, experts: RoutedExperts, x: F32, block: Mapping[str, F32]) -> F32:
-    chosen, weights = route(experts, x @ block["ffn_gate_inp.weight"].T)
-    gate_up, down = block["ffn_gate_up_exps.weight"], block["ffn_down_exps.weight"]
+    chosen, weights = route(
+        experts, x @ block["ffn_gate_inp.weight"].T + block.get("ffn_gate_inp.bias", np.float32(0))
+    )
+    gate_up, down = (_projections(block, f"ffn_{name}_exps") for name in ("gate_up", "down"))
     out = np.zeros_like(x)
     for token, its_experts in enumerate(chosen):
         for expert, weight in zip(its_experts, weights[token], strict=True):
-            out[token] += weight * _gated(spec, x[token], gate_up[expert], down[expert])
+            both = gate_up[0][expert] @ x[token] + gate_up[1][expert]
+            out[token] += weight * (down[0][expert] @ gated(spec, both) + down[1][expert])
     return out
+
+
+def _projections(block: Mapping[str, F32], name: str) -> tuple[F32, F32]:
+    """The weights [experts, out, in] and biases [experts, out]."""
+    weight = block[f"{name}.weight"]
+    return weight, block.get(f"{name}.bias", np.zeros(weight.shape[:2], np.float32))
 
 
 def route(experts: RoutedExperts, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:

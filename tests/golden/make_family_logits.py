@@ -1,12 +1,12 @@
 """Records the logits of tiny random models of every family, as transformers computes them in f32.
 
     pip install torch==2.15.0 transformers==5.23.0
-    python tests/golden/make_family_logits.py
+    python tests/golden/make_family_logits.py [NAME ...]
 
-In an environment of its own. family_logits.json beside this file then has, of each of MODELS: the config.json
-that transformers writes, the shapes of the tensors, whose values family_weights.py makes again, and the
-logits behind each of POSITIONS tokens of one prompt. Sizes are odd on purpose: heads and vocabularies that
-are no multiples of 16.
+In an environment of its own, for the named ones of MODELS, or all. family_logits.json beside this file then
+has, of each of MODELS: the config.json that transformers writes, the shapes of the tensors, whose values
+family_weights.py makes again, and the logits behind each of POSITIONS tokens of one prompt. Sizes are odd on
+purpose: heads and vocabularies that are no multiples of 16.
 """
 
 from __future__ import annotations
@@ -184,6 +184,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2",
         GEMMA | {"num_hidden_layers": 3, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 60.0},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 20,
+            "num_hidden_layers": 3,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 21,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 20, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -203,22 +214,21 @@ def record(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0]
     return {
+        "made_with": {name: version(name) for name in ("torch", "transformers")},
         "config": json.loads(config.to_json_string(use_diff=False)),
         "shapes": {name: list(shape) for name, shape in shapes.items()},
         "logits": [[round(float(v), 7) for v in logits[p - 1]] for p in POSITIONS],
     }
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
+    """`made_with` of all models is of those that have none of their own."""
     torch.manual_seed(0)
-    golden = {
-        "made_with": {name: version(name) for name in ("torch", "transformers")},
-        "prompt": PROMPT,
-        "positions": POSITIONS,
-        "models": {name: record(*given) for name, given in MODELS.items()},
-    }
+    golden = json.loads(OUT.read_text())
+    golden |= {"prompt": PROMPT, "positions": POSITIONS}
+    golden["models"] |= {name: record(*MODELS[name]) for name in names or MODELS}
     OUT.write_text(json.dumps(golden) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -20,16 +20,14 @@ from shortfin_apps.llm.builder.model.operations import (
     Norm,
     NormHeads,
     NormWhole,
+    Operation,
     Route,
     SumExperts,
 )
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY
 
-WEIGHTED = (
-    *(Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear),
-    *(GatedExperts, SumExperts),
-)
+WEIGHTED = (Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear)
 SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
 
 
@@ -37,9 +35,20 @@ SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["
 @pytest.mark.parametrize("tied", [True, False])
 def test_operations_read_every_weight(spec: ModelSpec, tied: bool) -> None:
     spec = replace(spec, tie_word_embeddings=tied)
-    read = [o.weight for o in operations(spec) if isinstance(o, WEIGHTED)]
+    read = [weight for operation in operations(spec) for weight in weights_of(spec, operation)]
     assert list(dict.fromkeys(read)) == list(weight_shapes(spec))
     assert len(read) - len(set(read)) == tied
+
+
+def weights_of(spec: ModelSpec, operation: Operation) -> list[str]:
+    match operation:
+        case Attend():
+            named = [spec.sinks_of(operation.layer)]
+        case GatedExperts() | SumExperts():
+            named = [operation.weight, operation.bias]
+        case _:
+            named = [operation.weight] if isinstance(operation, WEIGHTED) else []
+    return [weight for weight in named if weight is not None]
 
 
 @SPECS

@@ -37,6 +37,7 @@ COMPILED = (
     "olmo2",
     "gemma3",
     "gemma2",
+    "gpt-oss",
 )
 
 
@@ -46,7 +47,10 @@ COMPILED = (
         *((name, HOST) for name in COMPILED),
         *(
             (name, GENERIC)
-            for name in ("llama", "qwen3-bias", "qwen3-moe-mixed", "olmo2", "gemma3", "gemma2")
+            for name in (
+                *("llama", "qwen3-bias", "qwen3-moe-mixed", "olmo2", "gemma3", "gemma2"),
+                "gpt-oss",
+            )
         ),
     ],
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-# "store" leaves them, "residual" adds to them; "silu" and "gelu" (its approximation by tanh) multiply that of
-# the gate with up.
-Epilogue = Literal["store", "residual", "silu", "gelu"]
+# "store" leaves them, "residual" adds to them; the others make one of gate and up (`Activation` in
+# model/spec.py), of which only kernels of routed experts have "clamped".
+Epilogue = Literal["store", "residual", "silu", "gelu", "clamped"]
 
 
 def is_gated(epilogue: Epilogue) -> bool:
-    return epilogue in ("silu", "gelu")
+    return epilogue in ("silu", "gelu", "clamped")

@@ -110,6 +110,7 @@ def _amx_attention(c: LoweringContext) -> dict[str, bool]:
         "AMX": c.target.has_amx,
         "activations and KV cache in bf16": c.options.activations == c.options.kv == "bf16",
         "heads and pages of whole tiles": fills_attention_tiles(c.spec, c.options),
+        "no attention sinks": not c.spec.has_sinks,
     }
 
 
@@ -227,7 +228,7 @@ CANDIDATES = (
         "cpu/paged_attention",
         (Attend,),
         _cpu,
-        lambda c: VectorAttention(c.spec, c.options, c.target, c.render),
+        lambda c: VectorAttention(c.spec, c.options, c.target, c.weights, c.render),
     ),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
     TRITON,

@@ -12,8 +12,8 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     NormWhole    norm_whole(e, x, weight) -> Tensor
     GatedLinear  gated_linear(e, x, weight) -> Tensor
     Route        route(e, logits, batch) -> what the same class's experts take as `routing`
-    GatedExperts gated_experts(e, x, weight, routing) -> Tensor
-    SumExperts   sum_experts(e, x, weight, routing, residual) -> Tensor
+    GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
+    SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
     Attend       attend(e, qkv, layer, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
     CapLogits    cap_logits(e, logits) -> Tensor
@@ -249,10 +249,12 @@ class Lowering:
                 values[operation.out] = kernels.route(e, x, values.batch)
             case GatedExperts():
                 routing = values.operand(operation.routing)
-                values[operation.out] = kernels.gated_experts(e, x, operation.weight, routing)
+                weights = operation.weight, operation.bias
+                values[operation.out] = kernels.gated_experts(e, x, *weights, routing)
             case SumExperts():
                 routing, residual = values.operand(operation.routing), values[operation.residual]
-                values[operation.out] = kernels.sum_experts(e, x, operation.weight, routing, residual)
+                weights = operation.weight, operation.bias
+                values[operation.out] = kernels.sum_experts(e, x, *weights, routing, residual)
             case Attend():
                 values[operation.out] = kernels.attend(e, x, operation.layer, values.batch)
             case LastTokens():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
@@ -73,6 +73,8 @@ def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], 
     if spec.whole_qk_norm:
         yield "attn_q_norm.weight", (queries,), "attn_qk_norm.weight"
         yield "attn_k_norm.weight", (keys,), "attn_qk_norm.weight"
+    if spec.has_sinks:
+        yield "attn_sinks.weight", (spec.num_attention_heads,), "attn_sinks.weight"
     yield "attn_output.weight", (hidden, queries), "attn_output.weight"
     if spec.output_bias:
         yield "attn_output.bias", (hidden,), "attn_output.bias"
@@ -96,13 +98,25 @@ def _dense_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]
 
 def _expert_tensors(hidden: int, experts: RoutedExperts) -> Iterator[ModelTensor]:
     yield _whole("ffn_gate_inp.weight", (experts.count, hidden))
-    gate_or_up, down = (experts.features, hidden), (hidden, experts.features)
-    for number in range(experts.count):
-        for kind in ("gate", "up"):
-            name, weight = f"ffn_{kind}.{number}.weight", "ffn_gate_up_exps.weight"
-            yield ModelTensor(name, gate_or_up, weight, expert=number)
-    for number in range(experts.count):
-        yield ModelTensor(f"ffn_down.{number}.weight", down, "ffn_down_exps.weight", expert=number)
+    if experts.has_biases:
+        yield _whole("ffn_gate_inp.bias", (experts.count,))
+    for kinds, stack, shape in (
+        (("gate", "up"), "ffn_gate_up_exps", (experts.features, hidden)),
+        (("down",), "ffn_down_exps", (hidden, experts.features)),
+    ):
+        yield from _of_experts(experts.count, kinds, f"{stack}.weight", shape)
+        if experts.has_biases:
+            yield from _of_experts(experts.count, kinds, f"{stack}.bias", shape[:1])
+
+
+def _of_experts(
+    count: int, kinds: Sequence[str], weight: str, shape: tuple[int, ...]
+) -> Iterator[ModelTensor]:
+    """Those of every expert that are stacked into `weight`."""
+    suffix = weight.rpartition(".")[2]
+    for number in range(count):
+        for kind in kinds:
+            yield ModelTensor(f"ffn_{kind}.{number}.{suffix}", shape, weight, expert=number)
 
 
 def operations(spec: ModelSpec) -> Iterator[Operation]:
@@ -155,9 +169,13 @@ def _experts(spec: ModelSpec, block: str) -> Iterator[Operation]:
     assert not spec.norms_after
     yield _before(spec, "sum", f"{block}ffn_norm.weight")
     yield Linear("normed", "router", f"{block}ffn_gate_inp.weight")
+    gate_up_bias = down_bias = None
+    if spec.experts is not None and spec.experts.has_biases:
+        yield AddBias("router", "router", f"{block}ffn_gate_inp.bias")
+        gate_up_bias, down_bias = (f"{block}ffn_{name}_exps.bias" for name in ("gate_up", "down"))
     yield Route("router", "routing")
-    yield GatedExperts("normed", "gated", f"{block}ffn_gate_up_exps.weight", "routing")
-    yield SumExperts("gated", "x", f"{block}ffn_down_exps.weight", "routing", residual="sum")
+    yield GatedExperts("normed", "gated", f"{block}ffn_gate_up_exps.weight", "routing", gate_up_bias)
+    yield SumExperts("gated", "x", f"{block}ffn_down_exps.weight", "routing", "sum", down_bias)
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> ModelTensor:

@@ -132,13 +132,15 @@ class Route(Operation):
 @dataclass(frozen=True, slots=True)
 class GatedExperts(Operation):
     """[tokens, in] -> [tokens * experts per token, out / 2], in the type that matmuls read: the GatedLinear
-    of each of a token's experts, most likely first. `weight` is [experts, out, in], `routing` Route's value.
+    of each of a token's experts, most likely first. `weight` is [experts, out, in], `bias` [experts, out] f32
+    is added ahead of the activation, `routing` is Route's value.
 
     Reads no weights of an expert that no token has. What padding gets is undefined.
     """
 
     weight: str
     routing: str
+    bias: str | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -148,11 +150,13 @@ class GatedExperts(Operation):
 @dataclass(frozen=True, slots=True)
 class SumExperts(Operation):
     """[tokens * experts per token, in] -> [tokens, out] f32: the value `residual`, plus each expert's Linear
-    times its weight, most likely first. `weight` is [experts, out, in]; padding gets the residual alone."""
+    times its weight, most likely first. `weight` is [experts, out, in], and `bias` [experts, out] f32 a part
+    of the Linear; padding gets the residual alone."""
 
     weight: str
     routing: str
     residual: str
+    bias: str | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -164,7 +168,7 @@ class Attend(Operation):
     """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the type that matmuls read.
 
     Turns q and k by the layer's `rotation`, writes k and v to its part of the KV cache, and attends over it,
-    as far as the layer's window reaches (the spec's `window_of`).
+    as far as the layer's window reaches (the spec's `window_of`), with its sinks (`sinks_of`).
     """
 
     layer: int

@@ -10,7 +10,10 @@ from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.rope import RopeScaling, Rotation
 
 FloatType = Literal["bf16", "f16", "f32"]
-Activation = Literal["silu", "gelu"]  # gelu: its approximation by tanh
+# Of gate g and up u: silu and gelu (its approximation by tanh) of g times u; clamped, of gpt-oss, is
+# g * sigmoid(SLOPE * g) * (u + 1), with g at most LIMIT and u within -LIMIT and LIMIT.
+CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
+Activation = Literal["silu", "gelu", "clamped"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 KVType = Literal["bf16", "f16", "f32"]
 OWN_TYPES = "auto"  # asks for the types that weights have in the source
@@ -57,6 +60,7 @@ class ModelSpec:
     window: int | None = None  # the last tokens that `windowed_layers` see
     windowed_layers: tuple[int, ...] = ()
     local_rope_theta: float | None = None  # of windowed layers, without scaling; None: as of others
+    has_sinks: bool = False  # each head's softmax has one more score, a weight, whose value is 0
     score_cap: float | None = None  # attention's scores are cap * tanh(score / cap)
     logit_cap: float | None = None
     experts: RoutedExperts | None = None  # in place of one feed-forward for all tokens
@@ -68,6 +72,10 @@ class ModelSpec:
     def window_of(self, layer: int) -> int | None:
         """The tokens that a token of the layer sees, itself included; None: all before it."""
         return self.window if layer in self.windowed_layers else None
+
+    def sinks_of(self, layer: int) -> str | None:
+        """The layer's weight [heads] f32 of attention sinks; None without such."""
+        return f"blk.{layer}.attn_sinks.weight" if self.has_sinks else None
 
     def rotation_of(self, layer: int) -> Rotation:
         if layer in self.unrotated_layers:

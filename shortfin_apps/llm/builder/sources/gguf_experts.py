@@ -1,4 +1,4 @@
-"""Experts in GGUF files: one tensor holds those of a layer, [experts, out, in]."""
+"""Experts in GGUF files: one tensor holds those of a layer, [experts, out, in], or their biases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from gguf import ReaderTensor
 
-_STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")
+_STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
+_RANKS = {"weight": 3, "bias": 2}
 
 
 def each_matrix(tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
@@ -17,13 +18,13 @@ def each_matrix(tensors: Iterable[ReaderTensor]) -> Iterator[ReaderTensor]:
     """
     for tensor in tensors:
         stacked = _STACKED.fullmatch(tensor.name)
-        if stacked is None or len(tensor.shape) != 3:
+        if stacked is None or len(tensor.shape) != _RANKS[stacked[2]]:
             yield tensor
             continue
         for expert, data in enumerate(tensor.data):
             yield tensor._replace(
-                name=f"{stacked[1]}.{expert}.weight",
-                shape=tensor.shape[:2],
+                name=f"{stacked[1]}.{expert}.{stacked[2]}",
+                shape=tensor.shape[:-1],
                 n_elements=tensor.n_elements // len(tensor.data),
                 n_bytes=data.nbytes,
                 data_offset=tensor.data_offset + expert * data.nbytes,

@@ -27,6 +27,9 @@ class GgufFamily:
     local_rope_theta: float | None = None  # of those, where no key has it
     has_fused_tensors: bool = False  # q, k and v are one, gate and up another
     has_experts: bool = False
+    has_expert_biases: bool = False
+    has_sinks: bool = False
+    yarn_truncates: bool = True  # rounds the borders of what it slows to an index
     finetuned_rotates: bool = False  # `rope.scaling.finetuned` false means that nothing rotates
     unrotated_interval: int | None = None  # the last of each so many layers does not rotate
     keys: frozenset[str] = frozenset()  # that Llama refuses unless they are neutral
@@ -67,6 +70,16 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
         window_interval=6,
         local_rope_theta=10000.0,
         keys=_GEMMA_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"},
+    ),
+    "gpt-oss": GgufFamily(
+        has_experts=True,
+        has_expert_biases=True,
+        has_sinks=True,
+        activation="clamped",
+        window_interval=2,
+        yarn_truncates=False,
+        renamed={"post_attention_norm": "ffn_norm"},
+        keys=frozenset({"expert_used_count", "expert_feed_forward_length"}),
     ),
     "granite": GgufFamily(
         has_pairs=True,

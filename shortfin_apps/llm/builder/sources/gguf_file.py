@@ -228,6 +228,7 @@ class GgufSource(ModelSource):
             whole_qk_norm=family.whole_qk_norm,
             norms_before=family.norms_before,
             norms_after=family.norms_after,
+            has_sinks=family.has_sinks,
             activation=family.activation,
             window=found.sliding_window,
             windowed_layers=found.windowed_layers(family),
@@ -250,6 +251,7 @@ class GgufSource(ModelSource):
             count=found.expert_count,
             per_token=found.expert_used_count,
             features=found.expert_feed_forward_length or found.feed_forward_length,
+            has_biases=family.has_expert_biases,
         )
 
     def _keys(self, prefix: str) -> dict[str, Any]:
@@ -277,7 +279,8 @@ class GgufSource(ModelSource):
         factors = {name: self._dequantised(name) for name in FACTORS if name in self._tensors}
         if odd := next((n for n, f in factors.items() if f.shape != (found.rotated_dim // 2,)), None):
             raise unsupported(self._where, f"a `{odd}` of shape {factors[odd].shape}")
-        scaling = parse(self._where, GgufRope, keys).scaling(self._where, factors)
+        given = {**keys, "yarn_truncates": self._family.yarn_truncates}
+        scaling = parse(self._where, GgufRope, given).scaling(self._where, factors)
         if ROPE_FACTORS not in factors:
             return scaling
         if scaling is not None:

@@ -41,6 +41,7 @@ class GgufRope(BaseModel):
     attention_factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.attn_factor")
     yarn_beta_fast: PositiveFloat = Field(32.0, alias="rope.scaling.yarn_beta_fast")
     yarn_beta_slow: PositiveFloat = Field(1.0, alias="rope.scaling.yarn_beta_slow")
+    yarn_truncates: bool = True  # no key, but the family's
 
     def scaling(self, where: str, factors: Mapping[str, Array]) -> RopeScaling | None:
         """`factors` are those of FACTORS that the file has. A factor of 0 is none, as in llama.cpp.
@@ -77,6 +78,7 @@ class GgufRope(BaseModel):
             attention_factor=yarn_attention_factor(self.factor),
             beta_fast=self.yarn_beta_fast,
             beta_slow=self.yarn_beta_slow,
+            truncate=self.yarn_truncates,
         )
 
 

@@ -29,6 +29,7 @@ from shortfin_apps.llm.builder.sources.base import (
     sha256_of,
     unsupported,
 )
+from shortfin_apps.llm.builder.sources.hf_experts import StackedExperts
 from shortfin_apps.llm.builder.sources.hf_families import HF_FAMILIES, HfFamily, hf_family
 from shortfin_apps.llm.builder.sources.hf_matrices import QuantisedMatrices, read_tensor
 from shortfin_apps.llm.builder.sources.hf_quantisation import matrix_format
@@ -61,6 +62,7 @@ _TOKENIZER_KEYS = (
 )
 _GENERATION_KEYS = ("bos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p")
 
+_SINKS = "self_attn.sinks"  # the one tensor whose name has no ending
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -72,10 +74,12 @@ GGUF_NAMES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "self_attn.qkv_proj": "attn_qkv",
+    _SINKS: "attn_sinks",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "mlp.gate_up_proj": "ffn_gate_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -169,6 +173,8 @@ class _Config(BaseModel):
     @property
     def activation(self) -> Activation | None:
         """None if it is not supported."""
+        if self.family.activation is not None:
+            return self.family.activation
         return ACTIVATIONS.get(self.hidden_activation or self.hidden_act)
 
     @property
@@ -219,6 +225,7 @@ class _Config(BaseModel):
             per_token=self.num_experts_per_tok,
             features=self.moe_intermediate_size or self.intermediate_size,
             is_normalised=self.norm_topk_prob,
+            has_biases=self.family.stacks_experts,
             dense_layers=tuple(
                 layer for layer in range(self.num_hidden_layers) if layer in listed or (layer + 1) % step
             ),
@@ -261,9 +268,8 @@ class HfDirectorySource(ModelSource):
         self.spec = self._read_spec(name or directory.resolve().name)
         shards = self._shards()
         self._files = {path: _open(path) for path in shards}
-        quantised = matrix_format(self._where, self._config.quantization_config)
         self._tensors = dict(self._find_tensors())
-        self._matrices = QuantisedMatrices(self._where, quantised, self._tensors, self._files)
+        self._matrices = self._find_matrices()
         check_tensors(self._where, self.spec, self._shapes())
         others = [directory / name for name in ("config.json", *TOKENIZER_FILES)]
         self.sha256 = sha256_of([*shards, *(path for path in others if path.exists())])
@@ -325,6 +331,7 @@ class HfDirectorySource(ModelSource):
             whole_qk_norm=family.whole_qk_norm,
             norms_before=family.norms_before,
             norms_after=family.norms_after,
+            has_sinks=family.has_sinks,
             activation=config.activation or "silu",
             window=config.window if config.windowed_layers else None,
             windowed_layers=config.windowed_layers,
@@ -377,6 +384,14 @@ class HfDirectorySource(ModelSource):
                 if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
                     yield ours, (path, hf_name)
 
+    def _find_matrices(self) -> QuantisedMatrices | StackedExperts:
+        """Those that are not each a tensor, which leave `_tensors`."""
+        quantisation, stacks = self._config.quantization_config, self._config.family.stacks_experts
+        if stacks and (quantisation or {}).get("quant_method") in (None, "mxfp4"):
+            return StackedExperts(self._where, self._tensors, self._files)
+        kind = matrix_format(self._where, quantisation)
+        return QuantisedMatrices(self._where, kind, self._tensors, self._files)
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = self._matrices.shapes
         for name, (path, hf_name) in self._tensors.items():
@@ -423,6 +438,8 @@ def _open(path: Path) -> Any:
 
 def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     """The GGUF name of a Hugging Face tensor by `names`, or the same name if there is none."""
+    if name.endswith(_SINKS):
+        name = f"{name}.weight"
     stem, dot, kind = name.rpartition(".")
     if match := _BLOCK.fullmatch(stem):
         layer, part = match.groups()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shortfin_apps.llm.builder.model.spec import Activation
 from shortfin_apps.llm.builder.sources.base import unsupported
 
 
@@ -28,6 +29,9 @@ class HfFamily:
     fields: frozenset[str] = frozenset()  # of `config.json`, which Llama refuses unless they are neutral
     harmless: frozenset[str] = frozenset()  # fields that Llama refuses, and that change nothing here
     has_experts: bool = False
+    stacks_experts: bool = False  # one tensor for all of a layer, which have biases (hf_experts.py)
+    has_sinks: bool = False
+    activation: Activation | None = None  # whatever `hidden_act` says
     window_has_switch: bool = False  # `sliding_window` counts only with `use_sliding_window`
 
 
@@ -38,7 +42,7 @@ QWEN3_MOE = frozenset(
         *("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
     }
 )
-MIXTRAL = frozenset({"num_local_experts", "num_experts_per_tok"})
+EXPERT_COUNTS = frozenset({"num_local_experts", "num_experts_per_tok"})
 ROUTER_TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
 MAMBA = frozenset(
     {
@@ -70,6 +74,23 @@ _GEMMA_DEFAULTS = {
     "tie_word_embeddings": True,
 }
 
+_GPT_OSS_DEFAULTS: dict[str, Any] = {
+    "attention_bias": True,
+    "head_dim": 64,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 4,
+    "num_local_experts": 128,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "sliding_window": 128,
+    "sliding_window_pattern": 2,
+}
+
 HF_FAMILIES: Mapping[str, HfFamily] = {
     "gemma2": HfFamily(
         fields=GEMMA | {"attn_logit_softcapping"},
@@ -85,6 +106,17 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
         **_GEMMA,
     ),
+    "gpt_oss": HfFamily(
+        architecture="gpt-oss",
+        has_experts=True,
+        stacks_experts=True,
+        has_sinks=True,
+        activation="clamped",
+        fields=EXPERT_COUNTS,
+        # which repeat other fields
+        harmless=ROUTER_TRAINING | {"experts_per_token", "initial_context_length"},
+        defaults=_GPT_OSS_DEFAULTS,
+    ),
     "granite": HfFamily(fields=GRANITE),
     "granitemoehybrid": HfFamily(  # Granite 4; other sizes have state space layers and experts
         architecture="granite",
@@ -99,7 +131,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
     "mixtral": HfFamily(
         architecture="llama",
         has_experts=True,
-        fields=MIXTRAL,
+        fields=EXPERT_COUNTS,
         harmless=ROUTER_TRAINING,
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     ),

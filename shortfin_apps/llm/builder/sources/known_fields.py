@@ -90,6 +90,8 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "auto_map", "pruned_heads"), ()),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), ()),
     "hidden_activation": ("silu",),
+    "swiglu_limit": (7.0,),
+    "swiglu_alpha": (1.702,),
     "sliding_window_pattern": (),
     "rope_local_base_freq": (),
     **dict.fromkeys(("full_attn_mod", "interpolate_factor"), _ONE),

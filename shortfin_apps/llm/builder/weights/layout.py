@@ -274,7 +274,7 @@ def fills_tiles(spec: ModelSpec, target: Target) -> bool:
 
 def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Target) -> WeightLayout:
     """The layout of the weight `name` that the target's kernels read."""
-    if name.endswith(("norm.weight", ".bias")):
+    if name.endswith(("norm.weight", "sinks.weight", ".bias")):
         return RowMajor("f32")
     if name.endswith(ROUTER):
         options = replace(options, weights=options.activations)

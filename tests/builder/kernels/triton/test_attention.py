@@ -18,6 +18,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelS
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
+from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
 from tests.runtimes import needs_shortfin
 
@@ -32,6 +33,7 @@ pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 LAYER = 1
+SINKS = np.array([-200.0, 0.5, 3.0, 200.0], np.float32)  # of no weight to all of it
 TOLERANCES: dict[str, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 5e-2}
 SPECS = {
     "shared": TINY,
@@ -39,6 +41,7 @@ SPECS = {
     "not-a-power-of-two": replace(TINY, num_attention_heads=4, num_key_value_heads=4, head_dim=80),
     "window": replace(TINY, window=37, windowed_layers=(1,)),
     "wide-window": replace(TINY, window=300, windowed_layers=(1,), score_cap=2.0),
+    "sinks": replace(TINY, window=37, windowed_layers=(1,), has_sinks=True),
     "many-share": replace(TINY, num_attention_heads=24, num_key_value_heads=1, head_dim=16),
 }
 
@@ -104,6 +107,9 @@ def reference(spec: ModelSpec, rows: Rows, given: dict[str, Array]) -> F32:
             scores = np.einsum("hd,nhd->hn", q[token], keys) / np.sqrt(spec.head_dim)
             if spec.score_cap:
                 scores = spec.score_cap * np.tanh(scores / spec.score_cap)
+            if spec.has_sinks:
+                scores, nothing = np.c_[scores, given["sinks"]], np.zeros((1, *values.shape[1:]))
+                values = np.concatenate([values, nothing])
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[token] = np.einsum("hn,nhd->hd", weights / weights.sum(axis=1, keepdims=True), values)
     return out.reshape(given["q"].shape)
@@ -119,6 +125,7 @@ def inputs_of(spec: ModelSpec, dtype: FloatType, stride: int) -> Inputs:
         "cache": (dtype, ("pages", page_elements(spec, options("gfx942", dtype, stride)))),
         **dict.fromkeys(("offsets", "starts", "seq_lens"), ("i64", ("rows",))),
         "blocks": ("i64", ("rows", "width")),
+        **({"sinks": ("f32", (spec.num_attention_heads,))} if spec.has_sinks else {}),
     }
 
 
@@ -136,6 +143,7 @@ def arguments(spec: ModelSpec, dtype: FloatType, rows: Rows) -> dict[str, Array]
         "q": rounded(rng.standard_normal((rows.tokens, features)), dtype),
         "cache": rounded(rng.standard_normal((num_pages, elements)), dtype),
         "blocks": blocks,
+        **({"sinks": SINKS[: spec.num_attention_heads]} if spec.has_sinks else {}),
     }
 
 
@@ -154,6 +162,9 @@ def attend_twice(
     batch.offsets = tensors["offsets"]
     batch.counters = e.fill("0", (num_rows, context.spec.num_key_value_heads), "i32")
     launcher = Launcher(context.target, context.rendered)
+    if "sinks" in tensors:
+        given = GivenWeights({f"blk.{LAYER}.attn_sinks.weight": tensors["sinks"]}, {})
+        context = replace(context, weights=given)
     attention = TritonAttention(context, launcher, MatmulOperands(context, launcher))
     return [attention.attend(e, tensors["q"], LAYER, batch) for _ in range(2)]
 
@@ -184,6 +195,7 @@ EACH_KIND = pytest.mark.parametrize(
             ("not-a-power-of-two", "bf16"),
             ("many-share", "f16"),
             ("window", "f32"),
+            ("sinks", "f32"),
             ("wide-window", "bf16"),
         ]
     ],

@@ -31,7 +31,7 @@ from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, Launched, rounded
 from tests.builder.kernels.triton.test_fp8 import cast, rounded_to_fp8
-from tests.builder.reference import activated, route
+from tests.builder.reference import gated, route
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -53,17 +53,23 @@ TOLERANCE: dict[WeightType, float] = {
     "fp8": 5e-2,
 }
 GATE_UP, DOWN = "blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_down_exps.weight"
-RUN: list[Operation] = [
-    Route("logits", "routing"),
-    GatedExperts("x", "gated", GATE_UP, "routing"),
-    SumExperts("gated", "sum", DOWN, "routing", residual="residual"),
-    Norm("sum", "normed", "norm"),
-    Linear("normed", "next", "eye"),
-]
+GATE_UP_BIAS, DOWN_BIAS = "blk.1.ffn_gate_up_exps.bias", "blk.1.ffn_down_exps.bias"
+BIASED = replace(SPEC, activation="clamped", experts=replace(EXPERTS, has_biases=True))  # as gpt-oss
 SHAPES = {
     GATE_UP: (EXPERTS.count, 2 * EXPERTS.features, HIDDEN),
     DOWN: (EXPERTS.count, HIDDEN, EXPERTS.features),
 }
+
+
+def operations(has_biases: bool) -> list[Operation]:
+    biases = (GATE_UP_BIAS, DOWN_BIAS) if has_biases else (None, None)
+    return [
+        Route("logits", "routing"),
+        GatedExperts("x", "gated", GATE_UP, "routing", biases[0]),
+        SumExperts("gated", "sum", DOWN, "routing", "residual", biases[1]),
+        Norm("sum", "normed", "norm"),
+        Linear("normed", "next", "eye"),
+    ]
 
 
 class ExpertWeights(GivenWeights):
@@ -75,7 +81,7 @@ class ExpertWeights(GivenWeights):
 
 
 class FeedForward:
-    """RUN for a number of tokens, or for any, with weights of some type."""
+    """`operations` for a number of tokens, or for any, with weights of some type."""
 
     def __init__(
         self, kind: WeightType, tokens: int | str, chip: str, launch: Launch, spec: ModelSpec = SPEC
@@ -88,6 +94,8 @@ class FeedForward:
         self.values: dict[str, F32] = {}
         self._arguments: dict[str, Array] = {"norm": np.ones(HIDDEN), "eye": np.eye(HIDDEN)}
         self._parameters = {"norm": "norm", "eye": "eye"}
+        assert spec.experts
+        self._has_biases = spec.experts.has_biases
         inputs = {
             "x": (self.act, (tokens, HIDDEN)),
             "logits": ("f32", (tokens, EXPERTS.count)),
@@ -112,6 +120,15 @@ class FeedForward:
                     self._fp8, dtype, array = layout.dtype, "i8", array.view(np.int8)
                 self._parameters[parameter], self._arguments[argument] = argument, array
                 inputs[argument] = (dtype, shape)
+        return {**inputs, **self._stored_biases()}
+
+    def _stored_biases(self) -> Inputs:
+        """Of which some are past the limits of what is gated."""
+        rng, inputs = np.random.default_rng(1), {}
+        for name, matrix in {GATE_UP_BIAS: GATE_UP, DOWN_BIAS: DOWN}.items() if self._has_biases else ():
+            argument, shape = name.replace(".", "_"), SHAPES[matrix][:2]
+            self.values[name] = self._arguments[argument] = 5 * rng.standard_normal(shape, np.float32)
+            self._parameters[name], inputs[argument] = argument, ("f32", shape)
         return inputs
 
     def _body(self, e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
@@ -123,7 +140,9 @@ class FeedForward:
         batch.slots, batch.chunk = tensors["slots"], None
         values = Values({name: tensors[name] for name in ("x", "logits", "residual")}, batch)
         kernels = dict.fromkeys((Route, GatedExperts, SumExperts, Norm, Linear), layers)
-        Lowering(kernels, RenderedKernels(), layers).lower(e, RUN, values, ["sum", "next"])
+        Lowering(kernels, RenderedKernels(), layers).lower(
+            e, operations(self._has_biases), values, ["sum", "next"]
+        )
         return [values["sum"], values["next"]]
 
     def __call__(self, inputs: Mapping[str, F32], padding: tuple[int, ...] = ()) -> tuple[F32, F32]:
@@ -138,10 +157,13 @@ class FeedForward:
         x = self._read(inputs["x"])
         for token, its_experts in enumerate(chosen):
             for expert, weight in zip(its_experts, weights[token], strict=True):
-                gate, up = np.split(self.values[GATE_UP][expert] @ x[token], 2)
-                gated = self._read((activated(self._context.spec, gate) * up)[None])[0]
-                out[token] += weight * (self.values[DOWN][expert] @ gated)
+                both = self.values[GATE_UP][expert] @ x[token] + self._bias(GATE_UP_BIAS, expert)
+                made = self._read(gated(self._context.spec, both)[None])[0]
+                out[token] += weight * (self.values[DOWN][expert] @ made + self._bias(DOWN_BIAS, expert))
         return out
+
+    def _bias(self, name: str, expert: int) -> F32 | float:
+        return self.values[name][expert] if self._has_biases else 0.0
 
     def _read(self, x: F32) -> F32:
         """x as matmuls take it."""
@@ -196,8 +218,9 @@ def test_only_the_chosen_experts_are_computed(
         np.testing.assert_allclose(behind, normal, rtol=2e-2, atol=2e-2)
 
 
-def test_experts_may_have_gelu(chip: str, launch: Launch) -> None:
-    run, inputs = FeedForward("f32", 9, chip, launch, replace(SPEC, activation="gelu")), make_inputs(9)
+@pytest.mark.parametrize("spec", [replace(SPEC, activation="gelu"), BIASED], ids=["gelu", "biased"])
+def test_experts_may_have_other_activations(spec: ModelSpec, chip: str, launch: Launch) -> None:
+    run, inputs = FeedForward("f32", 9, chip, launch, spec), make_inputs(9)
     np.testing.assert_allclose(run(inputs)[0], run.expected(inputs), rtol=1e-4, atol=1e-4)
 
 

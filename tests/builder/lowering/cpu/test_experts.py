@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import F32, NARROW, ConstantWeights, Inputs, function, load, narrow
 from tests.builder.compiled_model import GENERIC, HOST, ROUTED
-from tests.builder.reference import activated, route
+from tests.builder.reference import gated, route
 
 EXPERTS = RoutedExperts(count=7, per_token=3, features=96)
 SPEC = replace(ROUTED, experts=EXPERTS)
@@ -31,6 +31,9 @@ STRIDE = 16
 ROWS = [1, 2, 9, 40, 130]
 TOLERANCE: dict[WeightType, float] = {"f32": 1e-5, "bf16": 2e-2, "q8_0": 2e-2, "q4": 2e-2}
 GATE_UP, DOWN = "blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_down_exps.weight"
+GATE_UP_BIAS, DOWN_BIAS = "blk.1.ffn_gate_up_exps.bias", "blk.1.ffn_down_exps.bias"
+# Of gpt-oss; 48 features are half a panel more than one.
+BIASED = replace(SPEC, hidden_size=48, activation="clamped", experts=replace(EXPERTS, has_biases=True))
 GROUPED = [BlockType(4, has_minima=True, group=256), BlockType(8, 16, group=256)]  # of Q4_K, Q6_K
 FORMS: list[tuple[str, Target, WeightType]] = [
     *(("host", HOST, kind) for kind in TOLERANCE),
@@ -46,8 +49,7 @@ class Experts:
 
     spec: ModelSpec
     kind: WeightType
-    gate_up: F32
-    down: F32
+    weights: dict[str, F32]
     module: Any
 
     def __call__(self, x: F32, logits: F32, residual: F32, padding: tuple[int, ...] = ()) -> F32:
@@ -61,9 +63,13 @@ class Experts:
         out = residual.copy()
         for token, its_experts in enumerate(chosen):
             for expert, weight in zip(its_experts, weights[token], strict=True):
-                gate, up = np.split(self.gate_up[expert] @ x[token], 2)
-                out[token] += weight * (self.down[expert] @ (activated(self.spec, gate) * up))
+                both = self.weights[GATE_UP][expert] @ x[token] + self._bias(GATE_UP_BIAS, expert)
+                made = self.weights[DOWN][expert] @ gated(self.spec, both) + self._bias(DOWN_BIAS, expert)
+                out[token] += weight * made
         return out
+
+    def _bias(self, name: str, expert: int) -> F32 | float:
+        return self.weights[name][expert] if name in self.weights else 0.0
 
 
 def _id(form: tuple[str, Target, WeightType]) -> str:
@@ -93,18 +99,21 @@ def build(
     own = () if blocks is None else ((GATE_UP, blocks), (DOWN, blocks))
     options = BuildOptions(weights=kind, block_seq_stride=STRIDE, block_types=own)
     rendered, weights = RenderedKernels(), make_weights(spec, options, target)
-    assert spec.experts
-    kernels: Any = LinalgExperts(spec, spec.experts, options, weights)
+    experts = spec.experts
+    assert experts
+    kernels: Any = LinalgExperts(spec, experts, options, weights)
     if form != "linalg":
-        kernels = VectorExperts(spec, spec.experts, options, target, weights, rendered.render)
+        kernels = VectorExperts(spec, experts, options, target, weights, rendered.render)
 
     def feed_forward(e: Emitter, x: Tensor, logits: Tensor, residual: Tensor, slots: Tensor) -> list[Tensor]:
         batch = Batch.__new__(Batch)
         integers = "  %y = arith.fptosi %a : f32 to i64\n  linalg.yield %y : i64"
         batch.slots = e.elementwise("t", ("t", x.shape[:1], "i64"), [(slots, "t0")], integers)
         routing = kernels.route(e, logits, batch)
-        gated = kernels.gated_experts(e, narrow(e, x, options.activations), GATE_UP, routing)
-        return [kernels.sum_experts(e, gated, DOWN, routing, residual)]
+        biases = (GATE_UP_BIAS, DOWN_BIAS) if experts.has_biases else (None, None)
+        narrowed = narrow(e, x, options.activations)
+        made = kernels.gated_experts(e, narrowed, GATE_UP, biases[0], routing)
+        return [kernels.sum_experts(e, made, DOWN, biases[1], routing, residual)]
 
     hidden = spec.hidden_size
     inputs: Inputs = {
@@ -115,16 +124,19 @@ def build(
     }
     body = function("feed_forward", inputs, feed_forward)
     text = "\n".join(["module @kernels {", *weights.declarations(), *rendered.texts.values(), body, "}"])
-    return Experts(spec, kind, weights.values[GATE_UP], weights.values[DOWN], load(text, folder))
+    return Experts(spec, kind, weights.values, load(text, folder))
 
 
 def make_weights(spec: ModelSpec, options: BuildOptions, target: Target) -> ConstantWeights:
     rng = np.random.default_rng(0)
-    shapes = {name: weight_shapes(spec)[name] for name in (GATE_UP, DOWN)}
+    names = (GATE_UP, GATE_UP_BIAS, DOWN, DOWN_BIAS)
+    shapes = {name: shape for name, shape in weight_shapes(spec).items() if name in names}
     weights = {
         name: (rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32)
         for name, shape in shapes.items()
     }
+    for name in {GATE_UP_BIAS, DOWN_BIAS} & shapes.keys():
+        weights[name] *= 60  # some of what is gated has to be past the limits
     if options.weights == options.activations:  # blocks have no NaN
         for value in weights.values():
             value[BROKEN] = np.nan
@@ -153,6 +165,15 @@ def test_only_the_chosen_experts_are_computed(experts: Experts, rows: int, disti
 @pytest.mark.parametrize("form", FORMS[::4], ids=_id)
 def test_experts_may_have_gelu(form: tuple[str, Target, WeightType], tmp_path: Path) -> None:
     experts, given = build(*form, tmp_path, replace(SPEC, activation="gelu")), inputs(9)
+    tolerance = TOLERANCE[experts.kind]
+    np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form[2] in ("f32", "bf16")], ids=_id)
+def test_experts_may_have_biases_and_the_activation_of_gpt_oss(
+    form: tuple[str, Target, WeightType], tmp_path: Path
+) -> None:
+    experts, given = build(*form, tmp_path, BIASED), inputs(9, hidden=48)
     tolerance = TOLERANCE[experts.kind]
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from shortfin_apps.llm.builder.kernels.interface import Interface
 
-Constexpr = int | float | bool | tuple[int, ...] | None
+Constexpr = int | float | bool | str | tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

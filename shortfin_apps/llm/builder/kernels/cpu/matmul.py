@@ -9,6 +9,7 @@ from shortfin_apps.llm.builder.blocks import BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.model.spec import CLAMPED_LIMIT, CLAMPED_SLOPE
 from shortfin_apps.llm.builder.weights.layout import LANES, group_bytes, num_panels, panel_terms
 
 _MEMORY_PAGE_BYTES = 4096
@@ -21,11 +22,13 @@ _EXPERT_COLUMN_GROUPS = 8  # of each expert
 class ExpertGeometry:
     """The weights of `count` experts, whose rows of the product are told by the tables of route.mlir.j2.
 
-    A row of the product is that of a token and one of its experts. `sharing` rows read one row of x.
+    A row of the product is that of a token and one of its experts. `sharing` rows read one row of x. With
+    `has_bias` the product starts from a vector of each expert.
     """
 
     count: int
     sharing: int
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,14 @@ class MatmulGeometry:
     @property
     def is_gated(self) -> bool:
         return is_gated(self.epilogue)
+
+    @property
+    def clamped_slope(self) -> float:
+        return CLAMPED_SLOPE
+
+    @property
+    def clamped_limit(self) -> float:
+        return CLAMPED_LIMIT
 
     @property
     def lanes(self) -> int:
@@ -126,6 +137,8 @@ class MatmulGeometry:
             reads["w"] = buffer(self.dtype, panels, self.steps, 2 * self.width)
         if self.epilogue == "residual":
             reads["residual"] = buffer("f32", "rows", self.out_features)
+        if self.experts and self.experts.has_bias:
+            reads["bias"] = buffer("f32", self.experts.count, self.n)
         if self.experts:
             reads["ends"] = buffer("i32", self.experts.count)
             reads["order"] = buffer("i32", "rows")

@@ -45,6 +45,7 @@ class PagedAttentionGeometry(KvPages):
     has_wide_vectors: bool
     window: int | None = None  # the last slots that a query sees; None: all
     score_cap: float | None = None  # a score is cap * tanh(score / cap)
+    has_sinks: bool = False  # a score of each head's own joins the softmax, of the value 0
 
     @property
     def score_scale(self) -> float:
@@ -92,6 +93,7 @@ class PagedAttentionGeometry(KvPages):
                 "q": buffer("f32", "tokens", self.q_features),
                 **per_token,
                 **self.batch,
+                **({"sinks": buffer("f32", self.q_heads)} if self.has_sinks else {}),
                 "cache": self.cache,
             },
             writes={"out": buffer(self.dtype, "tokens", self.q_features)},

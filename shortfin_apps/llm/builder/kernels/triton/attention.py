@@ -8,7 +8,8 @@ order, depends on a row's length alone.
 
 Both read q [tokens, HEADS * HEAD_DIM] and write softmax(q K / sqrt(HEAD_DIM)) V of that shape to `out`;
 padding gets zeros. With a WINDOW, a token sees only its last so many slots, itself included; with a CAP, a
-score is CAP * tanh(score / CAP). `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64
+score is CAP * tanh(score / CAP); `sinks` [HEADS] f32, if there are such, are scores of no slot that join the
+softmax. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64
 are the batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
 elements. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and BLOCK_SPLITS are HEAD_DIM and
 MOST_SPLITS rounded up to a power of two.
@@ -31,6 +32,7 @@ def attend(
     starts,
     seq_lens,
     blocks,
+    sinks,
     out,
     tokens,
     rows,
@@ -81,8 +83,9 @@ def attend(
         if WINDOW is not None:
             first = first_slot(start + begin - offset + 1, WINDOW, COLUMNS)
             shared = first
-        at = token.to(tl.int64) * HEADS + kv_head * SHARING + query % SHARING
-        _, total, sums = attend_slots(
+        head = kv_head * SHARING + query % SHARING
+        at = token.to(tl.int64) * HEADS + head
+        peak, total, sums = attend_slots(
             load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
             seen,
             first,
@@ -100,6 +103,7 @@ def attend(
             WINDOW,
             CAP,
         )
+        total = with_sinks(sinks, head, is_query, peak, total)
         store_heads(out, at, is_query, tl.where(seen > 0, total, 0.0), sums, HEAD_DIM)
 
 
@@ -111,6 +115,7 @@ def attend_singles(
     starts,
     seq_lens,
     blocks,
+    sinks,
     counters,
     out,
     parts,
@@ -187,10 +192,11 @@ def attend_singles(
             store_part(parts, states, part + share, is_query, peak, total, sums, HEAD_DIM)
             is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
             if is_last:
-                total, sums = combine(
+                peak, total, sums = combine(
                     parts, states, part, shares, is_query, HEAD_DIM, BLOCK_DIM, BLOCK_SPLITS
                 )
         if is_last:
+            total = with_sinks(sinks, head, is_query, peak, total)
             store_heads(out, at, is_query, total, sums, HEAD_DIM)
 
 
@@ -222,6 +228,17 @@ def store_heads(out, at, is_query, total, sums, HEAD_DIM: tl.constexpr):
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     values = tl.where((total > 0)[:, None], sums / total[:, None], 0.0)
     tl.store(out + at[:, None] * HEAD_DIM + dim[None, :], values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def with_sinks(sinks, head, is_query, peak, total):
+    """The total [QUERIES] of powers relative to `peak`, with those of the sinks of each `head`, if there are
+    such. A total of 0 stays that: its query saw nothing."""
+    if sinks is None:
+        return total
+    else:
+        sink = tl.load(sinks + head, mask=is_query, other=LOWEST) * LOG2_E
+        return tl.where(total > 0, total + tl.exp2(sink - peak), total)
 
 
 @triton.jit
@@ -382,7 +399,8 @@ def combine(
     BLOCK_SPLITS: tl.constexpr,
 ):
     """The sums of `shares` parts from `first` [QUERIES] on, in their order: the total of all weights' powers
-    of two, and of the values that they weigh. A part's state is the peak of its weights, and their total.
+    of two, and of the values that they weigh, relative to their peak, which is returned first. A part's state
+    is the peak of its weights, and their total.
     """
     each = tl.arange(0, BLOCK_SPLITS)
     states_at = states + (first[:, None] + each[None, :]) * 2
@@ -402,4 +420,4 @@ def combine(
         at = parts + part[:, None] * HEAD_DIM + dim[None, :]
         values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
         sums = tl.fma(values, tl.exp2(part_peak - peak)[:, None], sums)
-    return total, sums
+    return peak, total, sums

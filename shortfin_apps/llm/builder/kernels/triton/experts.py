@@ -1,7 +1,7 @@
 """Matmuls of routed experts: each tile of rows has one expert, whose matrix it reads (see routing.py).
 
 A row is that of a token and one of its experts; the weights of experts lie one behind another. Tiles without
-an expert leave at once.
+an expert leave at once. Where there is a `bias`, f32 beside w's rows, it is a part of each product.
 """
 
 import triton
@@ -19,6 +19,7 @@ def gated_experts(
     w,
     scales,
     minima,
+    bias,
     order,
     tile_experts,
     y,
@@ -35,11 +36,11 @@ def gated_experts(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     """y [rows, OUT] = silu(gate) * up, products of x [tokens, IN] with w [COUNT, 2 * OUT, IN]: gate, then up.
 
-    Row r is of token r / PER_TOKEN. See gated_linear in linear.py for GELU and the columns of a tile.
+    Row r is of token r / PER_TOKEN. See gated_linear in linear.py for ACTIVATION and the columns of a tile.
     """
     HALF: tl.constexpr = COLUMNS // 2
     tile = tl.program_id(0)
@@ -67,7 +68,9 @@ def gated_experts(
             DEPTH,
             EARLY,
         )
-        store_gated(y, sums, row, rows, first, OUT, GELU)
+        if bias is not None:
+            sums += tl.load(bias + weight_row)[None, :]
+        store_gated(y, sums, row, rows, first, OUT, ACTIVATION)
 
 
 @triton.jit
@@ -77,6 +80,7 @@ def multiply_experts(
     w,
     scales,
     minima,
+    bias,
     order,
     tile_experts,
     y,
@@ -116,6 +120,8 @@ def multiply_experts(
             DEPTH,
             EARLY,
         )
+        if bias is not None:
+            sums += tl.load(bias + weight_row)[None, :]
         at = row[:, None].to(tl.int64) * OUT + column[None, :]
         tl.store(y + at, sums, mask=(row < rows)[:, None] & (column < OUT)[None, :])
 

@@ -4,6 +4,9 @@ import triton
 import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, store_scaled
+from shortfin_apps.llm.builder.model.spec import CLAMPED_LIMIT, CLAMPED_SLOPE
+
+LIMIT, SLOPE = tl.constexpr(CLAMPED_LIMIT), tl.constexpr(CLAMPED_SLOPE)
 
 
 @triton.jit
@@ -100,12 +103,12 @@ def gated_linear(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     EARLY: tl.constexpr,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     """y [tokens, OUT] = silu(gate) * up, both products of x [tokens, IN] with w [2 * OUT, IN]: gate, then up.
 
-    With GELU it is gelu, by its approximation with tanh: (1 + tanh(y)) / 2 is the sigmoid of 2 y. w may be in
-    blocks, as in `linear`. A tile's columns are gate and up in turn, so that one product makes both.
+    Or another ACTIVATION (see `gated`). w may be in blocks, as in `linear`. A tile's columns are gate and up
+    in turn, so that one product makes both.
     """
     HALF: tl.constexpr = COLUMNS // 2
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -129,11 +132,11 @@ def gated_linear(
         DEPTH,
         EARLY,
     )
-    store_gated(y, sums, row, tokens, first, OUT, GELU)
+    store_gated(y, sums, row, tokens, first, OUT, ACTIVATION)
 
 
 @triton.jit
-def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, GELU: tl.constexpr):
+def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, ACTIVATION: tl.constexpr):
     """Writes the activated gate times up to y [rows, OUT] at `row` [ROWS], from column `first` on.
 
     `sums` [ROWS, COLUMNS] are gate and up in turn.
@@ -143,13 +146,18 @@ def store_gated(y, sums, row, rows, first, OUT: tl.constexpr, GELU: tl.constexpr
     column = first + tl.arange(0, HALF)
     at = row[:, None].to(tl.int64) * OUT + column[None, :]
     inside = (row < rows)[:, None] & (column < OUT)[None, :]
-    tl.store(y + at, (activated(gate, GELU) * up).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + at, gated(gate, up, ACTIVATION).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def activated(gate, GELU: tl.constexpr):
-    """silu of `gate`, or gelu."""
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """silu of `gate` times `up`, or gelu's, by its approximation with tanh: (1 + tanh(y)) / 2 is the sigmoid
+    of 2 y; or what "clamped" makes of both (`Activation` in model/spec.py)."""
     inner = gate
-    if GELU:
+    if ACTIVATION == "gelu":
         inner = gate * tl.fma(gate * gate, 1.5957691216057308 * 0.044715, 1.5957691216057308)
-    return gate / (1 + tl.exp(-inner))
+    if ACTIVATION == "clamped":
+        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL) + 1
+        inner = gate * SLOPE
+    return gate / (1 + tl.exp(-inner)) * up

@@ -17,15 +17,19 @@ from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 
 class VectorAttention:
     """Kernels of Attend."""
 
-    def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target, render: Render) -> None:
+    def __init__(
+        self, spec: ModelSpec, options: BuildOptions, target: Target, weights: WeightTypes, render: Render
+    ) -> None:
         self._spec = spec
         self._options = options
         self._target = target
+        self._weights = weights
         self._render = render
 
     def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
@@ -36,6 +40,7 @@ class VectorAttention:
             has_wide_vectors=self._target.has_wide_vectors,
             window=(window := self._spec.window_of(layer)),
             score_cap=self._spec.score_cap,
+            has_sinks=(sinks := self._spec.sinks_of(layer)) is not None,
             **attention_shape(self._spec, self._options, batch),
         )
         name = "paged_attention" if window is None else "windowed_attention"
@@ -48,6 +53,7 @@ class VectorAttention:
             "token_rows": rows,
             "positions": positions,
             "tiles": tiles,
+            **({} if sinks is None else {"sinks": self._weights.load_one(e, sinks)}),
             "cache": batch.cache,
         }
         return dispatch(e, kernel, geometry.interface, workload, operands)["out"]

@@ -65,11 +65,14 @@ class VectorExperts:
         kernel = self._render("cpu/route", "route", g=geometry)
         return ExpertOrder(tokens, rows, **dispatch(e, kernel, geometry.interface, [tokens], operands))
 
-    def gated_experts(self, e: Emitter, x: Tensor, weight: str, routing: ExpertOrder) -> Tensor:
-        return self._multiply(e, x, weight, self._spec.activation, self._experts.per_token, routing)
+    def gated_experts(
+        self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ExpertOrder
+    ) -> Tensor:
+        sharing = self._experts.per_token
+        return self._multiply(e, x, weight, bias, self._spec.activation, sharing, routing)
 
     def sum_experts(
-        self, e: Emitter, x: Tensor, weight: str, routing: ExpertOrder, residual: Tensor
+        self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ExpertOrder, residual: Tensor
     ) -> Tensor:
         experts = self._experts
         geometry = SumExpertsGeometry(
@@ -79,7 +82,7 @@ class VectorExperts:
             "tokens": routing.tokens,
             "rows": routing.rows,
             "residual": residual,
-            "x": self._multiply(e, x, weight, "store", 1, routing),
+            "x": self._multiply(e, x, weight, bias, "store", 1, routing),
             "weights": routing.weights,
             "chosen": routing.chosen,
         }
@@ -87,10 +90,17 @@ class VectorExperts:
         return dispatch(e, kernel, geometry.interface, [routing.tokens], operands)["out"]
 
     def _multiply(
-        self, e: Emitter, x: Tensor, weight: str, epilogue: Epilogue, sharing: int, routing: ExpertOrder
+        self,
+        e: Emitter,
+        x: Tensor,
+        weight: str,
+        bias: str | None,
+        epilogue: Epilogue,
+        sharing: int,
+        routing: ExpertOrder,
     ) -> Tensor:
         """Every expert's matmul, of rows of which `sharing` read one row of x."""
-        experts = ExpertGeometry(self._experts.count, sharing)
+        experts = ExpertGeometry(self._experts.count, sharing, bias is not None)
         geometry = matmul_geometry(self._weights, weight, epilogue, self._options, self._target, experts)
         kernel = self._render("cpu/matmul", f"experts_{matmul_name(geometry)}", g=geometry)
         parameters = dict(zip(("w", "scales"), self._weights.load(e, weight), strict=False))
@@ -99,6 +109,7 @@ class VectorExperts:
             "x_rows": x.shape[0],
             "x": x,
             **parameters,
+            **({} if bias is None else {"bias": self._weights.load_one(e, bias)}),
             "ends": routing.ends,
             "order": routing.order,
         }

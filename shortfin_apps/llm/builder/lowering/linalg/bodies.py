@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.model.spec import Activation
+from shortfin_apps.llm.builder.model.spec import CLAMPED_LIMIT, CLAMPED_SLOPE, Activation
 
 _GELU_SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
 
@@ -32,6 +32,24 @@ def activate(activation: Activation) -> str:
   %power = math.exp %negative : f32
   %divisor = arith.addf %power, %one : f32
   %active = arith.divf %a, %divisor : f32"""
+
+
+def clamped_swiglu(result: str, gate: str, up: str) -> str:
+    """Text that sets `result` to what the activation `clamped` makes of `gate` and `up`, of f32."""
+    return f"""\
+  %slope = arith.constant {-CLAMPED_SLOPE:.9e} : f32
+  %most = arith.constant {CLAMPED_LIMIT:.9e} : f32
+  %least = arith.constant {-CLAMPED_LIMIT:.9e} : f32
+  %one = arith.constant 1.0 : f32
+  %gate = arith.minimumf {gate}, %most : f32
+  %steep = arith.mulf %gate, %slope : f32
+  %power = math.exp %steep : f32
+  %divisor = arith.addf %power, %one : f32
+  %active = arith.divf %gate, %divisor : f32
+  %low = arith.minimumf {up}, %most : f32
+  %up = arith.maximumf %low, %least : f32
+  %more = arith.addf %up, %one : f32
+  {result} = arith.mulf %active, %more : f32"""
 
 
 def capped(result: str, value: str, cap: float) -> str:

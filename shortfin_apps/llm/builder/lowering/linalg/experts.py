@@ -57,20 +57,28 @@ class LinalgExperts:
         ins = [(values, "tk"), (largest, "t0"), (sums, "t")]
         return ChosenExperts(indices, e.elementwise("tk", ("tk", values.shape, "f32"), ins, body))
 
-    def gated_experts(self, e: Emitter, x: Tensor, weight: str, routing: ChosenExperts) -> Tensor:
+    def gated_experts(
+        self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ChosenExperts
+    ) -> Tensor:
         features, (tokens, per_token) = self._experts.features, routing.indices.shape
         both = e.reshape(
-            self._products(e, x, "tk", weight, routing), (e.times(tokens, per_token), 2 * features)
+            self._products(e, x, "tk", weight, bias, routing), (e.times(tokens, per_token), 2 * features)
         )
         gate, up = (e.columns(both, i * features, features) for i in range(2))
         return gated(e, gate, up, self._spec.activation, self._act)
 
     def sum_experts(
-        self, e: Emitter, x: Tensor, weight: str, routing: ChosenExperts, residual: Tensor
+        self,
+        e: Emitter,
+        x: Tensor,
+        weight: str,
+        bias: str | None,
+        routing: ChosenExperts,
+        residual: Tensor,
     ) -> Tensor:
         tokens, per_token = routing.indices.shape
         each = e.reshape(x, (tokens, per_token, self._experts.features))
-        products = self._products(e, each, "tek", weight, routing)
+        products = self._products(e, each, "tek", weight, bias, routing)
         body = """\
   %weighted = arith.mulf %a, %b : f32
   %sum = arith.addf %out, %weighted : f32
@@ -78,7 +86,9 @@ class LinalgExperts:
         ins = [(products, "ten"), (routing.weights, "te")]
         return e.elementwise("tne", ("tn", residual.shape, "f32"), ins, body, residual)
 
-    def _products(self, e: Emitter, x: Tensor, access: str, weight: str, routing: ChosenExperts) -> Tensor:
+    def _products(
+        self, e: Emitter, x: Tensor, access: str, weight: str, bias: str | None, routing: ChosenExperts
+    ) -> Tensor:
         """[tokens, experts of each, out] f32 of x, which is [tokens, in] or [tokens, experts of each, in]."""
         w = self._weights.load_one(e, weight)
         _, out_features, _ = self._weights.shape(weight)
@@ -96,9 +106,20 @@ class LinalgExperts:
   %sum = arith.addf %out, %product : f32
   linalg.yield %sum : f32"""
         shape = (*routing.indices.shape, out_features)
-        zero = e.fill("0.0", shape, "f32")
+        start = e.fill("0.0", shape, "f32") if bias is None else self._biases(e, bias, routing)
         ins = [(x, access), (routing.indices, "te")]
-        return e.elementwise("tenk", ("ten", shape, "f32"), ins, body, zero)
+        return e.elementwise("tenk", ("ten", shape, "f32"), ins, body, start)
+
+    def _biases(self, e: Emitter, bias: str, routing: ChosenExperts) -> Tensor:
+        """[tokens, experts of each, out] f32: the biases of each token's experts."""
+        b = self._weights.load_one(e, bias)
+        body = f"""\
+  %n = linalg.index 2 : index
+  %expert = arith.index_cast %a : i64 to index
+  %b = tensor.extract {b.name}[%expert, %n] : {b.type}
+  linalg.yield %b : f32"""
+        shape = (*routing.indices.shape, b.shape[1])
+        return e.elementwise("ten", ("ten", shape, "f32"), [(routing.indices, "te")], body)
 
 
 def _widened(value: str, dtype: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
-from shortfin_apps.llm.builder.lowering.linalg.bodies import activate, capped, sees, yield_as
+from shortfin_apps.llm.builder.lowering.linalg.bodies import activate, capped, clamped_swiglu, sees, yield_as
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.lowering.linalg.norms import add_normed, norm_heads, norm_whole, rms_norm
 from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
@@ -137,7 +137,7 @@ class LinalgOperations:
         s, kv = self._spec, self._options.kv
         group = s.num_attention_heads // s.num_key_value_heads
         slots = e.times(batch.width, self._stride)
-        if batch.chunk is None or s.score_cap is not None:
+        if batch.chunk is None or s.score_cap is not None or s.has_sinks:
             return self._packed_attention(e, q, layer, batch)
         q = e.elementwise("td", ("td", q.shape, kv), [(q, "td")], yield_as("%a", kv))
         q = e.reshape(q, (batch.rows, batch.chunk, s.num_key_value_heads, group, s.head_dim))
@@ -171,7 +171,16 @@ class LinalgOperations:
         last_row = e.value(f"arith.subi {e.index(cache.shape[0])}, {e.constant(1)} : index")
         keys, values = (CachePlane(cache, last_row, (layer * 2 + plane) * self._stride) for plane in range(2))
         q = e.reshape(q, (batch.tokens, self._spec.num_attention_heads, self._spec.head_dim))
-        result = packed_attention(e, q, keys, values, batch.token_slots[window], self._spec.score_cap)
+        sinks = self._spec.sinks_of(layer)
+        result = packed_attention(
+            e,
+            q,
+            keys,
+            values,
+            batch.token_slots[window],
+            self._spec.score_cap,
+            None if sinks is None else self._weights.load_one(e, sinks),
+        )
         return self._flat_heads(e, result, batch)
 
     def _flat_heads(self, e: Emitter, heads: Tensor, batch: Batch) -> Tensor:
@@ -283,6 +292,10 @@ class LinalgOperations:
 
 def gated(e: Emitter, gate: Tensor, up: Tensor, activation: Activation, dtype: str) -> Tensor:
     """The activation of `gate`, times `up`, in `dtype`, of matrices in f32."""
+    if activation == "clamped":
+        clamped = clamped_swiglu("%y", "%a", "%b")
+        body = f"{clamped}\n{yield_as('%y', dtype)}"
+        return e.elementwise("td", ("td", gate.shape, dtype), [(gate, "td"), (up, "td")], body)
     body = f"""\
 {activate(activation)}
   %y = arith.mulf %active, %b : f32

@@ -24,9 +24,15 @@ HIDDEN = -1  # in place of a cache row: the slot is past the query's position
 TILE = 512  # slots
 
 _LARGER = "  %m = arith.maximumf %a, %out : f32\n  linalg.yield %m : f32"
+_LARGEST = "  %m = arith.maximumf %a, %b : f32\n  linalg.yield %m : f32"
 _ADD = "  %sum = arith.addf %a, %out : f32\n  linalg.yield %sum : f32"
 _ADD_PRODUCT = "  %sum = math.fma %a, %b, %out : f32\n  linalg.yield %sum : f32"
 _POWER = "  %under = arith.subf %a, %b : f32\n  %power = math.exp %under : f32\n  linalg.yield %power : f32"
+_ADD_POWER = """\
+  %under = arith.subf %a, %b : f32
+  %power = math.exp %under : f32
+  %sum = arith.addf %power, %c : f32
+  linalg.yield %sum : f32"""
 _SHARE = "  %share = arith.divf %a, %b : f32\n  linalg.yield %share : f32"
 _VISIBLE = f"""\
   %hidden = arith.constant {HIDDEN} : i64
@@ -106,17 +112,23 @@ def token_slots(
 
 
 def packed_attention(
-    e: Emitter, q: Tensor, keys: CachePlane, values: CachePlane, slots: Tensor, cap: float | None = None
+    e: Emitter,
+    q: Tensor,
+    keys: CachePlane,
+    values: CachePlane,
+    slots: Tensor,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [tokens, heads, head_dim] f32 -> the same shape: each query attends to its slots (`token_slots`).
 
-    With `cap`, a score is cap * tanh(score / cap).
+    With `cap`, a score is cap * tanh(score / cap). `sinks` [heads] f32 are scores that join the softmax.
     """
     scores = _scores(e, q, keys, slots, cap)
     peaks = _reduce(e, _LARGER, LOWEST, scores)
     powers = e.elementwise("thcn", ("thcn", scores.shape, "f32"), [(scores, "thcn"), (peaks, "thc")], _POWER)
     totals = _reduce(e, _ADD, "0.0", powers)
-    return _combine(e, peaks, totals, _weigh(e, q, values, slots, powers))
+    return _combine(e, peaks, totals, _weigh(e, q, values, slots, powers), sinks)
 
 
 def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float | None) -> Tensor:
@@ -154,11 +166,16 @@ def _weigh(e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Ten
     return e.elementwise("thcdn", ("thcd", shape, "f32"), ins, body, e.fill("0.0", shape, "f32"))
 
 
-def _combine(e: Emitter, peaks: Tensor, totals: Tensor, sums: Tensor) -> Tensor:
+def _combine(e: Emitter, peaks: Tensor, totals: Tensor, sums: Tensor, sinks: Tensor | None) -> Tensor:
     """[tokens, heads, head_dim] f32 from each tile's largest score, sum of powers and sum of weighed V."""
     peak = _reduce(e, _LARGER, LOWEST, peaks)
+    if sinks is not None:
+        peak = e.elementwise("th", ("th", peak.shape, "f32"), [(peak, "th"), (sinks, "h")], _LARGEST)
     weights = e.elementwise("thc", ("thc", peaks.shape, "f32"), [(peaks, "thc"), (peak, "th")], _POWER)
     total = _reduce(e, _ADD_PRODUCT, "0.0", weights, totals)
+    if sinks is not None:
+        ins = [(sinks, "h"), (peak, "th"), (total, "th")]
+        total = e.elementwise("th", ("th", peak.shape, "f32"), ins, _ADD_POWER)
     shape = (*sums.shape[:2], sums.shape[3])
     zero = e.fill("0.0", shape, "f32")
     out = e.elementwise("thdc", ("thd", shape, "f32"), [(weights, "thc"), (sums, "thcd")], _ADD_PRODUCT, zero)

@@ -72,6 +72,7 @@ class TritonAttention:
 
         In a decode all rows are single tokens; among packed rows some may be.
         """
+        sinks = self._spec.sinks_of(layer)
         operands: dict[str, Dim | Tensor | None] = {
             "tokens": batch.tokens,
             "rows": batch.rows,
@@ -82,6 +83,7 @@ class TritonAttention:
             "starts": batch.starts,
             "seq_lens": batch.seq_lens,
             "blocks": batch.blocks,
+            **({} if sinks is None else {"sinks": self._weights.load_one(e, sinks)}),
         }
         window = self._spec.window_of(layer)
         if batch.is_decode:

@@ -128,6 +128,7 @@ class AttentionKernels:
             "cache": buffer(kv, "pages", page_elements(self._spec, self._options)),
             **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
             "blocks": buffer("i64", "rows", "width"),
+            **({"sinks": buffer("f32", self._spec.num_attention_heads)} if self._spec.has_sinks else {}),
         }
 
     @property
@@ -155,6 +156,7 @@ class AttentionKernels:
             "COLUMNS": tile.columns,
             "WINDOW": window,
             "CAP": spec.score_cap,
+            **({} if spec.has_sinks else {"sinks": None}),
         }
 
 

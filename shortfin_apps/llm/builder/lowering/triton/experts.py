@@ -83,7 +83,9 @@ class TritonExperts:
         sorted_rows = self._launcher.launch(e, kernel, {**sizes, "chosen": made["chosen"]})
         return ExpertTiles(tokens, rows, tiles, tile_rows, **made, **sorted_rows)
 
-    def gated_experts(self, e: Emitter, x: Activations, weight: str, routing: ExpertTiles) -> Tensor:
+    def gated_experts(
+        self, e: Emitter, x: Activations, weight: str, bias: str | None, routing: ExpertTiles
+    ) -> Tensor:
         spec, experts = self._spec, self._experts
         reads = {
             **activations(self._weights.layout(weight), self._act, spec.hidden_size),
@@ -97,7 +99,7 @@ class TritonExperts:
                 **kernel.constexprs,
                 "OUT": experts.features,
                 "PER_TOKEN": experts.per_token,
-                "GELU": spec.activation == "gelu",
+                "ACTIVATION": spec.activation,
             },
         )
         operands = {
@@ -105,6 +107,7 @@ class TritonExperts:
             **self._operands.activations(e, x.x, weight),
             "in_squares": x.squares,
             **load_matrix(e, self._weights, weight),
+            **self._load_bias(e, bias),
             **routing.operands,
         }
         return self._launcher.launch(e, kernel, operands)["y"]
@@ -114,6 +117,7 @@ class TritonExperts:
         e: Emitter,
         x: Tensor,
         weight: str,
+        bias: str | None,
         routing: ExpertTiles,
         residual: Tensor,
         norm: Mapping[str, Tensor | None],
@@ -126,7 +130,7 @@ class TritonExperts:
         reads = activations(self._weights.layout(weight), self._act, self._experts.features, "rows")
         writes = {"y": buffer("f32", "rows", self._spec.hidden_size)}
         kernel = self._matmul(multiply_experts, weight, routing, reads, writes, ("rows",))
-        matrices = load_matrix(e, self._weights, weight)
+        matrices = load_matrix(e, self._weights, weight) | self._load_bias(e, bias)
         given = self._operands.activations(e, x, weight)
         products = self._launcher.launch(e, kernel, {**given, **matrices, **routing.operands})["y"]
         operands = {
@@ -139,6 +143,9 @@ class TritonExperts:
             **norm,
         }
         return self._launcher.launch(e, self._sum_kernel(deferred), operands)
+
+    def _load_bias(self, e: Emitter, bias: str | None) -> dict[str, Tensor]:
+        return {} if bias is None else {"bias": self._weights.load_one(e, bias)}
 
     def _tile(self, tokens: Dim, shape: tuple[int, ...]) -> MatmulTile:
         """That of the rows which an expert has on average."""
@@ -214,6 +221,8 @@ class TritonExperts:
         tile = self._tile_of(routing.tile_rows, (out_features, in_features), layout)
         tile = replace(tile, rows=routing.tile_rows)
         held = matrix(layout, (count * out_features, in_features))
+        if self._experts.has_biases:
+            held |= {"bias": buffer("f32", count, out_features)}
         tables = {"order": buffer("i32", "places"), "tile_experts": buffer("i32", "tiles")}
         name = "gated_experts" if function is gated_experts else "multiply_experts"
         return Kernel(
@@ -227,7 +236,7 @@ class TritonExperts:
                 "EPS": self._spec.rms_norm_eps,
                 "GROUP": GROUP,
                 "BLOCKS": block_constants(layout),
-                **dict.fromkeys({"x_scales", *MATRIX} - reads.keys() - held.keys()),
+                **dict.fromkeys({"x_scales", "bias", *MATRIX} - reads.keys() - held.keys()),
                 **tile.constexprs(item_bytes(layout, self._act)),
             },
             grid=[Tiles("tiles"), -(-out_features // tile.columns)],

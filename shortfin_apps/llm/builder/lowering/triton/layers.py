@@ -116,9 +116,8 @@ class TritonLayers:
                 values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
             case [SumExperts() as first, *last, Norm() as norm]:
                 routing, residual = values.operand(first.routing), values[first.residual]
-                x, deferred = self._sum_experts(
-                    e, values[first.x], first.weight, routing, residual, norm.weight
-                )
+                down = first.weight, first.bias
+                x, deferred = self._sum_experts(e, values[first.x], down, routing, residual, norm.weight)
                 for each in (first, *last, norm):
                     values[each.out] = deferred if each is norm else x
             case [Linear() as projection, *between, Attend() as attention]:
@@ -208,19 +207,28 @@ class TritonLayers:
     def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertTiles:
         return self._experts.route(e, logits, batch)
 
-    def gated_experts(self, e: Emitter, x: Tensor | Activations, weight: str, routing: ExpertTiles) -> Tensor:
-        return self._experts.gated_experts(e, _activations(x), weight, routing)
+    def gated_experts(
+        self, e: Emitter, x: Tensor | Activations, weight: str, bias: str | None, routing: ExpertTiles
+    ) -> Tensor:
+        return self._experts.gated_experts(e, _activations(x), weight, bias, routing)
 
     def sum_experts(
-        self, e: Emitter, x: Tensor, weight: str, routing: ExpertTiles, residual: Tensor
+        self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ExpertTiles, residual: Tensor
     ) -> Tensor:
-        return self._sum_experts(e, x, weight, routing, residual, None)[0]
+        return self._sum_experts(e, x, (weight, bias), routing, residual, None)[0]
 
     def _sum_experts(
-        self, e: Emitter, x: Tensor, weight: str, routing: ExpertTiles, residual: Tensor, norm: str | None
+        self,
+        e: Emitter,
+        x: Tensor,
+        weights: tuple[str, str | None],
+        routing: ExpertTiles,
+        residual: Tensor,
+        norm: str | None,
     ) -> tuple[Tensor, Activations | None]:
+        """`weights` are the matrix and its bias."""
         prepared = deferred(self._act, self._spec.hidden_size)
-        made = self._experts.sum_experts(e, x, weight, routing, residual, self._norm(e, norm), prepared)
+        made = self._experts.sum_experts(e, x, *weights, routing, residual, self._norm(e, norm), prepared)
         return made["y"], _prepared(made)
 
     @property

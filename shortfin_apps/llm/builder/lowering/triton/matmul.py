@@ -63,7 +63,7 @@ class MatmulKernels:
             reads=self._reads(shape, layout),
             writes={"y": buffer(self._act, "tokens", out_features)},
         )
-        constexprs = {"OUT": out_features, "GELU": self._spec.activation == "gelu"}
+        constexprs = {"OUT": out_features, "ACTIVATION": self._spec.activation}
         return self._kernel("gated_linear", gated_linear, interface, shape, layout, tile, constexprs)
 
     def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:

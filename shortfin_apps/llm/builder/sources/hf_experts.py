@@ -1,0 +1,142 @@
+"""The experts of gpt-oss in a Hugging Face directory: a tensor holds a projection of all those of a layer.
+
+    mlp.experts.gate_up_proj         [experts, in, out] floats
+    mlp.experts.gate_up_proj_blocks  [experts, out, in / 32, 16] u8, and
+    mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, in its place: MXFP4 (mxfp4.py)
+    mlp.experts.gate_up_proj_bias    [experts, out]
+
+and `down_proj` so, too. Outputs of `gate_up_proj` are those of gate and of up in turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from shortfin_apps.llm.builder.blocks import BLOCK, Blocks, BlockType
+from shortfin_apps.llm.builder.sources.base import Array, Quantisation
+from shortfin_apps.llm.builder.sources.hf_matrices import Place
+from shortfin_apps.llm.builder.sources.mxfp4 import MXFP4, read_mxfp4
+from shortfin_apps.llm.errors import BuildError
+
+_STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
+# Which outputs of a projection a kind of tensor has.
+_OUTPUTS = {
+    "gate_up": {"gate": slice(0, None, 2), "up": slice(1, None, 2)},
+    "down": {"down": slice(None)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The tensor of one expert: `outputs` of its share of the tensors `stack`, by their endings."""
+
+    stack: Mapping[str, Place]
+    expert: int
+    outputs: slice
+    is_bias: bool
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return not self.is_bias and "_blocks" in self.stack
+
+
+class StackedExperts:
+    """Those of `tensors`, which holds all others afterwards; `files` are opened by safetensors.
+
+    Raises BuildError for a projection that lacks a tensor.
+    """
+
+    def __init__(self, where: str, tensors: dict[str, Place], files: Mapping[Path, Any]) -> None:
+        self._where = where
+        self._files = files
+        stacks: dict[tuple[str, str], dict[str, Place]] = {}
+        for name in list(tensors):
+            if match := _STACK.fullmatch(name):
+                layer, projection, ending = match.groups()
+                stacks.setdefault((layer, projection), {})[ending or ""] = tensors.pop(name)
+        self._parts = {
+            name: part
+            for (layer, projection), stack in stacks.items()
+            for name, part in self._parts_of(layer, projection, stack).items()
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        is_quantised = any(part.is_mxfp4 for part in self._parts.values())
+        return Quantisation("MXFP4", "q4", kept=True) if is_quantised else None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self._shape(part) for name, part in self._parts.items()}
+
+    def block_type(self, name: str) -> BlockType | None:
+        return MXFP4 if name in self._parts and self._parts[name].is_mxfp4 else None
+
+    def values(self, name: str) -> Array:
+        """A matrix [out, in] or a bias [out]. Raises BuildError."""
+        blocks, part = self.blocks(name), self._parts[name]
+        if blocks is not None:
+            return blocks.dequantise()
+        if part.is_bias:
+            return self._read(part, "_bias")[part.outputs]
+        return np.ascontiguousarray(self._read(part, "").T[part.outputs])
+
+    def blocks(self, name: str) -> Blocks | None:
+        """Those of a matrix in MXFP4, None of others. Raises BuildError."""
+        part = self._parts.get(name)
+        if part is None or not part.is_mxfp4:
+            return None
+        quants, scales = (self._read(part, ending)[part.outputs] for ending in ("_blocks", "_scales"))
+        return read_mxfp4(f"{self._where}: `{name}`", _in_turn(quants), scales)
+
+    def _parts_of(self, layer: str, projection: str, stack: Mapping[str, Place]) -> dict[str, _Part]:
+        """Those that one projection of a layer has, by GGUF's names."""
+        if "" not in stack and not {"_blocks", "_scales"} <= stack.keys():
+            raise BuildError(f"{self._where}: layer {layer} lacks `mlp.experts.{projection}_proj`")
+        count = min(self._stored_shape(place)[0] for place in stack.values())
+        return {
+            f"blk.{layer}.ffn_{kind}.{expert}.{suffix}": _Part(stack, expert, outputs, suffix == "bias")
+            for expert in range(count)
+            for kind, outputs in _OUTPUTS[projection].items()
+            for suffix in ("weight", *(["bias"] if "_bias" in stack else []))
+        }
+
+    def _shape(self, part: _Part) -> tuple[int, ...]:
+        if part.is_bias:
+            return (self._outputs(part, self._stored_shape(part.stack["_bias"])[1]),)
+        if not part.is_mxfp4:
+            _, in_features, out_features = self._stored_shape(part.stack[""])
+            return self._outputs(part, out_features), in_features
+        _, out_features, blocks, _ = self._stored_shape(part.stack["_blocks"])
+        return self._outputs(part, out_features), blocks * BLOCK
+
+    def _outputs(self, part: _Part, all_outputs: int) -> int:
+        return len(range(all_outputs)[part.outputs])
+
+    def _stored_shape(self, place: Place) -> tuple[int, ...]:
+        path, name = place
+        return tuple(self._files[path].get_slice(name).get_shape())
+
+    def _read(self, part: _Part, ending: str) -> Array:
+        """The expert's share of a tensor."""
+        path, name = part.stack[ending]
+        try:
+            array: Array = self._files[path].get_slice(name)[part.expert]
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
+            raise BuildError(f"{path}: tensor `{name}` cannot be read ({error})") from error
+        return array
+
+
+def _in_turn(packed: Array) -> Array:
+    """The 4 bits of bytes [.., 16], those of the lower bits first: [.., 32] u8."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
