@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, Blocks, BlockType, Terms
+from shortfin_apps.llm.builder.blocks import E2M1, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 from shortfin_apps.llm.builder.quantise import quantise
 
 # Besides Q8_0 and Q4_1: those of GGUF's types, and of tensors of several types that are stacked.
@@ -20,7 +20,7 @@ GROUPED = (
     BlockType(8, 16, has_minima=True, group=32),
     BlockType(8, group=32),
 )
-BLOCK_TYPES = (Q8_0, Q4_1, BlockType(8, has_minima=True), *GROUPED)
+BLOCK_TYPES = (Q8_0, Q4_1, MXFP4, BlockType(8, has_minima=True), *GROUPED)
 
 
 def random_blocks(values: npt.NDArray[Any], kind: BlockType) -> Blocks:
@@ -30,8 +30,11 @@ def random_blocks(values: npt.NDArray[Any], kind: BlockType) -> Blocks:
     rng = np.random.default_rng(sum(values.shape))
     low, high = (-128, 128) if kind.bits == 8 else (0, 16)
     quants = rng.integers(low, high, values.shape, np.int8)
+    if kind.is_e2m1:
+        quants = E2M1[quants]
     terms = [_terms(rng, values.shape, kind, scale) for scale in (1, -7)[: kind.num_terms]]
-    made = Blocks(kind, quants if kind.bits == 8 else quants.view(np.uint8), *terms)
+    is_signed = kind.bits == 8 or kind.is_e2m1
+    made = Blocks(kind, quants if is_signed else quants.view(np.uint8), *terms)
     unit = np.float32(values.std() / made.dequantise().std())
     fitted = [replace(each, values=(unit * each.values).astype(np.float16)) for each in made.terms]
     return Blocks(kind, made.quants, *fitted)

@@ -1,8 +1,8 @@
 """Matrices in quantised blocks: neighbours along a row that share a scale, and in some types a minimum.
 
-`w = scale * q` or `w = scale * q + minimum`. A scale is an f16, as in GGUF's Q8_0, or an f16 that several
-blocks share times a small integer of the block's own, as in Q4_K; so are minima. Both factors are kept,
-as f16 would round their product.
+`w = scale * q` or `w = scale * q + minimum`. q is an integer, or twice a float of 4 bits. A scale is an f16,
+as in GGUF's Q8_0, or an f16 that several blocks share times a small integer of the block's own, as in Q4_K;
+so are minima. Both factors are kept, as f16 would round their product.
 """
 
 from __future__ import annotations
@@ -22,22 +22,31 @@ Number = TypeVar("Number", bound=np.generic)
 Bits = Literal[8, 4]
 Rows = npt.NDArray[np.intp]
 
+# Twice the values of floats of 4 bits (e2m1 of MXFP4), which are integers, by their bits.
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
+
+_E2M1_BITS = np.zeros(256, np.uint8)  # by the byte of a value
+_E2M1_BITS[E2M1[::-1].view(np.uint8)] = np.arange(16, dtype=np.uint8)[::-1]
+
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
     """Blocks of `size` weights of `bits` each, with a scale, and a minimum where `has_minima`.
 
     A term (a scale or a minimum) is an f16; or with a `group`, an f16 that so many neighbours share, a
-    multiple of `size`, times an i8 of the block.
+    multiple of `size`, times an i8 of the block. `is_e2m1` says that the 4 bits are a float's.
     """
 
     bits: Bits
     size: int = BLOCK
     has_minima: bool = False
     group: int | None = None
+    is_e2m1: bool = False
 
     def __str__(self) -> str:
-        return f"q{self.bits}_b{self.size}{'m' * self.has_minima}{f'_g{self.group}' if self.group else ''}"
+        quant = "e2m1" if self.is_e2m1 else f"q{self.bits}"
+        return f"{quant}_b{self.size}{'m' * self.has_minima}{f'_g{self.group}' if self.group else ''}"
 
     @property
     def num_terms(self) -> int:
@@ -51,6 +60,7 @@ class BlockType:
 
 Q8_0 = BlockType(8)
 Q4_1 = BlockType(4, has_minima=True)  # and Q4_0, where a minimum is -8 scales
+MXFP4 = BlockType(4, is_e2m1=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,8 @@ class Terms:
 class Blocks:
     """A matrix [rows, columns] of whole blocks (and groups) of `type`.
 
-    `quants` [rows, columns]: i8 with 8 bits, u8 of 0..15 with 4. `minima` is None if the type has none.
+    `quants` [rows, columns]: i8 with 8 bits, u8 of 0..15 with 4, but of E2M1 if they are floats. `minima` is
+    None if the type has none.
     """
 
     type: BlockType
@@ -96,6 +107,11 @@ class Blocks:
     def terms(self) -> list[Terms]:
         """Scales, and minima if it has such."""
         return [self.scales] if self.minima is None else [self.scales, self.minima]
+
+    @property
+    def codes(self) -> npt.NDArray[np.int8] | npt.NDArray[np.uint8]:
+        """What is stored of `quants`: the bits of floats."""
+        return _E2M1_BITS[self.quants.view(np.uint8)] if self.type.is_e2m1 else self.quants
 
     def dequantise(self) -> npt.NDArray[np.float32]:
         rows, columns = self.quants.shape
@@ -126,6 +142,8 @@ class Blocks:
         return Blocks(to, quants, *terms)
 
     def _fits(self, to: BlockType) -> bool:
+        if to.is_e2m1 or (self.type.is_e2m1 and to.bits == 4):
+            return False
         has_room = to.bits >= self.type.bits and to.has_minima >= self.type.has_minima
         divides = self.type.size % to.size == 0
         return has_room and divides and (to.group is None or self.type.spread % to.group == 0)
@@ -138,7 +156,7 @@ def common_type(types: Sequence[BlockType]) -> BlockType:
         return first
     group = None if all(each.group is None for each in types) else gcd(*(each.spread for each in types))
     return BlockType(
-        bits=8 if any(each.bits == 8 for each in types) else 4,
+        bits=8 if any(each.bits == 8 or each.is_e2m1 for each in types) else 4,
         size=gcd(*(each.size for each in types)),
         has_minima=any(each.has_minima for each in types),
         group=group,

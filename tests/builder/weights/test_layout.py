@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.blocks import Q8_0, BlockType, Terms
+from shortfin_apps.llm.builder.blocks import E2M1, Q8_0, BlockType, Terms
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.quantise import quantise, quantise_rows
@@ -96,6 +96,7 @@ def test_quantised_panels(kind: BlockType, pair: int, gated: bool, rows: int) ->
         wide = np.stack([both & 15, both >> 4], axis=2)
     else:
         wide = quants
+    wide = E2M1[wide] if kind.is_e2m1 else wide
     split = wide.reshape(panels, 512 // pair, 2, LANES, pair)
     terms = panel_terms(scales, kind).reshape(panels, -1, kind.num_terms, 2, LANES)
     for row in range(rows):
@@ -132,6 +133,7 @@ def test_block_rows(kind: BlockType, columns: int) -> None:
     if kind.bits == 4:
         both = quants.view(np.uint8).reshape(48, -1, 16)
         quants = np.stack([both & 15, both >> 4], axis=2).reshape(matrix.shape)
+    quants = E2M1[quants] if kind.is_e2m1 else quants
     scales, *minima = (row_terms(each, kind, columns) for each in terms)
     values = quants.reshape(48, -1, kind.size) * scales[:, :, None]
     for minimum in minima:

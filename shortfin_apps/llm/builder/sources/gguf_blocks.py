@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, Blocks, BlockType, Terms
+from shortfin_apps.llm.builder.blocks import BLOCK, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 from shortfin_apps.llm.builder.sources.base import Quantisation
+from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
@@ -25,7 +26,6 @@ _F16 = np.dtype("<f2")
 _IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8
 )
-_MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.int8)
 
 Bytes = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
@@ -158,11 +158,7 @@ def _q6_k(data: _Data, kind: BlockType) -> Blocks:
 
 
 def _mxfp4(data: _Data, kind: BlockType) -> Blocks:
-    """Twice each value is an integer. Scales are powers of two, which f16 has from 2^-24 to 2^15."""
-    scales = np.exp2(data.part(0, 1)[..., 0].astype(np.float32) - 128)
-    with np.errstate(over="ignore"):  # what is infinite is refused
-        narrow = scales.astype(np.float16)
-    return Blocks(kind, data.quants(_MXFP4_VALUES[_nibbles(data.part(1))]), Terms(narrow))
+    return mxfp4_blocks(_nibbles(data.part(1)), data.part(0, 1)[..., 0])
 
 
 _K_QUANT = 256  # weights that share an f16
@@ -179,7 +175,7 @@ _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data, BlockType
     GGMLQuantizationType.Q5_K: (BlockType(8, has_minima=True, group=_K_QUANT), _q5_k),
     GGMLQuantizationType.Q6_K: (BlockType(8, 16, group=_K_QUANT), _q6_k),
     GGMLQuantizationType.IQ4_NL: (Q8_0, _iq4_nl),
-    GGMLQuantizationType.MXFP4: (Q8_0, _mxfp4),
+    GGMLQuantizationType.MXFP4: (MXFP4, _mxfp4),
     GGMLQuantizationType.IQ4_XS: (BlockType(8, group=_K_QUANT), _iq4_xs),
 }
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from shortfin_apps.llm.builder.blocks import BLOCK, Blocks, BlockType
-from shortfin_apps.llm.builder.sources.base import Array, Quantisation
+from shortfin_apps.llm.builder.blocks import BLOCK, MXFP4, Blocks, BlockType
+from shortfin_apps.llm.builder.sources.base import Array, Quantisation, as_float
 from shortfin_apps.llm.builder.sources.hf_matrices import Place
-from shortfin_apps.llm.builder.sources.mxfp4 import MXFP4, read_mxfp4
+from shortfin_apps.llm.builder.sources.mxfp4 import mxfp4_blocks
 from shortfin_apps.llm.errors import BuildError
 
 _STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
@@ -97,7 +97,9 @@ class StackedExperts:
         if part is None or not part.is_mxfp4:
             return None
         quants, scales = (self._read(part, ending)[part.outputs] for ending in ("_blocks", "_scales"))
-        return read_mxfp4(f"{self._where}: `{name}`", _in_turn(quants), scales)
+        blocks = mxfp4_blocks(_in_turn(quants), scales)
+        as_float(f"{self._where}: `{name}`", blocks.scales.values)
+        return blocks
 
     def _parts_of(self, layer: str, projection: str, stack: Mapping[str, Place]) -> dict[str, _Part]:
         """Those that one projection of a layer has, by GGUF's names."""

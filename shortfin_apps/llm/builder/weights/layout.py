@@ -126,7 +126,7 @@ class BlockRows:
 
     def store(self, value: Array | Blocks) -> list[Array]:
         blocks = _as_blocks(value, self.blocks)
-        quants: Array = blocks.quants
+        quants: Array = blocks.codes
         if self.blocks.bits == 4:
             halves = quants.reshape(len(quants), -1, 2, PAIR)
             quants = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(len(quants), -1).view(np.int8)
@@ -209,11 +209,11 @@ class QuantisedPanels:
         multiples = [terms.multiples for terms in blocks.terms if terms.multiples is not None]
         if not multiples:
             scales = values if self.blocks.has_minima else values[:, :, 0]
-            return [self._pack(blocks.quants), np.ascontiguousarray(scales)]
+            return [self._pack(blocks.codes), np.ascontiguousarray(scales)]
         panels, groups = values.shape[:2]
         shared = np.ascontiguousarray(values).view(np.int8).reshape(panels, groups, -1)
         own = self._columns(multiples).reshape(panels, groups, -1)
-        return [self._pack(blocks.quants), np.concatenate([shared, own], axis=2)]
+        return [self._pack(blocks.codes), np.concatenate([shared, own], axis=2)]
 
     def _columns(self, terms: list[Array]) -> Array:
         """[out, count] each -> [panels, count, terms, 32]."""
@@ -287,7 +287,8 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     block_pair = 4 if fills_tiles(spec, target) else pair
     gated = name.endswith(GATED)
     if blocks is not None:
-        return QuantisedPanels(blocks, block_pair, gated)
+        widened = blocks.is_e2m1 and fills_tiles(spec, target)  # AMX multiplies integers
+        return QuantisedPanels(Q8_0 if widened else blocks, block_pair, gated)
     match options.weights:
         case "int8":
             return Int8Panels(gated)

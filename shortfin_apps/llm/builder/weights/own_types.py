@@ -38,4 +38,4 @@ def _stacked(types: list[BlockType | None], name: str) -> BlockType | None:
         return None
     kind = common_type([each or Q8_0 for each in types])
     # The embedding is read a weight at a time, of a byte.
-    return replace(kind, bits=8) if name == "token_embd.weight" else kind
+    return replace(kind, bits=8, is_e2m1=False) if name == "token_embd.weight" else kind

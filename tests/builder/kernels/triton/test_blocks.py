@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, Blocks, BlockType
+from shortfin_apps.llm.builder.blocks import MXFP4, Q4_1, Q8_0, Blocks, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
@@ -115,13 +115,13 @@ def test_a_weight_is_rounded_once(kind: BlockType, tokens: int | str, chip: str,
 @pytest.mark.parametrize(
     ("kind", "features"),
     [
-        *((kind, 512) for kind in GROUPED),
+        *((kind, 512) for kind in (MXFP4, *GROUPED)),
         *((BlockType(4, has_minima=True, group=group), 576) for group in (96, 576)),  # no power of two
     ],
     ids=str,
 )
 @pytest.mark.parametrize("tokens", [1, "tokens"])
-def test_a_group_shares_its_terms(
+def test_other_types_of_blocks(
     kind: BlockType, features: int, tokens: int | str, chip: str, launch: Launch
 ) -> None:
     """In a matmul, and of 8 bits in an embedding."""

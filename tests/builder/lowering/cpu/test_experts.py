@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import BlockType
+from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
@@ -34,7 +34,7 @@ GATE_UP, DOWN = "blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_down_exps.weight"
 GATE_UP_BIAS, DOWN_BIAS = "blk.1.ffn_gate_up_exps.bias", "blk.1.ffn_down_exps.bias"
 # Of gpt-oss; 48 features are half a panel more than one.
 BIASED = replace(SPEC, hidden_size=48, activation="clamped", experts=replace(EXPERTS, has_biases=True))
-GROUPED = [BlockType(4, has_minima=True, group=256), BlockType(8, 16, group=256)]  # of Q4_K, Q6_K
+OWN_BLOCKS = [BlockType(4, has_minima=True, group=256), BlockType(8, 16, group=256), MXFP4]  # of Q4_K, Q6_K
 FORMS: list[tuple[str, Target, WeightType]] = [
     *(("host", HOST, kind) for kind in TOLERANCE),
     *(("narrow", NARROW, kind) for kind in TOLERANCE),
@@ -178,9 +178,9 @@ def test_experts_may_have_biases_and_the_activation_of_gpt_oss(
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("blocks", GROUPED, ids=str)
+@pytest.mark.parametrize("blocks", OWN_BLOCKS, ids=str)
 @pytest.mark.parametrize("target", [HOST, NARROW], ids=["host", "narrow"])
-def test_experts_may_have_blocks_of_groups(target: Target, blocks: BlockType, tmp_path: Path) -> None:
+def test_experts_may_have_blocks_of_their_own(target: Target, blocks: BlockType, tmp_path: Path) -> None:
     spec = replace(SPEC, hidden_size=256, experts=replace(EXPERTS, features=256))
     experts, given = build("host", target, "q4", tmp_path, spec, blocks), inputs(9, hidden=256)
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=2e-2, atol=2e-2)

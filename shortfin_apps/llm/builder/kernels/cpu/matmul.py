@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shortfin_apps.llm.builder.blocks import BlockType
+from shortfin_apps.llm.builder.blocks import E2M1, BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
@@ -51,6 +51,10 @@ class MatmulGeometry:
     @property
     def is_gated(self) -> bool:
         return is_gated(self.epilogue)
+
+    @property
+    def e2m1(self) -> list[int]:
+        return [int(value) for value in E2M1]
 
     @property
     def clamped_slope(self) -> float:

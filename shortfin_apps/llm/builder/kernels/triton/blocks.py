@@ -1,7 +1,8 @@
 """Weights in quantised blocks of neighbours along K (see weights/layout.py), widened in registers.
 
 A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS are the bits of a quant, 8 or 4, the
-weights of a block, and those of a group or 0. `scales` and `minima` have a row for each of w: an f16 for each
+weights of a block, those of a group or 0, and whether 4 bits are twice a float's (E2M1 in builder/blocks.py)
+in place of an integer's. `scales` and `minima` have a row for each of w: an f16 for each
 block; or with groups, an f16 for each group and then an i8 for each block, of which the product is meant.
 """
 
@@ -129,8 +130,8 @@ def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
 
     On NVIDIA's GPUs, the sum of a minimum and 128 scales is rounded too, if they are far apart.
     """
-    OFFSET: tl.constexpr = PTX_OFFSET if BLOCKS[0] == 4 and is_cuda() else 0
-    numbers = _unpacked(packed) if BLOCKS[0] == 4 else packed.to(tl.float32)
+    OFFSET: tl.constexpr = PTX_OFFSET if BLOCKS[0] == 4 and is_cuda() and not BLOCKS[3] else 0
+    numbers = _unpacked(packed, BLOCKS[3]) if BLOCKS[0] == 4 else packed.to(tl.float32)
     blocks = tl.reshape(numbers, (scale.shape[0], BLOCKS[1], scale.shape[1]))
     wide = tl.broadcast_to(scale[:, None, :], blocks.shape)
     least = -OFFSET * scale if minimum is None else minimum - OFFSET * scale
@@ -138,16 +139,31 @@ def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _unpacked(packed):
+def _unpacked(packed, IS_E2M1: tl.constexpr):
     """[DEPTH / 2, COLUMNS] -> [DEPTH, COLUMNS] f32. A byte has the elements j and j + PAIR of 2 * PAIR.
 
     So a lane of a matrix instruction has both in its registers, and its bytes side by side.
     """
     COUNT: tl.constexpr = packed.shape[0] // PAIR
     COLUMNS: tl.constexpr = packed.shape[1]
-    low, high = _halves(packed)
+    low, high = _float_halves(packed) if IS_E2M1 else _halves(packed)
     both = tl.reshape(tl.join(low, high), (COUNT, PAIR, COLUMNS, 2))
     return tl.reshape(tl.permute(both, (0, 3, 1, 2)), (2 * COUNT * PAIR, COLUMNS))
+
+
+@triton.jit
+def _float_halves(packed):
+    """Twice the floats in the low and the high 4 bits of bytes, in f32."""
+    return _e2m1(packed.to(tl.int32) & 15), _e2m1((packed.to(tl.int32) >> 4) & 15)
+
+
+@triton.jit
+def _e2m1(bits):
+    """Twice the float that has these 4 bits: of the three below the sign, m, it is as large as
+    m + max(m - 4, 0) + 2 max(m - 6, 0)."""
+    m = bits & 7
+    size = m + tl.maximum(m - 4, 0) + 2 * tl.maximum(m - 6, 0)
+    return tl.where(bits > 7, -size, size).to(tl.float32)
 
 
 @triton.jit

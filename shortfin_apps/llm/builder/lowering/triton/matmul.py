@@ -160,7 +160,7 @@ def kind_of(layout: WeightLayout | None) -> str:
 def block_constants(layout: WeightLayout | None) -> tuple[int, ...] | None:
     """What kernels are told of blocks (kernels/triton/blocks.py); None for other weights."""
     blocks = layout.blocks if layout else None
-    return (blocks.bits, blocks.size, blocks.group or 0) if blocks else None
+    return (blocks.bits, blocks.size, blocks.group or 0, int(blocks.is_e2m1)) if blocks else None
 
 
 def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:
