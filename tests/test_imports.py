@@ -41,12 +41,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("builder.sources", "builder.target", "irpa"),
     ),
     "builder.kernels": (
-        *("abi", "builder.blocks", "builder.weights", "errors", "iree_release", "sampling_rule"),
+        *("abi", "builder.blocks", "builder.weights", "config", "errors", "iree_release", "sampling_rule"),
     ),
     "builder.lowering": (
         *("abi", "sampling_rule"),
         *("builder.blocks", "builder.graph", "builder.kernels", "builder.model", "builder.target"),
-        *("builder.weights", "errors"),
+        *("builder.weights", "config", "errors"),
     ),
     "builder.program": (
         *(

@@ -19,13 +19,27 @@ import numpy as np
 from shortfin_apps.llm.errors import ArtifactError
 
 KV_DTYPES: dict[str, np.dtype[Any]] = {
+    "int8": np.dtype(np.int8),
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
 }
+SCALE_BYTES = 4  # f32; a cache in int8 has one for each head of a row
+_QUANTISED_ROW_BYTES = 16  # that a row in int8 is a multiple of, so that loads of GPUs are aligned
 LOGITS_NORMALIZATIONS = ("none", "softmax", "log_softmax")
+
+
+def cache_row_elements(kv_heads: int, head_dim: int, dtype: np.dtype[Any]) -> int:
+    """Elements of a slab for one row of the cache: K, or V, of a token in one layer.
+
+    Those of int8 include the heads' scales, and padding.
+    """
+    if dtype != np.int8:
+        return kv_heads * head_dim
+    needed = kv_heads * (head_dim + SCALE_BYTES)
+    return -(-needed // _QUANTISED_ROW_BYTES) * _QUANTISED_ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +90,14 @@ class ModelConfig:
         cache = self.paged_kv_cache
         if cache.paged_kv_block_size_elements_per_device is not None:
             return cache.paged_kv_block_size_elements_per_device
-        per_token = 2 * cache.attention_head_count_kv * self.attn_head_dim
-        return (self.transformer_block_count * per_token * cache.block_seq_stride,)
+        return (self.token_elements * cache.block_seq_stride,)
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of all slabs for one token."""
+        cache = self.paged_kv_cache
+        row = cache_row_elements(cache.attention_head_count_kv, self.attn_head_dim, cache.dtype)
+        return self.transformer_block_count * 2 * row
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:

@@ -42,6 +42,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
+ALL_DTYPES = {**DTYPES, "i8": np.dtype(np.int8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64)}
 HOST = resolve_target("cpu")
 # This CPU as if it were a GPU: it gets the generic form.
 GENERIC = replace(HOST, device="generic")
@@ -152,7 +153,7 @@ class CompiledModel:
 
     def fill_cache(self, byte: int) -> None:
         """Makes a new page table whose every byte is `byte`."""
-        kv = DTYPES[self.options.kv]
+        kv = ALL_DTYPES[self.options.cache_dtype]
         elements = page_elements(self.spec, self.options)
         self.cache = self.device.upload(np.full((PAGES, elements * kv.itemsize), byte, np.uint8).view(kv))
 

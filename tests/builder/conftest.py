@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +24,10 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
-    """The tiny model by weight type, with K/V in the type of its activations; OTHERS and ROUTED in f32."""
+    """The tiny model by weight type, with K/V in the type of its activations; OTHERS and ROUTED in f32.
+
+    And `kv-q8_0`, in f32 with K/V in bytes.
+    """
     options = {
         kind: BuildOptions(
             weights=kind,
@@ -45,4 +49,6 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         name: CompiledModel.build(spec, options["f32"], device, tmp_path_factory.mktemp(name))
         for name, spec in {**OTHERS, "routed": ROUTED}.items()
     }
+    in_bytes = replace(options["f32"], kv="q8_0")
+    made["kv-q8_0"] = CompiledModel.build(TINY, in_bytes, device, tmp_path_factory.mktemp("kv-q8_0"))
     return made | others

@@ -23,7 +23,7 @@ def decode_batch(
         starts=of_rows("starts"),
         seq_lens=of_rows("seq_lens"),
         blocks=Tensor("%blocks", (rows, width), "i64"),
-        cache=Tensor("%cache", (pages, page_elements(spec, options)), options.kv),
+        cache=Tensor("%cache", (pages, page_elements(spec, options)), options.cache_dtype),
     )
     batch.offsets = of_rows("offsets")
     batch.token_rows = of_rows("token_rows")

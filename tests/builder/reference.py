@@ -22,12 +22,17 @@ F32 = npt.NDArray[np.float32]
 
 
 def forward(
-    spec: ModelSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64], past: F32 | None = None
+    spec: ModelSpec,
+    weights: Mapping[str, F32],
+    tokens: npt.NDArray[np.int64],
+    past: F32 | None = None,
+    has_quantised_cache: bool = False,
 ) -> F32:
     """Logits [tokens, vocab] of one sequence.
 
     `past` [layers, 2, positions, kv_heads, head_dim] is K and V of the positions before `tokens`, K already
-    rotated; without it the sequence starts at position 0.
+    rotated; without it the sequence starts at position 0. With a quantised cache, K and V of `tokens` are
+    rounded to 8 bits as `quantised_heads` does.
     """
     if past is None:
         past = np.zeros((spec.num_hidden_layers, 2, 0, spec.num_key_value_heads, spec.head_dim), np.float32)
@@ -38,14 +43,11 @@ def forward(
             k.removeprefix(f"blk.{layer}."): w for k, w in weights.items() if k.startswith(f"blk.{layer}.")
         }
         h = _rms_norm(spec, x, block.get("attn_norm.weight"))
-        attended = _attention(
-            spec,
-            _qkv(spec, h, block),
-            *turns[spec.rotation_of(layer)],
-            past[layer],
-            spec.window_of(layer),
-            block.get("attn_sinks.weight"),
-        )
+        q, k, v = _rotated_qkv(spec, _qkv(spec, h, block), *turns[spec.rotation_of(layer)])
+        if has_quantised_cache:
+            k, v = (dequantised_heads(*quantised_heads(x)) for x in (k, v))
+        window, sinks = spec.window_of(layer), block.get("attn_sinks.weight")
+        attended = _attention(spec, q, k, v, past[layer], window, sinks)
         added = attended @ block["attn_output.weight"].T + block.get("attn_output.bias", 0)
         x = x + _rms_norm(spec, added, block.get("post_attention_norm.weight"))
         h = _rms_norm(spec, x, block.get("ffn_norm.weight"))
@@ -107,18 +109,28 @@ def _qkv(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
     return qkv
 
 
-def _attention(
-    spec: ModelSpec,
-    qkv: F32,
-    cos: F32,
-    sin: F32,
-    past: F32,
-    window: int | None,
-    sinks: F32 | None,
-) -> F32:
-    tokens, heads, kv_heads, dim = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+def quantised_heads(x: F32) -> tuple[npt.NDArray[np.int8], F32]:
+    """x [.., head_dim] in 8 bits, and the scale [..] of each head: its largest magnitude / 127."""
+    scales = np.abs(x).max(axis=-1) / np.float32(127)
+    divisors = np.where(scales > 0, scales, np.float32(1))[..., None]
+    return np.rint(x / divisors).astype(np.int8), scales
+
+
+def dequantised_heads(quants: npt.NDArray[np.int8], scales: F32) -> F32:
+    x: F32 = quants.astype(np.float32) * scales[..., None]
+    return x
+
+
+def _rotated_qkv(spec: ModelSpec, qkv: F32, cos: F32, sin: F32) -> tuple[F32, F32, F32]:
+    heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
     q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=1)
-    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+
+def _attention(
+    spec: ModelSpec, q: F32, k: F32, v: F32, past: F32, window: int | None, sinks: F32 | None
+) -> F32:
+    tokens, heads, kv_heads, dim = len(q), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     k, v = (np.concatenate(pair) for pair in zip(past, (k, v), strict=True))
     k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
     scores = _capped(np.einsum("qhd,khd->hqk", q, k) / np.float32(dim**0.5), spec.score_cap)

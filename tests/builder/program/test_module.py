@@ -36,7 +36,7 @@ OF_GROUPS = (
 DECODES = [("decode_bs1", 1), ("decode_bs2", 2), ("decode_bs4", 4)]
 
 
-@pytest.fixture(params=["f32", "bf16", "int8", *OTHERS, "routed"])
+@pytest.fixture(params=["f32", "bf16", "int8", "kv-q8_0", *OTHERS, "routed"])
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)

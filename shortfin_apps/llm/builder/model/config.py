@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec
-from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
+from shortfin_apps.llm.config import (
+    KV_DTYPES,
+    SCALE_BYTES,
+    ModelConfig,
+    PagedKVCacheConfig,
+    cache_row_elements,
+)
 from shortfin_apps.llm.errors import BuildError
 
-KV_DTYPE_NAMES: dict[KVType, str] = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-KV_ITEM_BYTES: dict[KVType, int] = {"bf16": 2, "f16": 2, "f32": 4}
+KV_DTYPE_NAMES: dict[KVType, str] = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "q8_0": "int8",
+}
 
 DEFAULT_CONTEXT_LENGTH = 8192
 DEFAULT_CONTEXTS = 8  # full contexts that the page table holds
@@ -17,6 +31,8 @@ DEFAULT_SLAB_BYTES = 1 << 30
 def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     """Raises BuildError, naming the flag, when the options do not fit the model."""
     _check_sizes(options)
+    if options.kv == "q8_0" and spec.head_dim % SCALE_BYTES:
+        raise BuildError(f"--kv: q8_0 needs heads in multiples of {SCALE_BYTES}, not of {spec.head_dim}")
     max_seq_len = context_length(spec, options)
     if too_long := [size for size in options.chunk_sizes if size > max_seq_len]:
         raise BuildError(f"--chunk-sizes: {too_long[0]} exceeds the context length of {max_seq_len} tokens")
@@ -30,7 +46,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
         prefill_batch_sizes=options.prefill_batch_sizes,
         decode_batch_sizes=options.decode_batch_sizes,
         has_prefill_position=True,
-        attn_dtype=KV_DTYPE_NAMES[options.kv],
+        attn_dtype=KV_DTYPE_NAMES[options.query_dtype],
         top_k=options.top_k,
         paged_kv_cache=PagedKVCacheConfig(
             attention_head_count_kv=spec.num_key_value_heads,
@@ -79,8 +95,21 @@ def context_length(spec: ModelSpec, options: BuildOptions) -> int:
 
 def page_elements(spec: ModelSpec, options: BuildOptions) -> int:
     """Elements of one page: K and V of `block_seq_stride` tokens in every layer."""
-    per_token = 2 * spec.num_key_value_heads * spec.head_dim
-    return spec.num_hidden_layers * per_token * options.block_seq_stride
+    return spec.num_hidden_layers * 2 * row_elements(spec, options) * options.block_seq_stride
+
+
+def row_elements(spec: ModelSpec, options: BuildOptions) -> int:
+    """Elements of the cache for K, or for V, of one token in one layer."""
+    return cache_row_elements(spec.num_key_value_heads, spec.head_dim, _dtype(options.kv))
+
+
+def kv_item_bytes(kv: KVType) -> int:
+    """Bytes of an element of the cache."""
+    return _dtype(kv).itemsize
+
+
+def _dtype(kv: KVType) -> np.dtype[Any]:
+    return KV_DTYPES[KV_DTYPE_NAMES[kv]]
 
 
 def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
@@ -88,5 +117,5 @@ def _page_count(options: BuildOptions, max_seq_len: int, elements: int) -> int:
     if options.device_block_count is not None:
         return options.device_block_count
     context_pages = -(-max_seq_len // options.block_seq_stride)
-    most = DEFAULT_SLAB_BYTES // (elements * KV_ITEM_BYTES[options.kv])
+    most = DEFAULT_SLAB_BYTES // (elements * kv_item_bytes(options.kv))
     return max(context_pages + 1, min(DEFAULT_CONTEXTS * context_pages + 1, most))

@@ -15,7 +15,7 @@ FloatType = Literal["bf16", "f16", "f32"]
 CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
 Activation = Literal["silu", "gelu", "clamped"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
-KVType = Literal["bf16", "f16", "f32"]
+KVType = Literal["bf16", "f16", "f32", "q8_0"]  # q8_0: int8 with a scale for each token and head
 OWN_TYPES = "auto"  # asks for the types that weights have in the source
 WeightChoice = Literal["auto", WeightType]
 
@@ -161,3 +161,13 @@ class BuildOptions:
                 return "bf16"
             case dtype:
                 return dtype
+
+    @property
+    def cache_dtype(self) -> str:
+        """MLIR's type of an element of the cache."""
+        return "i8" if self.kv == "q8_0" else self.kv
+
+    @property
+    def query_dtype(self) -> FloatType:
+        """The dtype of queries that read the cache on GPUs: its own, or one that its bytes are widened to."""
+        return self.activations if self.kv == "q8_0" else self.kv

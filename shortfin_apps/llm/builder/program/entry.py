@@ -193,7 +193,7 @@ def _batch(
     [rows] = starts.shape
     blocks = _import(e, "seq_block_ids", (rows, _dim(e, "seq_block_ids", 1)), "i64")
     # `consume` hands the buffer over to the function; without it every call copies the cache.
-    cache = _import(e, "cache", (_dim(e, "cache", 0), elements), options.kv, "consume ")
+    cache = _import(e, "cache", (_dim(e, "cache", 0), elements), options.cache_dtype, "consume ")
     return Batch(
         rows=rows,
         tokens=e.times(rows, length) if offsets is None else length,
@@ -261,7 +261,7 @@ def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
 def _argument_types(entry: Entry, options: BuildOptions, elements: int) -> dict[str, str]:
     """The arguments of an entry that computes tokens, by name and in order."""
     types = {name: tensor_type(shape, "i64") for name, shape in _shapes_of(entry).items()}
-    return {**types, "cache": tensor_type(("?", elements), options.kv)}
+    return {**types, "cache": tensor_type(("?", elements), options.cache_dtype)}
 
 
 def _shapes_of(entry: Entry) -> dict[str, list[Dim]]:

@@ -43,8 +43,7 @@ def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -
 
 def _check_stride(config: ModelConfig) -> None:
     """Checks `block_seq_stride` against the elements of a page, which were checked against the entries."""
-    cache = config.paged_kv_cache
-    per_token = 2 * config.transformer_block_count * cache.attention_head_count_kv * config.attn_head_dim
+    per_token = config.token_elements
     elements = sum(config.page_elements)
     if elements != per_token * config.stride:
         raise ArtifactError(

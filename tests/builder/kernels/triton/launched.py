@@ -13,12 +13,11 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
-from tests.builder.compiled_model import DTYPES
+from tests.builder.compiled_model import ALL_DTYPES, DTYPES
 
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, tuple[str, tuple[int | str, ...]]]  # dtype and shape, a str being the name of a size
 Body = Callable[[Emitter, dict[str, Tensor]], list[Tensor]]
-ALL_DTYPES = {**DTYPES, "i8": np.dtype(np.int8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64)}
 
 
 def program_text(inputs: Inputs, body: Body, declarations: Callable[[], Sequence[str]]) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.interface import Buffer, buffer
+from shortfin_apps.llm.config import SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPages:
     """A page holds `stride` tokens: for each layer K [kv_heads, head_dim, stride], then V [kv_heads, stride,
     head_dim], both `kv_dtype`. Query heads share K/V heads in groups.
+
+    In i8, each head's elements of a plane are followed by their scales [stride] f32, one of each token, and the
+    page may be longer. A scale is the largest magnitude / 127, and NaN if any element was.
     """
 
     q_heads: int
@@ -30,8 +34,17 @@ class KvPages:
         return self.q_heads * self.head_dim
 
     @property
-    def head_elements(self) -> int:
+    def is_quantised(self) -> bool:
+        return self.kv_dtype == "i8"
+
+    @property
+    def head_values(self) -> int:
+        """Elements of a head without its scales."""
         return self.stride * self.head_dim
+
+    @property
+    def head_elements(self) -> int:
+        return self.head_values + (SCALE_BYTES * self.stride if self.is_quantised else 0)
 
     @property
     def plane_elements(self) -> int:

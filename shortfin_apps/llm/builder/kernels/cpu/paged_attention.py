@@ -64,7 +64,7 @@ class PagedAttentionGeometry(KvPages):
     @property
     def line_elements(self) -> int:
         """Cached elements of a cache line."""
-        return _CACHE_LINE_BYTES // (4 if self.kv_dtype == "f32" else 2)
+        return _CACHE_LINE_BYTES // {"f32": 4, "i8": 1}.get(self.kv_dtype, 2)
 
     @property
     def tile_tokens(self) -> int:

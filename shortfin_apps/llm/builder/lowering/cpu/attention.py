@@ -36,7 +36,7 @@ class VectorAttention:
         q = self._rope_store(e, qkv, layer, batch)
         geometry = PagedAttentionGeometry(
             dtype=self._options.activations,
-            kv_dtype=self._options.kv,
+            kv_dtype=self._options.cache_dtype,
             has_wide_vectors=self._target.has_wide_vectors,
             window=(window := self._spec.window_of(layer)),
             score_cap=self._spec.score_cap,
@@ -61,7 +61,7 @@ class VectorAttention:
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [tokens, heads * head_dim] f32"""
         shape = attention_shape(self._spec, self._options, batch)
-        geometry = RopeStoreGeometry(kv_dtype=self._options.kv, **shape)
+        geometry = RopeStoreGeometry(kv_dtype=self._options.cache_dtype, **shape)
         kernel = self._render("cpu/rope_store", "rope_store", g=geometry)
         workload, constants = token_grid(e, layer, batch, self._options.block_seq_stride)
         operands = {

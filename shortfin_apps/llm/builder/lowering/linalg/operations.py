@@ -1,6 +1,7 @@
 """Operations in linalg and iree_linalg_ext alone, for targets without kernels of their own.
 
 Pages are [layers, (K, V), stride, kv_heads * head_dim] here: one row of the cache per token, layer and plane.
+In q8_0, rows are bytes with scales behind them (quantised_rows.py), and K and V are widened to f32 as they are read.
 Attention gathers a row's pages, with zeros where the row has no token, so that what lies there (NaN included)
 cannot matter.
 """
@@ -18,11 +19,14 @@ from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
     packed_attention,
     token_slots,
 )
+from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise, quantised_rows, scales_of
 from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
 from shortfin_apps.llm.builder.lowering.lowering import LoopState
+from shortfin_apps.llm.builder.model.config import row_elements
 from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from shortfin_apps.llm.config import SCALE_BYTES
 
 
 class LinalgOperations:
@@ -35,7 +39,10 @@ class LinalgOperations:
         self._options = options
         self._weights = weights
         self._stride = options.block_seq_stride
-        self._row = spec.num_key_value_heads * spec.head_dim  # elements of one row of the cache
+        self._features = spec.num_key_value_heads * spec.head_dim  # of K, or of V
+        self._row = row_elements(spec, options)
+        self._is_quantised = options.kv == "q8_0"
+        self._wide = "f32" if options.kv == "q8_0" else options.kv  # what attention multiplies
         self._page_rows = spec.num_hidden_layers * 2 * self._stride
 
     def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
@@ -113,11 +120,14 @@ class LinalgOperations:
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         heads, kv_heads = self._spec.num_attention_heads, self._spec.num_key_value_heads
-        tokens, kv = batch.tokens, self._options.kv
+        tokens, kv = batch.tokens, self._options.cache_dtype
         q = self._rotate(e, qkv, 0, heads, "f32", batch)
-        k = self._rotate(e, qkv, heads, kv_heads, kv, batch)
-        v_f32 = e.columns(qkv, (heads + kv_heads) * self._spec.head_dim, self._row)
-        v = e.elementwise("td", ("td", v_f32.shape, kv), [(v_f32, "td")], yield_as("%a", kv))
+        k = self._rotate(e, qkv, heads, kv_heads, self._wide, batch)
+        v_f32 = e.columns(qkv, (heads + kv_heads) * self._spec.head_dim, self._features)
+        if self._is_quantised:
+            k, v = (quantised_rows(e, x, kv_heads, self._row) for x in (k, v_f32))
+        else:
+            v = e.elementwise("td", ("td", v_f32.shape, kv), [(v_f32, "td")], yield_as("%a", kv))
         cache = self._cache_rows(e, batch)
         for plane, update in enumerate((k, v)):
             rows = self._token_rows(e, layer, plane, batch)
@@ -134,7 +144,7 @@ class LinalgOperations:
         return e.reshape(q, (tokens, heads * self._spec.head_dim))
 
     def _attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
-        s, kv = self._spec, self._options.kv
+        s, kv = self._spec, self._wide
         group = s.num_attention_heads // s.num_key_value_heads
         slots = e.times(batch.width, self._stride)
         if batch.chunk is None or s.score_cap is not None or s.has_sinks:
@@ -169,7 +179,16 @@ class LinalgOperations:
             )
         cache = self._cache_rows(e, batch)
         last_row = e.value(f"arith.subi {e.index(cache.shape[0])}, {e.constant(1)} : index")
-        keys, values = (CachePlane(cache, last_row, (layer * 2 + plane) * self._stride) for plane in range(2))
+        keys, values = (
+            CachePlane(
+                cache,
+                last_row,
+                (layer * 2 + plane) * self._stride,
+                self._spec.num_key_value_heads,
+                scales_of(e, cache) if self._is_quantised else None,
+            )
+            for plane in range(2)
+        )
         q = e.reshape(q, (batch.tokens, self._spec.num_attention_heads, self._spec.head_dim))
         sinks = self._spec.sinks_of(layer)
         result = packed_attention(
@@ -244,7 +263,7 @@ class LinalgOperations:
     def _gather(self, e: Emitter, layer: int, plane: int, slots: Dim, batch: Batch) -> Tensor:
         """[rows, slots, kv_heads * head_dim]: K or V of each row's slots, 0 from its seq_len on."""
         cache = self._cache_rows(e, batch)
-        kv = self._options.kv
+        kv = self._wide
         body = f"""\
   %n = linalg.index 0 : index
   %position = linalg.index 1 : index
@@ -260,13 +279,27 @@ class LinalgOperations:
   %first = arith.muli %page, %page_rows : index
   %in_page = arith.addi %plane, %slot : index
   %row = arith.addi %first, %in_page : index
-  %value = tensor.extract {cache.name}[%row, %d] : {cache.type}
+{self._read(e, cache)}
   %seq_len = arith.index_cast %a : i64 to index
   %valid = arith.cmpi ult, %position, %seq_len : index
   %kept = arith.select %valid, %value, %zero : {kv}
   linalg.yield %kept : {kv}"""
-        shape = (batch.rows, slots, self._row)
+        shape = (batch.rows, slots, self._features)
         return e.elementwise("nsd", ("nsd", shape, kv), [(batch.seq_lens, "n")], body)
+
+    def _read(self, e: Emitter, cache: Tensor) -> str:
+        """Text that sets %value to element %d of the cache's row %row, widened if it is a byte."""
+        if not self._is_quantised:
+            return f"  %value = tensor.extract {cache.name}[%row, %d] : {cache.type}"
+        scales = scales_of(e, cache)
+        return f"""\
+  %byte = tensor.extract {cache.name}[%row, %d] : {cache.type}
+  %head_dim = arith.constant {self._spec.head_dim} : index
+  %first_scale = arith.constant {self._features // SCALE_BYTES} : index
+  %head = arith.divui %d, %head_dim : index
+  %scale_at = arith.addi %first_scale, %head : index
+  %scale = tensor.extract {scales.name}[%row, %scale_at] : {scales.type}
+{dequantise("%value", "%byte", "%scale")}"""
 
     def _mask(self, e: Emitter, slots: Dim, window: int | None, batch: Batch) -> Tensor:
         """[rows, chunk, slots] f32, added to the scores: 0 for what a query sees, lowest for all else.

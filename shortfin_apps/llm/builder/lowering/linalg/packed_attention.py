@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, sees
+from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise
+from shortfin_apps.llm.config import SCALE_BYTES
 
 LOWEST = "-1.0e30"
 HIDDEN = -1  # in place of a cache row: the slot is past the query's position
@@ -44,15 +46,15 @@ _VISIBLE = f"""\
 class CachePlane:
     """K or V of one layer: row `slot + offset` of `cache`, for a slot of `token_slots`."""
 
-    cache: Tensor  # [cache rows, kv_heads * head_dim]
+    cache: Tensor  # [cache rows, kv_heads * head_dim]; of i8 (see quantised_rows.py) rows are longer
     last_row: str  # index: cache rows - 1
     offset: int
+    kv_heads: int
+    scales: Tensor | None = None  # of i8
 
     def read(self, group: int, head_dim: int) -> str:
         """Text that sets %value f32: element %d of query head %h's K/V head in slot %b, 0 if it is hidden."""
-        dtype = self.cache.dtype
-        name = "%raw" if dtype == "f32" else "%narrow"
-        widen = "" if dtype == "f32" else f"  %raw = arith.extf %narrow : {dtype} to f32\n"
+        name = "%raw" if self.cache.dtype == "f32" else "%narrow"
         return f"""\
   %group = arith.constant {group} : index
   %head_dim = arith.constant {head_dim} : index
@@ -65,7 +67,19 @@ class CachePlane:
   %at = arith.index_cast %at.i64 : i64 to index
   %safe = arith.minui %at, {self.last_row} : index
   {name} = tensor.extract {self.cache.name}[%safe, %column] : {self.cache.type}
-{widen}{_VISIBLE}  %value = arith.select %visible, %raw, %nothing : f32
+{self._widen(head_dim)}{_VISIBLE}  %value = arith.select %visible, %raw, %nothing : f32
+"""
+
+    def _widen(self, head_dim: int) -> str:
+        """Text that sets %raw f32 to the cache's %narrow of row %safe, unless that is f32."""
+        dtype = self.cache.dtype
+        if self.scales is None:
+            return "" if dtype == "f32" else f"  %raw = arith.extf %narrow : {dtype} to f32\n"
+        return f"""\
+  %first_scale = arith.constant {self.kv_heads * head_dim // SCALE_BYTES} : index
+  %scale_at = arith.addi %first_scale, %kv_head : index
+  %scale = tensor.extract {self.scales.name}[%safe, %scale_at] : {self.scales.type}
+{dequantise("%raw", "%narrow", "%scale")}
 """
 
 
@@ -192,10 +206,9 @@ def _reduce(e: Emitter, body: str, initial: str, *ins: Tensor) -> Tensor:
 
 def _group(q: Tensor, plane: CachePlane) -> int:
     """Query heads of one K/V head."""
-    heads, columns = q.shape[1], plane.cache.shape[1]
+    heads = q.shape[1]
     assert isinstance(heads, int)
-    assert isinstance(columns, int)
-    return heads * _head_dim(q) // columns
+    return heads // plane.kv_heads
 
 
 def _head_dim(q: Tensor) -> int:

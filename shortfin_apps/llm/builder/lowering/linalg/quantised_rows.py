@@ -1,0 +1,79 @@
+"""Rows of the cache in bytes: of each K/V head head_dim elements, behind all of them an f32 scale of each head.
+
+A byte is the element over the head's scale, rounded to even; the scale is the head's largest magnitude / 127.
+Magnitudes are compared as integers, which order as floats do and put NaN last: a head that has NaN gets a scale
+of NaN, so that all of it reads as NaN. The rest of a row is padding.
+"""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.config import SCALE_BYTES
+
+_LARGER_MAGNITUDE = """\
+  %no_sign = arith.constant 0x7FFFFFFF : i32
+  %bits = arith.bitcast %a : f32 to i32
+  %magnitude = arith.andi %bits, %no_sign : i32
+  %larger = arith.maxui %magnitude, %out : i32
+  linalg.yield %larger : i32"""
+
+
+def quantised_rows(e: Emitter, x: Tensor, kv_heads: int, row_bytes: int) -> Tensor:
+    """x [tokens, kv_heads * head_dim] f32 -> [tokens, row_bytes] i8."""
+    tokens, values = x.shape
+    assert isinstance(values, int)
+    heads = e.reshape(x, (tokens, kv_heads, values // kv_heads))
+    none = e.fill("0", (tokens, kv_heads), "i32")
+    largest = e.elementwise("thd", ("th", none.shape, "i32"), [(heads, "thd")], _LARGER_MAGNITUDE, none)
+    body = f"""\
+  %t = linalg.index 0 : index
+  %at = linalg.index 1 : index
+  %head_dim = arith.constant {values // kv_heads} : index
+  %values = arith.constant {values} : index
+  %last_value = arith.constant {values - 1} : index
+  %last_head = arith.constant {kv_heads - 1} : index
+  %scale_bytes = arith.constant {SCALE_BYTES} : index
+  %byte_bits = arith.constant 8 : i32
+  %most = arith.constant 127.0 : f32
+  // 1.5 * 2^23: what is added to it is rounded to an integer, of which the lowest byte is the two's complement.
+  %to_integer = arith.constant 12582912.0 : f32
+  %is_value = arith.cmpi ult, %at, %values : index
+  %column = arith.minui %at, %last_value : index
+  %of_value = arith.divui %column, %head_dim : index
+  %behind = arith.subi %at, %values : index
+  %scale_of = arith.divui %behind, %scale_bytes : index
+  %wanted = arith.select %is_value, %of_value, %scale_of : index
+  %head = arith.minui %wanted, %last_head : index
+  %bits = tensor.extract {largest.name}[%t, %head] : {largest.type}
+  %magnitude = arith.bitcast %bits : i32 to f32
+  %scale = arith.divf %magnitude, %most : f32
+  %element = tensor.extract {x.name}[%t, %column] : {x.type}
+  %scaled = arith.divf %element, %scale : f32
+  %rounded = arith.addf %scaled, %to_integer : f32
+  %quant = arith.bitcast %rounded : f32 to i32
+  %place = arith.remui %behind, %scale_bytes : index
+  %place.i32 = arith.index_cast %place : index to i32
+  %shift = arith.muli %place.i32, %byte_bits : i32
+  %scale_bits = arith.bitcast %scale : f32 to i32
+  %shifted = arith.shrui %scale_bits, %shift : i32
+  %word = arith.select %is_value, %quant, %shifted : i32
+  %byte = arith.trunci %word : i32 to i8
+  linalg.yield %byte : i8"""
+    return e.elementwise("td", ("td", (tokens, row_bytes), "i8"), [], body)
+
+
+def scales_of(e: Emitter, rows: Tensor) -> Tensor:
+    """[rows, row_bytes / 4] f32: the same memory as `rows` [rows, row_bytes] i8, for reading scales."""
+    count, row_bytes = rows.shape
+    assert isinstance(row_bytes, int)
+    scales = Tensor(e.fresh(), (count, row_bytes // SCALE_BYTES), "f32")
+    e.line(f"{scales.name} = flow.tensor.bitcast {rows.name} : {rows.sized_type} -> {scales.sized_type}")
+    return scales
+
+
+def dequantise(result: str, byte: str, scale: str) -> str:
+    """Text that sets `result` f32 to the i8 `byte` times the f32 `scale`."""
+    name = result.removeprefix("%")
+    return f"""\
+  %{name}.quant = arith.sitofp {byte} : i8 to f32
+  {result} = arith.mulf %{name}.quant, {scale} : f32"""
