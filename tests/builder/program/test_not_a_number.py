@@ -6,19 +6,22 @@ multiplied. Infinity is tried as well; whose K holds that may attend to the rest
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shortfin_apps.llm.builder.model.config import row_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_local import LocalBuffer
 from tests.builder.compiled_model import (
-    DTYPES,
+    ALL_DTYPES,
     GENERIC,
+    NAN_BYTE,
     PAGES,
     TINY,
     Array,
@@ -53,27 +56,31 @@ def other_forms(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dic
     targets = {"generic": GENERIC}
     if GENERIC.architecture == "x86_64":
         targets["avx2"] = resolve_target("cpu:x86-64-v3")
-    return {
+    made = {
         name: CompiledModel.build(TINY, options, device, tmp_path_factory.mktemp(name), target)
         for name, target in targets.items()
     }
+    in_bytes = replace(options, kv="q8_0")
+    folder = tmp_path_factory.mktemp("generic-kv-q8_0")
+    return made | {"generic-kv-q8_0": CompiledModel.build(TINY, in_bytes, device, folder, GENERIC)}
 
 
-@pytest.fixture(params=["f32", "bf16", "int8", "generic", "avx2"])
+@pytest.fixture(params=["f32", "bf16", "int8", "kv-q8_0", "generic", "generic-kv-q8_0", "avx2"])
 def rows(
     request: pytest.FixtureRequest, models: dict[str, CompiledModel], other_forms: dict[str, CompiledModel]
 ) -> Rows:
     everyone = models | other_forms
     if request.param not in everyone:
         pytest.skip("this CPU runs no such code")
-    return Rows(everyone[request.param])
+    return Rows(everyone[request.param], is_generic=request.param.startswith("generic"))
 
 
 class Rows:
     """Three sequences in the cache, with more tokens to come."""
 
-    def __init__(self, model: CompiledModel) -> None:
+    def __init__(self, model: CompiledModel, *, is_generic: bool) -> None:
         self.model = model
+        self.is_generic = is_generic
         self.rng = np.random.default_rng(5)
         self.blocks = block_table(self.rng, [WIDTH] * 3, WIDTH)
         self.tokens = [self.rng.integers(0, TINY.vocab_size, length + NEW) for length in HISTORIES]
@@ -86,7 +93,7 @@ class Rows:
     def pages(self) -> Array:
         """[PAGES, elements], writable."""
         content = cast(LocalBuffer, self.model.cache).map_bytes()
-        return content.view(DTYPES[self.model.options.kv]).reshape(PAGES, -1)
+        return content.view(ALL_DTYPES[self.model.options.cache_dtype]).reshape(PAGES, -1)
 
     def prefill(self, tokens: Tokens, blocks: Tokens) -> Result:
         padded = np.zeros((1, -(-len(tokens) // STRIDE) * STRIDE), np.int64)
@@ -113,13 +120,28 @@ class Rows:
         return self.model.extend(entry, packed, offsets, HISTORIES, HISTORIES + lengths, self.blocks)
 
     def poison(self, row: int, layer: int, plane: int, number: str) -> None:
-        """One element of K (`plane` 0) or V in one of the row's full pages."""
-        spec, kv = self.model.spec, DTYPES[self.model.options.kv]
+        """One element of K (`plane` 0) or V in one of the row's full pages; a head's scale, if those are bytes."""
+        spec, kv = self.model.spec, ALL_DTYPES[self.model.options.cache_dtype]
         page = self.blocks[row, self.rng.integers(HISTORIES[row] // STRIDE)]
+        if self.model.options.kv == "q8_0":
+            first = self.scale_at(2 * layer + plane)
+            self.pages[page, first : first + 4] = np.array([NUMBERS[number]], np.uint32).view(np.int8)
+            return
         size = spec.num_key_value_heads * spec.head_dim * STRIDE
         element = (2 * layer + plane) * size + self.rng.integers(size)
         bits = np.array(NUMBERS[number], np.uint32) >> (32 - 8 * kv.itemsize)
         self.pages[page, element] = bits.astype(f"u{kv.itemsize}").view(kv)
+
+    def scale_at(self, plane: int) -> int:
+        """The byte of a page at which the scale of one slot and head begins, of a layer's K or V."""
+        spec = self.model.spec
+        heads, values = spec.num_key_value_heads, spec.head_dim
+        slot, head = self.rng.integers(STRIDE), self.rng.integers(heads)
+        if self.is_generic:
+            row = row_elements(spec, self.model.options)
+            return int((plane * STRIDE + slot) * row + heads * values + 4 * head)
+        of_head = STRIDE * (values + 4)
+        return int((plane * heads + head) * of_head + STRIDE * values + 4 * slot)
 
     def serve_next(self, row: int) -> list[Array]:
         """Results of somebody else who gets the row's pages."""
@@ -162,7 +184,7 @@ def test_nan_on_the_scratch_page_is_nobodys(rows: Rows, entry: str) -> None:
     rows.blocks = np.pad(rows.blocks, ((0, 0), (0, 2)))
     expected = rows.run(entry)
     rows.pages[:] = rows.before
-    rows.pages[0] = np.nan
+    rows.pages.view(np.uint8)[0] = NAN_BYTE
     got = rows.run(entry)
     for name in ("values", "indices", "logits"):
         np.testing.assert_array_equal(getattr(got, name)[:3], getattr(expected, name)[:3], err_msg=name)
