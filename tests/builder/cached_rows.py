@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.abi import Entry
+from shortfin_apps.llm.builder.model.config import row_elements
 from tests.builder.compiled_model import DTYPES, CompiledModel, Result, block_table
-from tests.builder.reference import F32, forward
+from tests.builder.reference import F32, dequantised_heads, forward, quantised_heads
 
 NUM_PADDING_TOKENS = 5  # behind the tokens of an extend
 
@@ -42,13 +43,25 @@ class CachedRows:
 
     def _fill_cache(self, num_pages: int, key_scale: float) -> F32:
         """[pages, layers, 2, stride, kv_heads, head_dim], rounded as the cache has it."""
-        spec, dtype = self._model.spec, DTYPES[self._model.options.kv]
+        spec, kv = self._model.spec, self._model.options.kv
         shape = (num_pages, spec.num_hidden_layers, 2, self._stride, spec.num_key_value_heads, spec.head_dim)
         pages = self._rng.standard_normal(shape, np.float32)
         pages[:, :, 0] *= key_scale
-        kept = pages.astype(dtype)
+        if kv == "q8_0":
+            quants, scales = quantised_heads(pages)
+            self._model.cache = self._model.device.upload(self._bytes_of(quants, scales))
+            return dequantised_heads(quants, scales)
+        kept = pages.astype(DTYPES[kv])
         self._model.cache = self._model.device.upload(kept.reshape(num_pages, -1))
         return kept.astype(np.float32)
+
+    def _bytes_of(self, quants: npt.NDArray[np.int8], scales: F32) -> npt.NDArray[np.int8]:
+        """[pages, bytes]: in each row of the cache the heads, their scales, and padding, which is NaN."""
+        rows = quants.shape[:4]
+        parts = [quants.reshape(*rows, -1), scales.view(np.int8)]
+        used = sum(part.shape[-1] for part in parts)
+        padding = np.full((*rows, row_elements(self._model.spec, self._model.options) - used), -1, np.int8)
+        return np.concatenate([*parts, padding], axis=-1).reshape(rows[0], -1)
 
     def _history(self, pages: F32, row: int, length: int) -> F32:
         """[layers, 2, positions, kv_heads, head_dim] of a row."""
@@ -104,7 +117,13 @@ class CachedRows:
 
     def _check(self, entry: str, rows: Sequence[int], result: Result) -> None:
         for index, row in enumerate(rows):
-            expected = forward(self._model.spec, self._model.weights, self._tokens[row], self._past[row])[-1]
+            expected = forward(
+                self._model.spec,
+                self._model.weights,
+                self._tokens[row],
+                self._past[row],
+                has_quantised_cache=self._model.options.kv == "q8_0",
+            )[-1]
             where = f"{entry}, row {index}: token at position {self._position(row) - 1}"
             np.testing.assert_allclose(
                 result.logits[index], expected, rtol=0, atol=self._tolerance, err_msg=where

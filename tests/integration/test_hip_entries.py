@@ -152,6 +152,24 @@ def test_all_that_a_layer_may_have_agrees_with_the_reference(
     device.close()
 
 
+@pytest.mark.parametrize(("chip", "name"), [("gfx1100", "windowed"), ("gfx942", "normed-after")])
+def test_keys_and_values_in_bytes_agree_with_the_reference(
+    chip: str, name: str, tmp_path: Path, emulated_gpus: EmulatedGpus
+) -> None:
+    """In f32 but for K and V, which the reference rounds too: a last bit may decide to which of two bytes."""
+    options = BuildOptions(
+        weights="f32", kv="q8_0", prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=()
+    )
+    device = emulated_gpus.open(chip)
+    spec = replace(ENTRY_SPECS[name], max_position_embeddings=1024)
+    model = CompiledModel.build(spec, options, device, tmp_path, resolve_target(f"hip:{chip}"))
+    with emulated_gpus.watch(chip):
+        for entry in entries_of(options):
+            num_rows = entry.rows or len(POSITIONS)
+            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, 5e-3), entry, num_rows)
+    device.close()
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 def test_entries_of_fixed_sizes_agree_with_the_reference(
     chip: str, build_tiny: BuildTiny, emulated_gpus: EmulatedGpus

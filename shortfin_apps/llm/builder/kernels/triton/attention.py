@@ -11,13 +11,15 @@ padding gets zeros. With a WINDOW, a token sees only its last so many slots, its
 score is CAP * tanh(score / CAP); `sinks` [HEADS] f32, if there are such, are scores of no slot that join the
 softmax. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64
 are the batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
-elements. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and BLOCK_SPLITS are HEAD_DIM and
+elements. Those in bytes are widened to q's type as they are loaded; scores are multiplied with the keys' scales,
+weights with the values'. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and BLOCK_SPLITS are HEAD_DIM and
 MOST_SPLITS rounded up to a power of two.
 """
 
 import triton
 import triton.language as tl
 
+from shortfin_apps.llm.builder.kernels.triton.cached_bytes import load_scales, scales_of
 from shortfin_apps.llm.builder.kernels.triton.tokens import row_at
 
 LOWEST = tl.constexpr(-1.0e30)
@@ -44,6 +46,7 @@ def attend(
     BLOCK_DIM: tl.constexpr,
     STRIDE: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
+    ROW: tl.constexpr,
     TOKENS: tl.constexpr,
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -99,6 +102,7 @@ def attend(
             HEAD_DIM,
             STRIDE,
             PAGE_ROWS,
+            ROW,
             COLUMNS,
             WINDOW,
             CAP,
@@ -130,6 +134,7 @@ def attend_singles(
     BLOCK_DIM: tl.constexpr,
     STRIDE: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
+    ROW: tl.constexpr,
     QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -182,6 +187,7 @@ def attend_singles(
             HEAD_DIM,
             STRIDE,
             PAGE_ROWS,
+            ROW,
             COLUMNS,
             WINDOW,
             CAP,
@@ -256,6 +262,7 @@ def attend_slots(
     HEAD_DIM: tl.constexpr,
     STRIDE: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
+    ROW: tl.constexpr,
     COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
@@ -273,11 +280,14 @@ def attend_slots(
     total = tl.zeros(seen.shape, tl.float32)
     sums = tl.zeros(queries.shape, tl.float32)
     heads = cache + kv_head * HEAD_DIM
+    scales = None
+    if cache.dtype.element_ty == tl.int8:
+        scales = scales_of(cache, KV_HEADS, HEAD_DIM) + kv_head
     for at in range(first, shared, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
         key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS)
         peak, total, sums = attend_columns(
-            queries, None, heads, key, None, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE, CAP
+            queries, None, heads, scales, key, None, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
         )
     for at in range(shared, last, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
@@ -287,7 +297,7 @@ def attend_slots(
         if WINDOW is not None:
             visible &= slot[None, :] + WINDOW >= seen[:, None]
         peak, total, sums = attend_columns(
-            queries, visible, heads, key, exists, peak, total, sums, KV_HEADS, HEAD_DIM, STRIDE, CAP
+            queries, visible, heads, scales, key, exists, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
         )
     return peak, total, sums
 
@@ -297,12 +307,13 @@ def attend_columns(
     queries,
     visible,
     heads,
+    scales,
     key,
     exists,
     peak,
     total,
     sums,
-    KV_HEADS: tl.constexpr,
+    ROW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     STRIDE: tl.constexpr,
     CAP: tl.constexpr,
@@ -310,18 +321,23 @@ def attend_columns(
     """One step of `attend_slots`, to the keys in rows `key` [COLUMNS] of `heads`.
 
     `exists` [COLUMNS] are those that are there, `visible` [QUERIES, COLUMNS] those that each query sees: all
-    where they are None. Returns the new peak, total and sums.
+    where they are None. `scales` are those of `heads` in bytes, else None. Returns the new peak, total and sums.
     """
-    ROW: tl.constexpr = KV_HEADS * HEAD_DIM
     keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
-    keys = load_rows(keys_at, exists, HEAD_DIM)
+    keys = load_rows(keys_at, exists, HEAD_DIM).to(queries.dtype)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if scales is not None:
+        scores *= load_scales(scales, key, exists, ROW)[None, :]
     scale = LOG2_E * HEAD_DIM**-0.5
     if CAP is not None:
         scores = tanh(scores * (HEAD_DIM**-0.5 / CAP))
         scale = LOG2_E * CAP
     powers, decay, peak, total = soften(scores, visible, scale, peak, total)
-    values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM)
+    values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM).to(queries.dtype)
+    if scales is not None:
+        powers *= load_scales(scales, key + STRIDE, exists, ROW)[None, :]
+        if visible is not None:
+            powers = tl.where(visible, powers, 0.0)
     sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
     return peak, total, sums
 

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from shortfin_apps.llm.builder.kernels.triton.cached_bytes import SCALE_BYTES, quantised_pairs, scales_of
 from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, sums_of_neighbours
 
 
@@ -28,6 +29,7 @@ def project_qkv(
     HEAD_DIM: tl.constexpr,
     HEAD_COLUMNS: tl.constexpr,
     STRIDE: tl.constexpr,
+    ROW: tl.constexpr,
     EPS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -42,9 +44,9 @@ def project_qkv(
     `minima` are of a w in BLOCKS (see blocks.py), else None; `bias` has as many elements as w has rows, or is
     None. With `head_norm` [2 * HEAD_DIM], the weights for q's heads and for k's, each of these heads is
     RMS-normed before it is rotated; the tile then has whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32
-    holds cosines and sines. The cache is rows of KV_HEADS * HEAD_DIM; `slots` [tokens] i64 is each token's in
-    layer 0's keys; values lie STRIDE rows behind their keys, and the next layer's keys STRIDE rows behind
-    those.
+    holds cosines and sines. The cache is rows of ROW elements, KV_HEADS * HEAD_DIM unless they are bytes, as in
+    cached_bytes.py, for which the tile has whole heads too; `slots` [tokens] i64 is each token's in layer 0's
+    keys; values lie STRIDE rows behind their keys, and the next layer's keys STRIDE rows behind those.
 
     A tile's columns are pairs of elements that rotate together: of a head's first half and of its second.
     A head takes HEAD_COLUMNS of them, the last of which are empty if it has fewer elements.
@@ -104,9 +106,13 @@ def project_qkv(
 
     plane = (head - HEADS) // KV_HEADS  # 0 keys, 1 values
     cache_row = tl.load(slots + own)[:, None] + (layer * 2 + plane)[None, :] * STRIDE
-    element = (head - HEADS) % KV_HEADS * HEAD_DIM + angle
-    cache_at = cache + cache_row * (KV_HEADS * HEAD_DIM) + element[None, :]
+    kv_head = (head - HEADS) % KV_HEADS
+    cache_at = cache + cache_row * ROW + (kv_head * HEAD_DIM + angle)[None, :]
     is_cached = inside & (head >= HEADS)[None, :]
+    if cache.dtype.element_ty == tl.int8:
+        turned_low, turned_high, scale = quantised_pairs(turned_low, turned_high, inside, HEAD_PAIRS)
+        scale_at = scales_of(cache, KV_HEADS, HEAD_DIM) + cache_row * (ROW // SCALE_BYTES) + kv_head[None, :]
+        tl.store(scale_at, scale, mask=is_cached & (angle == 0)[None, :])
     tl.store(cache_at, turned_low.to(cache.dtype.element_ty), mask=is_cached)
     tl.store(cache_at + HALF, turned_high.to(cache.dtype.element_ty), mask=is_cached)
 
@@ -154,6 +160,7 @@ def store_qkv(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
     STRIDE: tl.constexpr,
+    ROW: tl.constexpr,
     EPS: tl.constexpr,
 ):
     """q, rotated, and rows of `cache`, as of `project_qkv`, from qkv [tokens, features] f32.
@@ -165,33 +172,33 @@ def store_qkv(
     qkv += token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
     rotary += token * HEAD_DIM
     row = tl.load(slots + token) + layer * 2 * STRIDE
-    keys = cache + row * (KV_HEADS * HEAD_DIM)
     q += token * (HEADS * HEAD_DIM)
-    _store_turned(qkv, norm, rotary, q, HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS, EPS)
+    low, high = _turned(qkv, norm, rotary, HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS, EPS)
+    _store_heads(low, high, q, HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     qkv += HEADS * HEAD_DIM
     norm += HEADS * HEAD_DIM
-    _store_turned(qkv, norm, rotary, keys, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS, EPS)
-    at, inside = _halves(KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS)
-    values = cache + (row + STRIDE) * (KV_HEADS * HEAD_DIM)
+    keys = cache + row * ROW
+    low, high = _turned(qkv, norm, rotary, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS, EPS)
+    _store_heads(low, high, keys, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS)
     qkv += KV_HEADS * HEAD_DIM
-    for half in tl.static_range(2):
-        value = tl.load(qkv + at + half * (HEAD_DIM // 2), mask=inside, other=0.0)
-        tl.store(values + at + half * (HEAD_DIM // 2), value.to(cache.dtype.element_ty), mask=inside)
+    at, inside = _halves(KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS)
+    low = tl.load(qkv + at, mask=inside, other=0.0)
+    high = tl.load(qkv + at + HEAD_DIM // 2, mask=inside, other=0.0)
+    _store_heads(low, high, keys + STRIDE * ROW, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS)
 
 
 @triton.jit
-def _store_turned(
+def _turned(
     x,
     norm,
     rotary,
-    out,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """A token's heads [HEADS * HEAD_DIM], normed as a whole and rotated, to `out`."""
+    """The halves [BLOCK_HEADS, BLOCK_HALF] of a token's heads [HEADS * HEAD_DIM], normed as a whole and rotated."""
     HALF: tl.constexpr = HEAD_DIM // 2
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     low = tl.load(x + at, mask=inside, other=0.0)
@@ -203,8 +210,28 @@ def _store_turned(
     angle = tl.arange(0, BLOCK_HALF)
     cosine = tl.load(rotary + angle, mask=angle < HALF, other=1.0)[None, :]
     sine = tl.load(rotary + angle + HALF, mask=angle < HALF, other=0.0)[None, :]
-    tl.store(out + at, (low * cosine - high * sine).to(out.dtype.element_ty), mask=inside)
-    tl.store(out + at + HALF, (high * cosine + low * sine).to(out.dtype.element_ty), mask=inside)
+    return low * cosine - high * sine, high * cosine + low * sine
+
+
+@triton.jit
+def _store_heads(
+    low,
+    high,
+    out,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
+    """A token's heads, in halves, to `out`: to its q, or to a row of the cache."""
+    at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
+    if out.dtype.element_ty == tl.int8:
+        low, high, scale = quantised_pairs(low, high, inside, BLOCK_HALF)
+        is_first = inside & (tl.arange(0, BLOCK_HALF) == 0)[None, :]
+        scale_at = scales_of(out, HEADS, HEAD_DIM) + tl.arange(0, BLOCK_HEADS)[:, None]
+        tl.store(tl.broadcast_to(scale_at, scale.shape), scale, mask=is_first)
+    tl.store(out + at, low.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at + HEAD_DIM // 2, high.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

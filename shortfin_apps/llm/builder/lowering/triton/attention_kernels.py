@@ -13,7 +13,12 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     fitted,
     power_of_two,
 )
-from shortfin_apps.llm.builder.model.config import KV_ITEM_BYTES, context_length, page_elements
+from shortfin_apps.llm.builder.model.config import (
+    context_length,
+    kv_item_bytes,
+    page_elements,
+    row_elements,
+)
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 
@@ -87,8 +92,8 @@ class AttentionKernels:
         )
 
     def store_qkv(self) -> Kernel:
-        """q and k normed as a whole, and rotated; q in the cache's type, k and v in the cache."""
-        spec, kv = self._spec, self._options.kv
+        """q and k normed as a whole, and rotated; q in the type that attention multiplies, k and v in the cache."""
+        spec, options = self._spec, self._options
         turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim
         return Kernel(
             name="store_qkv",
@@ -102,8 +107,8 @@ class AttentionKernels:
                     "slots": buffer("i64", "tokens"),
                 },
                 writes={
-                    "cache": buffer(kv, "pages", page_elements(spec, self._options)),
-                    "q": buffer(kv, "tokens", self._features),
+                    "cache": buffer(options.cache_dtype, "pages", page_elements(spec, options)),
+                    "q": buffer(options.query_dtype, "tokens", self._features),
                 },
             ),
             constexprs={
@@ -113,7 +118,8 @@ class AttentionKernels:
                 "BLOCK_HALF": power_of_two(spec.head_dim // 2),
                 "BLOCK_HEADS": power_of_two(spec.num_attention_heads),
                 "BLOCK_KV_HEADS": power_of_two(spec.num_key_value_heads),
-                "STRIDE": self._options.block_seq_stride,
+                "STRIDE": options.block_seq_stride,
+                "ROW": row_elements(spec, options),
                 "EPS": spec.rms_norm_eps,
             },
             grid=[Tiles("tokens")],
@@ -122,10 +128,10 @@ class AttentionKernels:
 
     @property
     def _reads(self) -> dict[str, Buffer]:
-        kv = self._options.kv
+        options = self._options
         return {
-            "q": buffer(kv, "tokens", self._features),
-            "cache": buffer(kv, "pages", page_elements(self._spec, self._options)),
+            "q": buffer(options.query_dtype, "tokens", self._features),
+            "cache": buffer(options.cache_dtype, "pages", page_elements(self._spec, options)),
             **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
             "blocks": buffer("i64", "rows", "width"),
             **({"sinks": buffer("f32", self._spec.num_attention_heads)} if self._spec.has_sinks else {}),
@@ -140,7 +146,7 @@ class AttentionKernels:
         return self._spec.num_attention_heads * self._spec.head_dim
 
     def _fitted(self, tile: AttentionTile) -> AttentionTile:
-        head_bytes = self._spec.head_dim * KV_ITEM_BYTES[self._options.kv]
+        head_bytes = self._spec.head_dim * kv_item_bytes(self._options.query_dtype)
         return fitted(tile, self._sharing, head_bytes)
 
     def _constexprs(self, tile: AttentionTile, window: int | None) -> dict[str, int | float | None]:
@@ -152,6 +158,7 @@ class AttentionKernels:
             "BLOCK_DIM": max(16, power_of_two(spec.head_dim)),
             "STRIDE": stride,
             "PAGE_ROWS": spec.num_hidden_layers * 2 * stride,
+            "ROW": row_elements(spec, self._options),
             "QUERIES": tile.queries,
             "COLUMNS": tile.columns,
             "WINDOW": window,

@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, GROUP
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
-from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.config import page_elements, row_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -67,14 +67,15 @@ class MatmulKernels:
         return self._kernel("gated_linear", gated_linear, interface, shape, layout, tile, constexprs)
 
     def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """q, rotated, in the cache's type; k, rotated, and v go to the cache.
+        """q, rotated, in the type that attention multiplies; k, rotated, and v go to the cache.
 
-        Where a head has a norm, a tile has whole heads.
+        Where a head has a norm, or a scale in the cache, a tile has whole heads.
         """
-        spec, kv = self._spec, self._options.kv
-        head_columns = power_of_two(spec.head_dim) if spec.qk_norm else spec.head_dim
+        spec, options = self._spec, self._options
+        has_whole_heads = spec.qk_norm or options.kv == "q8_0"
+        head_columns = power_of_two(spec.head_dim) if has_whole_heads else spec.head_dim
         tile = self._tile_of(tokens, shape, layout)
-        wide = _widened(tile, layout, head_columns if spec.qk_norm else 1)
+        wide = _widened(tile, layout, head_columns if has_whole_heads else 1)
         columns = shape[0] // spec.head_dim * head_columns
         interface = Interface(
             constants=("tokens", "layer"),
@@ -86,8 +87,8 @@ class MatmulKernels:
                 "slots": buffer("i64", "tokens"),
             },
             writes={
-                "cache": buffer(kv, "pages", page_elements(spec, self._options)),
-                "q": buffer(kv, "tokens", spec.num_attention_heads * spec.head_dim),
+                "cache": buffer(options.cache_dtype, "pages", page_elements(spec, options)),
+                "q": buffer(options.query_dtype, "tokens", spec.num_attention_heads * spec.head_dim),
             },
         )
         heads = {
@@ -95,7 +96,8 @@ class MatmulKernels:
             "KV_HEADS": spec.num_key_value_heads,
             "HEAD_DIM": spec.head_dim,
             "HEAD_COLUMNS": head_columns,
-            "STRIDE": self._options.block_seq_stride,
+            "STRIDE": options.block_seq_stride,
+            "ROW": row_elements(spec, options),
         }
         # It goes by the narrow tile: those that differ may be of one size when they are wide.
         kernel = self._kernel("project_qkv", project_qkv, interface, shape, layout, wide, heads, columns)
