@@ -50,5 +50,5 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         for name, spec in {**OTHERS, "routed": ROUTED}.items()
     }
     in_bytes = replace(options["f32"], kv="q8_0")
-    made["kv-q8_0"] = CompiledModel.build(TINY, in_bytes, device, tmp_path_factory.mktemp("kv-q8_0"))
+    others["kv-q8_0"] = CompiledModel.build(TINY, in_bytes, device, tmp_path_factory.mktemp("kv-q8_0"))
     return made | others

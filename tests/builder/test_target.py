@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder import kernels
 from shortfin_apps.llm.builder import target as target_module
 from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
@@ -39,10 +39,11 @@ UNEVEN = replace(SPEC, hidden_size=80, window=40, windowed_layers=(1,), score_ca
 ROUTED = replace(SPEC, experts=RoutedExperts(count=7, per_token=3, features=96))
 
 
-def module(device: str, weights: WeightType, spec: ModelSpec = SPEC) -> str:
+def module(device: str, weights: WeightType, spec: ModelSpec = SPEC, kv: KVType = "bf16") -> str:
     options = BuildOptions(
         device=device,
         weights=weights,
+        kv=kv,
         prefill_batch_sizes=(2,),
         decode_batch_sizes=(2,),
         chunk_sizes=(),
@@ -70,6 +71,11 @@ def test_compiles_amx_attention_together_with_vector_kernels(tmp_path: Path) -> 
 @pytest.mark.parametrize(("device", "weights"), [(AMX, "bf16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")])
 def test_compiles_routed_experts_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
     check_compiles(device, module(device, weights, ROUTED), tmp_path)
+
+
+@pytest.mark.parametrize("device", [NARROW, ARM])
+def test_compiles_keys_and_values_in_bytes_for_another_cpu(device: str, tmp_path: Path) -> None:
+    check_compiles(device, module(device, "bf16", kv="q8_0"), tmp_path)
 
 
 def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> None:

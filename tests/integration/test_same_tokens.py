@@ -6,15 +6,18 @@ If the two best logits are within TOLERANCE, either token is accepted and the co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
+from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 from tests.runtimes import RUNTIMES
 
@@ -92,6 +95,26 @@ def test_after_preemption(
         got = generate(engine, prompts, MAX_TOKENS)
         assert engine.stats().preemptions > 0
     check(alone, got)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_with_keys_and_values_in_bytes(
+    build_tiny: BuildTiny, prompts: Sequence[Sequence[int]], runtime: Runtime
+) -> None:
+    """Alone, in chunks, shared and preempted: a token reads K and V of its own chunk like all others."""
+    artifact = build_tiny(replace(TINY_OPTIONS, kv="q8_0"))
+    whole = EngineOptions(runtime=runtime, prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=512))
+    with open_engine(artifact, whole) as engine:
+        expected = [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
+    chunks = DefaultModeOptions(chunk_tokens=16)
+    with open_engine(artifact, EngineOptions(runtime=runtime, mode=chunks, prefix_cache="trie")) as engine:
+        for _ in range(2):
+            check(expected, generate(engine, prompts, MAX_TOKENS))
+        assert engine.stats().cached_tokens > 0
+    packed = ExtendAttentionOptions(token_budget=80)
+    with open_engine(artifact, EngineOptions(runtime=runtime, mode=packed, pages=26)) as engine:
+        check(expected, generate(engine, prompts, MAX_TOKENS))
+        assert engine.stats().preemptions > 0
 
 
 def test_the_last_position_of_the_context(tiny_artifact: Artifact) -> None:

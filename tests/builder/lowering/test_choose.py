@@ -65,6 +65,7 @@ def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringC
         (AMX, TILES, BuildOptions(weights="int8"), FUSED | TILE_ATTENTION),
         (AMX, TINY, BuildOptions(), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(kv="f16"), FUSED | VECTOR_ATTENTION),
+        (AMX, TILES, BuildOptions(kv="q8_0"), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(block_seq_stride=8), FUSED | VECTOR_ATTENTION),
         (AMX, replace(TILES, window=64, score_cap=50.0), BuildOptions(), FUSED | TILE_ATTENTION),
         (AMX, replace(TILES, has_sinks=True), BuildOptions(), FUSED | VECTOR_ATTENTION),

@@ -31,6 +31,25 @@ def test_fields() -> None:
     assert ModelConfig.from_dict(config.to_dict()) == config
 
 
+def test_rows_in_bytes_have_scales_behind_their_heads_and_whole_lines_of_sixteen() -> None:
+    config = model_config(SPEC, BuildOptions(kv="q8_0"))
+    cache = config.paged_kv_cache
+    assert (cache.kv_cache_dtype, config.attn_dtype) == ("int8", "bfloat16")
+    # Two heads of 16 bytes and their scales are 40 bytes.
+    assert cache.paged_kv_block_size_elements_per_device == (2 * 2 * 16 * 48,)
+    assert config.token_elements == 2 * 2 * 48
+    without = replace(config, paged_kv_cache=replace(cache, paged_kv_block_size_elements_per_device=None))
+    assert without.page_elements == config.page_elements
+    narrow, wide = (model_config(LARGE, BuildOptions(kv=kv)) for kv in ("q8_0", "bf16"))
+    assert narrow.page_elements[0] / (2 * wide.page_elements[0]) == (128 + 4) / 256
+    assert narrow.paged_kv_cache.device_block_count > wide.paged_kv_cache.device_block_count
+
+
+def test_heads_in_bytes_are_whole_scales_long() -> None:
+    with pytest.raises(BuildError, match="--kv: q8_0 needs heads in multiples of 4, not of 18"):
+        model_config(replace(SPEC, head_dim=18), BuildOptions(kv="q8_0"))
+
+
 def test_context_is_capped_unless_asked_for() -> None:
     assert model_config(LARGE, BuildOptions()).max_seq_len == 8192
     assert model_config(LARGE, BuildOptions(context_length=20000)).max_seq_len == 20000

@@ -120,7 +120,7 @@ class Rows:
         return self.model.extend(entry, packed, offsets, HISTORIES, HISTORIES + lengths, self.blocks)
 
     def poison(self, row: int, layer: int, plane: int, number: str) -> None:
-        """One element of K (`plane` 0) or V in one of the row's full pages; a head's scale, if those are bytes."""
+        """One element of K (`plane` 0) or V in one of the row's full pages; of bytes, a head's scale."""
         spec, kv = self.model.spec, ALL_DTYPES[self.model.options.cache_dtype]
         page = self.blocks[row, self.rng.integers(HISTORIES[row] // STRIDE)]
         if self.model.options.kv == "q8_0":

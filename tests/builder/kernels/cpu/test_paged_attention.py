@@ -49,7 +49,14 @@ def test_a_page_holds_k_and_v_of_every_layer() -> None:
     assert SMOLLM2.cache.type == "memref<?x184320xbf16>"
 
 
-@pytest.mark.parametrize(("kv_dtype", "elements"), [("bf16", 32), ("f16", 32), ("f32", 16)])
+def test_the_scales_of_a_head_in_bytes_follow_its_elements() -> None:
+    geometry = replace(SMOLLM2, kv_dtype="i8", page_elements=2 * 30 * 16 * 208)
+    assert (geometry.head_values, geometry.head_elements) == (64 * 16, 64 * 16 + 4 * 16)
+    assert 30 * geometry.layer_elements <= geometry.page_elements
+    assert geometry.cache.type == "memref<?x199680xi8>"
+
+
+@pytest.mark.parametrize(("kv_dtype", "elements"), [("bf16", 32), ("f16", 32), ("f32", 16), ("i8", 64)])
 def test_prefetches_step_by_cache_lines(kv_dtype: str, elements: int) -> None:
     geometry = replace(SMOLLM2, kv_dtype=kv_dtype)
     assert geometry.line_elements == elements

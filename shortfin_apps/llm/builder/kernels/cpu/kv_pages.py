@@ -13,8 +13,8 @@ class KvPages:
     """A page holds `stride` tokens: for each layer K [kv_heads, head_dim, stride], then V [kv_heads, stride,
     head_dim], both `kv_dtype`. Query heads share K/V heads in groups.
 
-    In i8, each head's elements of a plane are followed by their scales [stride] f32, one of each token, and the
-    page may be longer. A scale is the largest magnitude / 127, and NaN if any element was.
+    In i8, each head's elements of a plane are followed by their scales [stride] f32, one of each token, and
+    the page may be longer. A scale is the largest magnitude / 127, and NaN if any element was.
     """
 
     q_heads: int

@@ -11,9 +11,9 @@ padding gets zeros. With a WINDOW, a token sees only its last so many slots, its
 score is CAP * tanh(score / CAP); `sinks` [HEADS] f32, if there are such, are scores of no slot that join the
 softmax. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64
 are the batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
-elements. Those in bytes are widened to q's type as they are loaded; scores are multiplied with the keys' scales,
-weights with the values'. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and BLOCK_SPLITS are HEAD_DIM and
-MOST_SPLITS rounded up to a power of two.
+elements. Those in bytes are widened to q's type as they are loaded; scores are multiplied with the keys'
+scales, weights with the values'. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and
+BLOCK_SPLITS are HEAD_DIM and MOST_SPLITS rounded up to a power of two.
 """
 
 import triton
@@ -321,7 +321,8 @@ def attend_columns(
     """One step of `attend_slots`, to the keys in rows `key` [COLUMNS] of `heads`.
 
     `exists` [COLUMNS] are those that are there, `visible` [QUERIES, COLUMNS] those that each query sees: all
-    where they are None. `scales` are those of `heads` in bytes, else None. Returns the new peak, total and sums.
+    where they are None. `scales` are those of `heads` in bytes, else None. Returns the new peak, total and
+    sums.
     """
     keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
     keys = load_rows(keys_at, exists, HEAD_DIM).to(queries.dtype)

@@ -1,15 +1,15 @@
 """Rows of the KV cache in bytes: their heads, and behind all of these an f32 scale for each.
 
 A byte is the element over the head's scale, rounded to even; the scale is the head's largest magnitude / 127.
-Magnitudes are compared as integers, which order as floats do and put NaN last: a head that has NaN gets a scale
-of NaN, so that all of it reads as NaN. The rest of a row is padding.
+Magnitudes are compared as integers, which order as floats do and put NaN last: a head that has NaN gets a
+scale of NaN, so that all of it reads as NaN. The rest of a row is padding.
 """
 
 import triton
 import triton.language as tl
 
 MOST = tl.constexpr(127)
-# 1.5 * 2^23: what is added to it is rounded to an integer, of which the sum's lowest byte is the two's complement.
+# 1.5 * 2^23: what is added to it is rounded to an integer, whose two's complement is the sum's lowest byte.
 TO_INTEGER = tl.constexpr(12582912.0)
 NO_SIGN = tl.constexpr(0x7FFFFFFF)
 SCALE_BYTES = tl.constexpr(4)
@@ -30,8 +30,8 @@ def load_scales(scales, row, exists, ROW: tl.constexpr):
 
 @triton.jit
 def quantised_pairs(low, high, inside, HEAD_PAIRS: tl.constexpr):
-    """The bytes of the pairs `low` and `high` [ROWS, PAIRS] f32 of whole heads, HEAD_PAIRS of each, and the scale
-    [ROWS, PAIRS] f32 of each pair's head. Pairs that are not `inside` count for nothing.
+    """The bytes of the pairs `low` and `high` [ROWS, PAIRS] f32 of whole heads, HEAD_PAIRS of each, and the
+    scale [ROWS, PAIRS] f32 of each pair's head. Pairs that are not `inside` count for nothing.
     """
     ROWS: tl.constexpr = low.shape[0]
     PAIRS: tl.constexpr = low.shape[1]

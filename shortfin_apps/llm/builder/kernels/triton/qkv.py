@@ -44,9 +44,10 @@ def project_qkv(
     `minima` are of a w in BLOCKS (see blocks.py), else None; `bias` has as many elements as w has rows, or is
     None. With `head_norm` [2 * HEAD_DIM], the weights for q's heads and for k's, each of these heads is
     RMS-normed before it is rotated; the tile then has whole heads. `rotary` [tokens, 2, HEAD_DIM / 2] f32
-    holds cosines and sines. The cache is rows of ROW elements, KV_HEADS * HEAD_DIM unless they are bytes, as in
-    cached_bytes.py, for which the tile has whole heads too; `slots` [tokens] i64 is each token's in layer 0's
-    keys; values lie STRIDE rows behind their keys, and the next layer's keys STRIDE rows behind those.
+    holds cosines and sines. The cache is rows of ROW elements, KV_HEADS * HEAD_DIM unless they are bytes
+    (see cached_bytes.py), for which the tile has whole heads too; `slots` [tokens] i64 is each token's in
+    layer 0's keys; values lie STRIDE rows behind their keys, and the next layer's keys STRIDE rows behind
+    those.
 
     A tile's columns are pairs of elements that rotate together: of a head's first half and of its second.
     A head takes HEAD_COLUMNS of them, the last of which are empty if it has fewer elements.
@@ -198,7 +199,7 @@ def _turned(
     BLOCK_HEADS: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """The halves [BLOCK_HEADS, BLOCK_HALF] of a token's heads [HEADS * HEAD_DIM], normed as a whole and rotated."""
+    """A token's heads [HEADS * HEAD_DIM], normed as a whole and rotated: halves [BLOCK_HEADS, BLOCK_HALF]."""
     HALF: tl.constexpr = HEAD_DIM // 2
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     low = tl.load(x + at, mask=inside, other=0.0)

@@ -1,7 +1,7 @@
 """Operations in linalg and iree_linalg_ext alone, for targets without kernels of their own.
 
 Pages are [layers, (K, V), stride, kv_heads * head_dim] here: one row of the cache per token, layer and plane.
-In q8_0, rows are bytes with scales behind them (quantised_rows.py), and K and V are widened to f32 as they are read.
+In q8_0 it is bytes with scales behind them (quantised_rows.py), which are widened to f32 as they are read.
 Attention gathers a row's pages, with zeros where the row has no token, so that what lies there (NaN included)
 cannot matter.
 """

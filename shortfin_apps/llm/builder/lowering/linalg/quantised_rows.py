@@ -1,8 +1,8 @@
-"""Rows of the cache in bytes: of each K/V head head_dim elements, behind all of them an f32 scale of each head.
+"""Rows of the cache in bytes: the elements of all K/V heads, and behind them an f32 scale of each head.
 
 A byte is the element over the head's scale, rounded to even; the scale is the head's largest magnitude / 127.
-Magnitudes are compared as integers, which order as floats do and put NaN last: a head that has NaN gets a scale
-of NaN, so that all of it reads as NaN. The rest of a row is padding.
+Magnitudes are compared as integers, which order as floats do and put NaN last: a head that has NaN gets a
+scale of NaN, so that all of it reads as NaN. The rest of a row is padding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def quantised_rows(e: Emitter, x: Tensor, kv_heads: int, row_bytes: int) -> Tens
   %scale_bytes = arith.constant {SCALE_BYTES} : index
   %byte_bits = arith.constant 8 : i32
   %most = arith.constant 127.0 : f32
-  // 1.5 * 2^23: what is added to it is rounded to an integer, of which the lowest byte is the two's complement.
+  // 1.5 * 2^23: what is added to it is rounded to an integer, whose lowest byte is the sum's.
   %to_integer = arith.constant 12582912.0 : f32
   %is_value = arith.cmpi ult, %at, %values : index
   %column = arith.minui %at, %last_value : index

@@ -92,7 +92,7 @@ class AttentionKernels:
         )
 
     def store_qkv(self) -> Kernel:
-        """q and k normed as a whole, and rotated; q in the type that attention multiplies, k and v in the cache."""
+        """q and k normed as a whole, and rotated; q in `query_dtype`, k and v in the cache."""
         spec, options = self._spec, self._options
         turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim
         return Kernel(

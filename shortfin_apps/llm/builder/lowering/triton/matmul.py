@@ -67,7 +67,7 @@ class MatmulKernels:
         return self._kernel("gated_linear", gated_linear, interface, shape, layout, tile, constexprs)
 
     def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
-        """q, rotated, in the type that attention multiplies; k, rotated, and v go to the cache.
+        """q, rotated, in `query_dtype`; k, rotated, and v go to the cache.
 
         Where a head has a norm, or a scale in the cache, a tile has whole heads.
         """
