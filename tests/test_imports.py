@@ -83,7 +83,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "components.text": ("errors",),
     "components.frontend": (
-        *("components.engine", "components.invocation", "components.request", "components.text", "errors"),
+        *("components.engine", "components.invocation", "components.kvcache", "components.request"),
+        *("components.text", "errors"),
     ),
     "components.loading": (  # where the parts are put together
         *("components.batching", "components.engine", "components.frontend", "components.invocation"),

@@ -12,6 +12,10 @@ tokens; B the pages in a row of the block table; `slabs` is the KV cache, one sl
     decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [6,N], slabs
     sample_bs{N}        values [R,1,K], logits [R,1,V], row_indices [N], positions [N], sampling [6,N]
 
+Where config.json has `window_tokens`, the last of two slabs has pages of its own, for the layers that see as
+many tokens alone. Behind `seq_block_ids` then comes `window_block_ids`, of the same shape. Those of a row's
+columns there which lie before all that its tokens see may name any page: what is in it does not matter.
+
 Prefill and decode differ in the order of their second and third argument. All arguments are i64, except
 values and logits, which are f32, and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in
 place. Without `has_prefill_position` in
@@ -66,6 +70,7 @@ WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compile
 NOT_FINITE = -1  # the token id of a row that a device sampled, whose best logit is not finite
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the whole row
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
+BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
 MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
 
 _NAME = re.compile(r"(prefill|decode_loop|decode|extend|sample)(?:_bs(\d+))?(?:_[st](\d+))?")
@@ -160,17 +165,17 @@ class Entry:
         return Layout(self.family.value)
 
     def argument_shapes(
-        self, tokens_rank: int | None = None, *, has_prefill_position: bool = True
+        self, tokens_rank: int | None = None, *, has_prefill_position: bool = True, has_windows: bool = False
     ) -> dict[str, tuple[int | None, ...]]:
         """The arguments before the slabs: shape by name, in order; None stands for a dynamic dimension."""
         layout = self.layout(tokens_rank)
         shapes = {
             "tokens": _tokens_shape(layout, self.rows, self.length),
-            "seq_block_ids": (self.rows, None),
+            **dict.fromkeys(BLOCK_TABLES, (self.rows, None)),
             "sampling": (len(SamplingField), self.rows),
             **dict.fromkeys(FLOAT_ARGUMENTS, (None, 1, None)),
         }
-        names = argument_names(layout, has_prefill_position=has_prefill_position)
+        names = argument_names(layout, has_prefill_position=has_prefill_position, has_windows=has_windows)
         return {name: shapes.get(name, (self.rows,)) for name in names}
 
     def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
@@ -186,12 +191,20 @@ def _tokens_shape(layout: Layout, rows: int | None, length: int | None) -> tuple
     return (length,) if layout is Layout.PACKED else (rows, length)
 
 
-def argument_names(layout: Layout, *, has_prefill_position: bool = True) -> tuple[str, ...]:
-    """The arguments before the slabs, in order; `has_prefill_position` concerns prefills alone."""
+def argument_names(
+    layout: Layout, *, has_prefill_position: bool = True, has_windows: bool = False
+) -> tuple[str, ...]:
+    """The arguments before the slabs, in order; `has_prefill_position` concerns prefills alone.
+
+    `has_windows` is whether layers with windows have a slab, and so a block table, of their own.
+    """
     names = _ARGUMENTS[layout]
     if layout is Layout.PREFILL and not has_prefill_position:
-        return tuple(name for name in names if name != "start_positions")
-    return names
+        names = tuple(name for name in names if name != "start_positions")
+    if not has_windows or BLOCK_TABLES[0] not in names:
+        return names
+    behind = names.index(BLOCK_TABLES[0]) + 1
+    return (*names[:behind], BLOCK_TABLES[1], *names[behind:])
 
 
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:

@@ -49,6 +49,9 @@ class PagedKVCacheConfig:
     One page holds `block_seq_stride` tokens of every transformer block. A pipeline stage owns one slab
     `[device_block_count, elements]` of `kv_cache_dtype`; `paged_kv_block_size_elements_per_device`
     gives the elements of a page in each slab. `device_block_count` may be changed at deploy time.
+
+    With `window_tokens`, the last slab has the transformer blocks that see as many tokens alone, and a number
+    of pages of its own. Upstream has no such field, and config.json has it only where it is needed.
     """
 
     attention_head_count_kv: int
@@ -56,6 +59,7 @@ class PagedKVCacheConfig:
     device_block_count: int
     kv_cache_dtype: str
     paged_kv_block_size_elements_per_device: tuple[int, ...] | None = None
+    window_tokens: int | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -83,6 +87,11 @@ class ModelConfig:
     def stride(self) -> int:
         """Tokens per page."""
         return self.paged_kv_cache.block_seq_stride
+
+    @property
+    def window_tokens(self) -> int | None:
+        """The tokens that blocks of the last slab see, if those have a slab of their own."""
+        return self.paged_kv_cache.window_tokens
 
     @property
     def page_elements(self) -> tuple[int, ...]:
@@ -136,7 +145,10 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, loadable by upstream too."""
-        return dataclasses.asdict(self)
+        fields = dataclasses.asdict(self)
+        if self.window_tokens is None:
+            del fields["paged_kv_cache"]["window_tokens"]
+        return fields
 
     def _check(self) -> None:
         cache = self.paged_kv_cache
@@ -156,6 +168,10 @@ class ModelConfig:
             _require_positive("paged_kv_block_size_elements_per_device", elements)
         if self.top_k is not None:
             _require_positive("top_k", self.top_k)
+        if cache.window_tokens is not None:
+            _require_positive("paged_kv_cache.window_tokens", cache.window_tokens)
+            if len(self.page_elements) != 2:
+                raise ArtifactError("`paged_kv_cache.window_tokens` takes two slabs, the second for windows")
         if not isinstance(self.has_prefill_position, bool):
             raise ArtifactError(
                 f"`has_prefill_position` must be true or false, not {self.has_prefill_position!r}"

@@ -12,7 +12,9 @@ from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, 
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
+from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.page_count import least_window_pages
+from shortfin_apps.llm.components.kvcache import PrefixCache, WindowOptions, make_cache
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import (
     DEFAULT_TERMS,
@@ -80,8 +82,8 @@ class Rig:
 
     def all_pages_back(self) -> bool:
         self.cache.flush()
-        usage = self.cache.usage()
-        return usage.free == usage.total
+        usages = [self.cache.usage(), self.cache.window_usage()]
+        return all(usage.free == usage.total for usage in usages if usage is not None)
 
 
 def make_rig(
@@ -103,6 +105,7 @@ def make_rig(
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
     strict: bool = True,
     decode_ahead: bool = True,
+    more_window_pages: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
@@ -111,16 +114,22 @@ def make_rig(
     program.loop_sizes = loop_sizes
     program.sample_sizes = sample_sizes
     device = FakeDevice(program)
-    cache = make_cache(prefix_cache, config.paged_kv_cache.device_block_count, config.stride)
     if token_budget is None and mode == "extend-attention":
         token_budget = 16
     chunk = chunk_tokens if config.has_prefill_position else None
-    slab = device.allocate(
-        (config.paged_kv_cache.device_block_count, config.stride), config.paged_kv_cache.dtype
-    )
-    runner = BatchRunner(device, program, config, page_table=[slab])
     options = BATCH_MODES[mode](chunk_tokens=chunk, token_budget=token_budget)
-    scheduler = Scheduler(cache, options.make(config, runner.buckets), max_running, scheduling)
+    buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+    batch_mode = options.make(config, buckets)
+    counts, window = [config.paged_kv_cache.device_block_count], None
+    if config.window_tokens is not None:
+        ahead = batch_mode.tokens_ahead(config.stride)
+        assert ahead is not None
+        counts.append(least_window_pages(config, ahead) + more_window_pages)
+        window = WindowOptions(tokens=config.window_tokens, num_pages=counts[1])
+    cache = make_cache(prefix_cache, counts[0], config.stride, window)
+    page_table = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
+    runner = BatchRunner(device, program, config, page_table=page_table)
+    scheduler = Scheduler(cache, batch_mode, max_running, scheduling)
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
     engine = Engine(
         scheduler=scheduler,
@@ -131,4 +140,4 @@ def make_rig(
         decode_ahead=decode_ahead,
         clock=clock,
     )
-    return Rig(engine, scheduler, cache, runner, program, device, slab)
+    return Rig(engine, scheduler, cache, runner, program, device, page_table[0])

@@ -5,6 +5,9 @@ its block table, so a page that was lost, shared too early, overwritten or taken
 changes the tokens. `Faults` raises where a test asks for it. NaN spreads as in a real model: into the
 pages of the affected row, and from there to every row that reads them; with `reads_masked` also to rows that
 list them in their block tables without a token there, as a mask that multiplies by 0 does not stop NaN.
+
+With a window, a second page table stores the same numbers. What the task's tokens see of them there must be
+what the first one has, or the row's tokens are others.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ def fake_config(
     decode: tuple[int, ...] = (1, 2, 4, 8),
     top_k: int | None = 4,
     has_prefill_position: bool = True,
+    window: int | None = None,
 ) -> ModelConfig:
     return ModelConfig(
         max_seq_len=max_seq_len,
@@ -59,7 +63,8 @@ def fake_config(
             block_seq_stride=stride,
             device_block_count=pages,
             kv_cache_dtype="float32",
-            paged_kv_block_size_elements_per_device=(stride,),
+            paged_kv_block_size_elements_per_device=(stride,) if window is None else (stride, stride),
+            window_tokens=window,
         ),
     )
 
@@ -195,12 +200,16 @@ class FakeProgram:
         return FakePending(lambda: self._run(entry, arrays), self.in_flight)
 
     def arguments_of(self, entry: str, arrays: Sequence[Array]) -> dict[str, Array]:
-        """The arguments by name, the slab among them as `cache`."""
+        """The arguments by name, the slabs among them as `cache` and perhaps `window_cache`."""
         parsed = Entry.parse(entry)
         assert parsed is not None
         layout = parsed.layout(arrays[0].ndim)
-        names = argument_names(layout, has_prefill_position=self.config.has_prefill_position)
-        return dict(zip((*names, "cache") if parsed.takes_slabs else names, arrays, strict=True))
+        has_windows = self.config.window_tokens is not None
+        names = argument_names(
+            layout, has_prefill_position=self.config.has_prefill_position, has_windows=has_windows
+        )
+        slabs = ("cache", "window_cache") if has_windows else ("cache",)
+        return dict(zip((*names, *slabs) if parsed.takes_slabs else names, arrays, strict=True))
 
     def _run(self, entry: str, arrays: list[Array]) -> Sequence[DeviceBuffer]:
         self.faults.call("wait")
@@ -210,26 +219,36 @@ class FakeProgram:
             return self._run_sample(**arguments)
         if "sampling" in arguments:
             return self._run_loop(**arguments)
-        tokens, lens, blocks, cache = (arguments[n] for n in ("tokens", "seq_lens", "seq_block_ids", "cache"))
+        tokens, lens = arguments["tokens"], arguments["seq_lens"]
         starts = arguments.get("start_positions", np.zeros(len(lens), np.int64))
         if "offsets" in arguments:
             tokens = self._unpacked(tokens, arguments["offsets"], lens - starts)
-        for row, of_row in enumerate(zip(tokens, starts, lens, blocks, strict=True)):
-            self._store(*of_row, cache, is_spoiled=self.faults.spoil(row))
-        rows = [self._row(*of_row, cache) for of_row in zip(lens, blocks, strict=True)]
-        return self._results(np.stack(rows)[:, None, :])
+        return self._results(self._compute(tokens, starts, lens, arguments)[:, None, :])
+
+    def _compute(self, tokens: Array, starts: Array, lens: Array, arguments: Mapping[str, Array]) -> Array:
+        """Stores the tokens of each row; logits `[rows, VOCAB]` after them."""
+        tables: list[tuple[Array, Array, int | None]] = [
+            (arguments["seq_block_ids"], arguments["cache"], None)
+        ]
+        if (window := self.config.window_tokens) is not None:
+            tables.append((arguments["window_block_ids"], arguments["window_cache"], window))
+        for row, of_row in enumerate(zip(tokens, starts, lens, strict=True)):
+            is_spoiled = self.faults.spoil(row)
+            for blocks, cache, _ in tables:
+                self._store(*of_row, blocks[row], cache, is_spoiled=is_spoiled)
+        return np.stack(
+            [
+                self._row(start, seq_len, [(blocks[row], cache, window) for blocks, cache, window in tables])
+                for row, (start, seq_len) in enumerate(zip(starts, lens, strict=True))
+            ]
+        )
 
     def _run_loop(
-        self, tokens: Array, positions: Array, seq_block_ids: Array, sampling: Array, cache: Array
+        self, tokens: Array, positions: Array, sampling: Array, **paged: Array
     ) -> Sequence[DeviceBuffer]:
         """Decodes, samples by the rule for devices, and writes over the state."""
         starts = np.maximum(positions, 0)
-        of_rows = zip(tokens[:, None], starts, starts + 1, seq_block_ids, strict=True)
-        for row, of_row in enumerate(of_rows):
-            self._store(*of_row, cache, is_spoiled=self.faults.spoil(row))
-        logits = np.stack(
-            [self._row(*of_row, cache) for of_row in zip(starts + 1, seq_block_ids, strict=True)]
-        )
+        logits = self._compute(tokens[:, None], starts, starts + 1, paged)
         token_ids = np.array(
             [
                 sampled(of_row, fields, position, self.config.top_k or 0)
@@ -269,13 +288,22 @@ class FakeProgram:
         values = np.where(positions < seq_len, tokens, -1).astype(cache.dtype)
         cache[pages, offset] = np.nan if is_spoiled else values
 
-    def _row(self, seq_len: int, blocks: Array, cache: Array) -> Array:
-        """Logits `[VOCAB]` after the tokens read back, NaN if any of those is."""
+    def _row(self, start: int, seq_len: int, tables: Sequence[tuple[Array, Array, int | None]]) -> Array:
+        """Logits `[VOCAB]` after the tokens read back from all tables, NaN if any of those is.
+
+        A table has the row's page ids, its slab and its window.
+        """
         num_pages = -(-int(seq_len) // self.config.stride)
-        context = cache[blocks[:num_pages]].reshape(-1)[:seq_len]
-        if np.isnan(cache[blocks] if self.reads_masked else context).any():
-            return np.full(VOCAB, np.nan, np.float32)
-        return fake_logits(context)
+        contexts: list[Array] = []
+        for blocks, cache, window in tables:
+            first = 0 if window is None else max(0, int(start) - window + 1)
+            contexts.append(cache[blocks[:num_pages]].reshape(-1)[first:seq_len])
+            masked = blocks if window is None else blocks[first // self.config.stride :]
+            if np.isnan(cache[masked] if self.reads_masked else contexts[-1]).any():
+                return np.full(VOCAB, np.nan, np.float32)
+        context, *windows = contexts
+        is_same = all(np.array_equal(context[-len(seen) :], seen) for seen in windows)
+        return fake_logits(context if is_same else np.concatenate(contexts))
 
     def _results(self, logits: Array) -> Sequence[DeviceBuffer]:
         k = self.config.top_k

@@ -143,7 +143,9 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
             pages=MIN_PAGES + rng.choice([0, 0, 0, 1, 8]),
             prefill=(1, rng.choice([2, 4])),
             top_k=rng.choice([None, 1, 4]),
+            window=rng.choice([None, None, 1, 3, 6, 13]),
         ),
+        more_window_pages=rng.choice([0, 0, 1, 4]),
         prefix_cache=rng.choice(["none", "trie", "trie"]),
         chunk_tokens=rng.choice([4, 8, 16]),
         max_running=rng.randint(1, 8),
@@ -365,4 +367,5 @@ class Schedule:
         assert not self.rig.scheduler.running
         assert not self.rig.scheduler.waiting
         assert self.rig.cache.usage().leased == 0
+        assert (windows := self.rig.cache.window_usage()) is None or windows.leased == 0
         assert self.rig.all_pages_back()

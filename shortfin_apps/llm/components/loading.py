@@ -17,8 +17,13 @@ from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S, AsyncEngine
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
-from shortfin_apps.llm.components.invocation.page_count import pages_that_fit
-from shortfin_apps.llm.components.kvcache import PrefixCache, make_cache
+from shortfin_apps.llm.components.invocation.page_count import (
+    page_counts,
+    page_table_bytes,
+    pages_that_fit,
+    window_page_count,
+)
+from shortfin_apps.llm.components.kvcache import PrefixCache, WindowOptions, make_cache
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
@@ -115,15 +120,27 @@ def make_engine(
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
     mode = options.mode.chosen(buckets, on_gpu=on_gpu)
     max_running = options.max_running or mode.default_max_running(config)
-    num_pages = _num_pages(device, program, config, options, max_running)
-    runner = make_runner(device, program, config, num_pages)
+    batch_mode = mode.make(config, buckets, on_gpu=on_gpu)
+    tokens_ahead = batch_mode.tokens_ahead(config.stride)
+    num_pages = _num_pages(device, program, config, options, max_running, tokens_ahead)
+    num_window_pages = window_page_count(config, num_pages, tokens_ahead)
+    runner = make_runner(device, program, config, num_pages, num_window_pages)
     logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
     if options.decode_ahead == "on" and not runner.buckets.has_decode_loops:
         raise ArtifactError(
             "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
             "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
         )
-    cache = make_cache(_prefix_cache(config, options), num_pages, config.stride)
+    window = None
+    if config.window_tokens is not None:
+        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+        logger.info(
+            "%d pages for layers that see %d tokens alone, %d for the others",
+            num_window_pages,
+            config.window_tokens,
+            num_pages,
+        )
+    cache = make_cache(_prefix_cache(config, options), num_pages, config.stride, window)
     warmed_up = runner.warm_up(on_warm_up)
     for entry in warmed_up:
         check_results(entry, config, options.tokenizer_vocab_size)
@@ -133,12 +150,7 @@ def make_engine(
         runner.num_bytes / 2**20,
     )
     return Engine(
-        scheduler=Scheduler(
-            cache,
-            mode.make(config, runner.buckets, on_gpu=on_gpu),
-            max_running,
-            options.scheduling,
-        ),
+        scheduler=Scheduler(cache, batch_mode, max_running, options.scheduling),
         cache=cache,
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
@@ -147,20 +159,27 @@ def make_engine(
 
 
 def _num_pages(
-    device: Device, program: Program, config: ModelConfig, options: EngineOptions, max_running: int
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    options: EngineOptions,
+    max_running: int,
+    tokens_ahead: int | None,
 ) -> int:
     """Raises ArtifactError for too few."""
     recorded = config.paged_kv_cache.device_block_count
     chosen = options.pages or ("auto" if options.device in GPU_NAMES else recorded)
     if chosen == "auto":
-        return _pages_that_fit(device, program, config, max_running) or recorded
+        return _pages_that_fit(device, program, config, max_running, tokens_ahead) or recorded
     if chosen < 2:
         raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
     return chosen
 
 
-def _pages_that_fit(device: Device, program: Program, config: ModelConfig, max_running: int) -> int | None:
-    found = pages_that_fit(device, program, config, max_running)
+def _pages_that_fit(
+    device: Device, program: Program, config: ModelConfig, max_running: int, tokens_ahead: int | None
+) -> int | None:
+    found = pages_that_fit(device, program, config, max_running, tokens_ahead)
     if found is None:
         logger.warning(
             "%s does not tell how much memory is free: the KV cache has the size in config.json; "
@@ -168,30 +187,37 @@ def _pages_that_fit(device: Device, program: Program, config: ModelConfig, max_r
             device.name,
         )
         return None
-    page_bytes = sum(config.page_elements) * config.paged_kv_cache.dtype.itemsize
+    num_bytes = page_table_bytes(config, found, window_page_count(config, found, tokens_ahead))
     logger.info(
         "the KV cache takes %.1f GiB of the memory that is left: %d pages of %d tokens (`--pages`)",
-        found * page_bytes / 2**30,
+        num_bytes / 2**30,
         found,
         config.stride,
     )
     return found
 
 
-def make_runner(device: Device, program: Program, config: ModelConfig, num_pages: int) -> BatchRunner:
+def make_runner(
+    device: Device, program: Program, config: ModelConfig, num_pages: int, num_window_pages: int | None = None
+) -> BatchRunner:
     """A runner of `program` with a page table of its own: `num_pages` pages, the scratch page included.
 
-    Raises ArtifactError when the device has too little memory for them.
+    Layers with a window have `num_window_pages` where they have a slab of their own (None: as many). Raises
+    ArtifactError when the device has too little memory for them.
     """
     dtype = config.paged_kv_cache.dtype
+    counts = page_counts(config, num_pages, num_pages if num_window_pages is None else num_window_pages)
     only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
+    # The slab of windows lies on the device of the first stage, as no model has both windows and stages.
+    stages = [0, 0] if config.window_tokens is not None else range(len(counts))
     try:
         page_table = [
-            device.allocate((num_pages, elements), dtype, stage=stage, only_dispatches=only_dispatches)
-            for stage, elements in enumerate(config.page_elements)
+            device.allocate((count, elements), dtype, stage=stage, only_dispatches=only_dispatches)
+            for stage, count, elements in zip(stages, counts, config.page_elements, strict=True)
         ]
     except Exception as error:  # the runtimes have no common exception for it
-        size = num_pages * sum(config.page_elements) * dtype.itemsize
+        size = sum(count * elements for count, elements in zip(counts, config.page_elements, strict=True))
+        size *= dtype.itemsize
         raise ArtifactError(
             f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
         ) from error

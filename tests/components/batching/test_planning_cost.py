@@ -58,7 +58,7 @@ def test_1000_waiting_for_pages(benchmark: BenchmarkFixture, num_tenants: int) -
 
     def plan_after_pages_came_back() -> object:
         for request in looked_at:  # too few pages for them
-            request.blocked_at = -1
+            request.blocked_at = None
         return scheduler.plan()
 
     batch = benchmark(plan_after_pages_came_back)

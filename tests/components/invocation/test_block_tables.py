@@ -45,7 +45,7 @@ class Tables:
         return FakeBuffer(array.copy())
 
     def step(self, tasks: Sequence[LlmTaskInput], rows: int, blocks: int) -> PlanCounts:
-        buffer = self.tables.on_device(tasks, rows, blocks)
+        buffer = self.tables.on_device([task.page_ids for task in tasks], rows, blocks)
         assert array_of(buffer).tolist() == made_anew(tasks, rows, blocks).tolist()
         assert self.tables.counts.uploads == self.num_uploads
         return self.tables.counts
@@ -103,7 +103,7 @@ def test_a_failed_upload_is_repeated() -> None:
     tables, pages = Tables(), [1]
     upload, tables.tables._upload = tables.tables._upload, fail
     with pytest.raises(RuntimeError, match="boom"):
-        tables.tables.on_device(tasks_of(pages), 1, 2)
+        tables.tables.on_device([pages], 1, 2)
     tables.tables._upload = upload
     tables.step(tasks_of(pages), 1, 2)
 

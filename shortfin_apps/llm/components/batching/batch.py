@@ -16,6 +16,9 @@ class Paged(Protocol):
     @property
     def page_ids(self) -> Sequence[int]: ...
 
+    @property
+    def window_page_ids(self) -> Sequence[int] | None: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlmTaskInput:
@@ -23,7 +26,8 @@ class LlmTaskInput:
 
     `token_ids` are at absolute positions `start_position .. seq_len - 1`; `seq_len` is
     cumulative. `page_ids` is the request's whole block table, the lease's own list: its content is
-    read only while the step runs, later only its identity is compared.
+    read only while the step runs, later only its identity is compared. So is `window_page_ids`, that of
+    layers with windows.
     """
 
     request: Request
@@ -31,13 +35,15 @@ class LlmTaskInput:
     start_position: int
     seq_len: int
     page_ids: Sequence[int]
+    window_page_ids: Sequence[int] | None = None
 
     @classmethod
     def next_of(cls, request: Request, max_tokens: int) -> LlmTaskInput:
         """The request's next `max_tokens` tokens, or as many as are left to compute."""
         start = request.num_computed
         tokens = request.token_ids[start : start + max_tokens]
-        return cls(request, tokens, start, start + len(tokens), request.page_ids)
+        table, window_table = request.page_ids, request.window_page_ids
+        return cls(request, tokens, start, start + len(tokens), table, window_table)
 
     @property
     def completes(self) -> bool:

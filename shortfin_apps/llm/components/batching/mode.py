@@ -38,6 +38,19 @@ class BatchMode(ABC):
     It owns no request and no page.
     """
 
+    @property
+    @abstractmethod
+    def max_task_tokens(self) -> int | None:
+        """The most tokens of one request in an invocation; None if that may be a whole prompt."""
+
+    def tokens_ahead(self, stride: int) -> int | None:
+        """Tokens of a request, from the first that is to be computed, that window pages are reserved for.
+
+        As many as an invocation may compute, and for decodes what is queued ahead; None for all.
+        """
+        most = self.max_task_tokens
+        return None if most is None else max(most, 2 * stride)
+
     @abstractmethod
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         """The next invocation, or None when there is nothing to compute.

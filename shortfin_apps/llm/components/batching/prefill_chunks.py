@@ -45,6 +45,11 @@ class PrefillChunks:
         self._budget = budget
         self._overtook = False  # whether the last invocation's first prompt overtook an older one
 
+    @property
+    def max_task_tokens(self) -> int | None:
+        """The most tokens of a task; None if that may be a whole prompt."""
+        return self._chunk_tokens if self._budget is None else max(self._stride, self._budget.most)
+
     def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
         """The tasks of the next invocation; `prefills` has at least one prompt, oldest first."""
         if self._budget is None:

@@ -4,7 +4,8 @@ Pages are reserved as needed: the prompt's pages when a request starts, one more
 new page, and while there are enough, one page ahead for every running request. When none is left, the
 youngest running request is preempted and goes to the head of the queue. A request is never preempted for a
 younger one, and a request larger than the whole cache is refused before it gets here, so there is always
-progress.
+progress. Pages of layers that see a window of tokens alone are reserved for what the next invocation may
+compute, and not for a whole prompt; the cache has enough of them for any request that runs alone.
 
 The order of waiting requests is in waiting_queue.py. Requests that fit overtake one that does not, but at
 most MAX_OVERTAKES times; then everything behind it waits until it has started. A long prompt is skipped
@@ -22,7 +23,7 @@ from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.fair_share import FairShare
 from shortfin_apps.llm.components.batching.mode import BatchMode
 from shortfin_apps.llm.components.batching.waiting_queue import WaitingQueue
-from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 
@@ -99,7 +100,7 @@ class Scheduler:
             return False
         available = self._available()
         for request in islice(self.waiting, LOOKAHEAD):
-            if request.blocked_at < available:
+            if request.blocked_at is None or available.exceeds(request.blocked_at):
                 return True
             if request.num_overtakes >= MAX_OVERTAKES:
                 return False
@@ -141,7 +142,7 @@ class Scheduler:
         for request in self.running:
             assert request.lease is not None
             num_pages = len(request.lease.page_ids)
-            if not self._cache.reserve(request.lease, len(request.token_ids) + num_tokens):
+            if not self._reserve(request.lease, len(request.token_ids) + num_tokens, request.num_computed):
                 return request
             has_grown |= len(request.lease.page_ids) > num_pages
         if has_grown:
@@ -153,12 +154,19 @@ class Scheduler:
 
         So all block tables change at the same step, once per page of tokens, not each at a step of its own.
         """
-        if self._available() < 2 * len(self.running):
+        if self._available().fewest < 2 * len(self.running):
             return
         for request in self.running:
             assert request.lease is not None
             max_len = len(request.call.prompt_token_ids) + request.call.params.max_tokens
-            self._cache.reserve(request.lease, min(len(request.token_ids) + self._cache.stride, max_len))
+            num_tokens = min(len(request.token_ids) + self._cache.stride, max_len)
+            self._reserve(request.lease, num_tokens, request.num_computed)
+
+    def _reserve(self, lease: Lease, num_tokens: int, num_computed: int) -> bool:
+        """Reserves pages for the tokens, and window pages for those that the next invocation may compute."""
+        ahead = self._mode.tokens_ahead(self._cache.stride)
+        end = num_tokens if ahead is None else min(num_tokens, num_computed + ahead)
+        return self._cache.reserve(lease, num_tokens, end)
 
     def _preempt_youngest(self) -> None:
         assert len(self.running) > 1, "a request larger than the cache was admitted"
@@ -177,7 +185,7 @@ class Scheduler:
         blocker: Request | None = None
         misfits = 0
         for request in islice(self.waiting, LOOKAHEAD):
-            if request.blocked_at >= self._available():
+            if request.blocked_at is not None and not self._available().exceeds(request.blocked_at):
                 blocker = blocker or request  # no pages were freed since the last attempt
             elif self._awaits_prefix(request, prefills) or self._exceeds_long_prefills(request, prefills):
                 continue
@@ -224,8 +232,8 @@ class Scheduler:
         lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
         # Each running request may need a page for its next token: without that many left, the new request
         # would be preempted at once.
-        if not self._cache.reserve(lease, len(request.token_ids)) or (
-            self.running and self._available() < len(self.running)
+        if not self._reserve(lease, len(request.token_ids), lease.num_cached_tokens) or (
+            self.running and self._available().fewest < len(self.running)
         ):
             self._cache.release(lease)
             request.blocked_at = available
@@ -242,9 +250,8 @@ class Scheduler:
         self.running.append(request)
         return True
 
-    def _available(self) -> int:
-        usage = self._cache.usage()
-        return usage.free + usage.cached
+    def _available(self) -> AvailablePages:
+        return self._cache.available()
 
 
 def _same_start(one: Request, other: Request, length: int) -> bool:

@@ -31,6 +31,11 @@ class TokenBudget:
     idle: int
     context_span: int
 
+    @property
+    def most(self) -> int:
+        """The most tokens in any invocation."""
+        return max(self.while_decoding, self.idle)
+
     def of_invocation(self, has_decodes: bool) -> InvocationBudget:
         tokens = self.while_decoding if has_decodes else self.idle
         return InvocationBudget(tokens, has_decodes, self.context_span)

@@ -14,7 +14,8 @@ flight. That token is discarded: the request is not running any more when the st
 are released at once, although the step still writes one slot of its last page: nobody else is given them
 before the step is over, as nothing is planned while a step is in flight, and whatever reads them later is
 queued behind it. That page was never shared, as only full pages are. If the discarded row is NaN, the page is
-cleared, like those of a request that failed.
+cleared, like those of a request that failed. Pages of windows that are given up at a commit are not seen by
+the token in flight either.
 """
 
 from __future__ import annotations
@@ -70,8 +71,7 @@ class DecodeAhead:
         assert self._loop is not None
         self._loop.queue()
         self.queued += 1
-        token_ids, _ = self._loop.wait()
-        return token_ids
+        return self._loop.wait()[0]
 
     def run(self, batch: Batch) -> list[Drawn] | None:
         """The tokens of the step in flight, or of another batch; None if the batch does not suit a loop.
@@ -93,7 +93,9 @@ class DecodeAhead:
         """
         loop, self._loop = self._loop, None
         if loop is not None and waits:
-            self._cache.suspects.update(loop.abandon())
+            page_ids, window_page_ids = loop.abandon()
+            self._cache.suspects.update(page_ids)
+            self._cache.window_suspects.update(window_page_ids)
 
     def _start(self, batch: Batch) -> bool:
         """Starts a step that decodes the batch, on the last loop if it is of the same requests."""
@@ -114,7 +116,7 @@ class DecodeAhead:
         assert self._loop is not None
         return (
             len(batch.tasks) == len(self._loop.requests)
-            and not self._cache.suspects  # which are cleared while nothing is in flight
+            and not self._cache.has_suspects  # which are cleared while nothing is in flight
             and not any(_is_last(task.request) for task in batch.tasks)
             and self._scheduler.reserve_next(len(batch.tasks))
         )
@@ -122,13 +124,15 @@ class DecodeAhead:
     def _rows(self, loop: DecodeLoop, running: set[Request]) -> list[Drawn]:
         """Waits for the oldest step in flight; its rows of the requests that still run."""
         rows = []
-        for request, token_id, page_id in zip(loop.requests, *loop.wait(), strict=True):
+        token_ids, page_ids, window_page_ids = loop.wait()
+        for row, (request, token_id) in enumerate(zip(loop.requests, token_ids, strict=True)):
             if request in running:
                 rows.append(Drawn(token_id))
                 continue
             self.discarded += 1
             if not Drawn(token_id).is_finite:
-                self._cache.suspects.add(page_id)
+                self._cache.suspects.add(page_ids[row])
+                self._cache.window_suspects.update(window_page_ids[row : row + 1])
         return rows
 
 

@@ -135,6 +135,7 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             num_running=len(self._scheduler.running),
             pages=self._cache.usage(),
+            window_pages=self._cache.window_usage(),
             plans=self._runner.plan_counts,
             preemptions=self._scheduler.num_preemptions,
             entries=self._runner.counts(),
@@ -257,6 +258,7 @@ class Engine:
             self._advance(task, began_s)
             if row is None:
                 suspect_pages(task.request)
+                self._give_up(task)
                 continue
             self._publish(task)
             if task.completes:
@@ -278,6 +280,11 @@ class Engine:
         if len(task.token_ids) > 1 or task.seq_len // stride > task.start_position // stride:
             assert request.lease is not None
             self._cache.publish(request.lease, request.token_ids, task.seq_len)
+
+    def _give_up(self, task: LlmTaskInput) -> None:
+        """Releases pages of windows that the task was the last to see."""
+        assert task.request.lease is not None
+        self._cache.give_up(task.request.lease, task.seq_len)
 
     def _sample(self, request: Request, row: Candidates | Drawn) -> Delta:
         """Appends the next token to the request, and ends it if that was the last."""

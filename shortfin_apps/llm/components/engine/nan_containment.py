@@ -14,9 +14,10 @@ from shortfin_apps.llm.components.request.request import Request
 
 def clear_freed_pages(cache: KVCache, runner: BatchRunner) -> None:
     """Zeroes the suspect pages that were freed; before anything is computed into or beside them."""
-    if cache.suspects:
-        runner.clear_pages(cache.suspects)
+    if cache.has_suspects:
+        runner.clear_pages(cache.suspects, cache.window_suspects)
         cache.suspects.clear()
+        cache.window_suspects.clear()
 
 
 def suspect_pages(request: Request) -> None:

@@ -48,6 +48,7 @@ class EngineStats(EngineCounters):
     num_waiting: int
     num_running: int
     pages: CacheUsage
+    window_pages: CacheUsage | None = None  # of layers that see a window of tokens alone
     plans: PlanCounts  # block tables laid out and uploaded
     preemptions: int
     entries: Mapping[str, EntryCounts]  # by name, those that ran

@@ -55,7 +55,7 @@ class SteadyDecode:
             self._num_steps < self._steps_left
             and self._membership == self._scheduler.membership
             and not self._scheduler.may_admit()
-            and not self._cache.suspects  # which are cleared while nothing is in flight
+            and not self._cache.has_suspects  # which are cleared while nothing is in flight
         )
 
     def may_end(self, token_ids: Sequence[int]) -> bool:
@@ -88,7 +88,7 @@ def _steps_before_change(request: Request, stride: int) -> int:
     num_tokens = len(request.token_ids)
     return min(
         request.call.params.max_tokens - 1 - request.num_generated,
-        len(request.page_ids) * stride - num_tokens,
+        request.num_pages * stride - num_tokens,
     )
 
 

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, Distribution, EntryCounts, PlanCounts
+from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import OverloadedError, UnavailableError
 
@@ -206,16 +207,34 @@ def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
 
 
 def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
-    pages = stats.pages
-    used = (pages.total - pages.free - pages.cached) / pages.total if pages.total else 0.0
     return [
         ("vllm:num_requests_running", "Requests with tokens in flight", stats.num_running),
         ("vllm:num_requests_waiting", "Requests not yet started", stats.num_waiting),
-        ("vllm:kv_cache_usage_perc", "Share of pages in use by requests, 0 to 1", used),
-        ("shortfin_llm:pages", "Pages of the KV cache", pages.total),
-        ("shortfin_llm:pages_free", "Free pages", pages.free),
-        ("shortfin_llm:pages_cached", "Pages cached for their prefix and used by no request", pages.cached),
-        ("shortfin_llm:pages_leased", "Pages in use by requests", pages.leased),
+        ("vllm:kv_cache_usage_perc", "Share of pages in use by requests, 0 to 1", _used(stats)),
+        *_page_gauges("pages", "", stats.pages),
+        *_page_gauges("window_pages", " of layers with a window", stats.window_pages),
+    ]
+
+
+def _used(stats: EngineStats) -> float:
+    """The share of pages in use, of the kind of which that is larger."""
+    kinds = [usage for usage in (stats.pages, stats.window_pages) if usage is not None and usage.total]
+    return max((usage.leased / usage.total for usage in kinds), default=0.0)
+
+
+def _page_gauges(name: str, of: str, usage: CacheUsage | None) -> list[tuple[str, str, float]]:
+    """`name` of the gauges' common start; `of` says which pages they count."""
+    if usage is None:
+        return []
+    return [
+        (f"shortfin_llm:{name}", f"Pages of the KV cache{of}", usage.total),
+        (f"shortfin_llm:{name}_free", f"Free pages{of}", usage.free),
+        (
+            f"shortfin_llm:{name}_cached",
+            f"Pages{of} cached for their prefix and used by no request",
+            usage.cached,
+        ),
+        (f"shortfin_llm:{name}_leased", f"Pages{of} in use by requests", usage.leased),
     ]
 
 

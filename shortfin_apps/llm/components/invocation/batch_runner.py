@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import Entry, EntryFamily, Layout, argument_names, named_results
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.abi import BLOCK_TABLES, Entry, EntryFamily, Layout, argument_names, named_results
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padded_state
@@ -105,13 +105,15 @@ class BatchRunner:
         self._top_k = config.top_k
         self._stride = config.stride
         self._clock = clock
-        has_position = config.has_prefill_position
+        has_position, self._has_windows = config.has_prefill_position, config.window_tokens is not None
         self.buckets = Buckets(program.entries, config.stride, has_prefill_position=has_position)
         self.returns_logits = _returns_logits(program, config)
         self._argument_names = {
-            layout: argument_names(layout, has_prefill_position=has_position) for layout in Layout
+            layout: argument_names(layout, has_prefill_position=has_position, has_windows=self._has_windows)
+            for layout in Layout
         }
         self._block_tables = BlockTables(self._upload)
+        self._window_tables = BlockTables(self._upload)
         self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
         self._copied_counts: dict[str, EntryCounts] = {}
         self._ran: set[str] = set()  # entries, since their counts were copied
@@ -136,8 +138,7 @@ class BatchRunner:
     def run(self, batch: Batch) -> BatchResult:
         """Invokes the nearest entry and waits for it. Raises InvocationError."""
         shape = self.buckets.nearest(batch)
-        block_table = self._block_tables.on_device(batch.tasks, shape.rows, shape.blocks)
-        arguments = self._plan(shape, batch.tasks, block_table)
+        arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
         begin = self._clock()
         result = self._fetch(batch, self._invoke(shape.entry, arguments))
         self.device_s += self._clock() - begin
@@ -190,15 +191,21 @@ class BatchRunner:
         shape = self.buckets.decode_loop(requests)
         assert shape is not None, "the loop was started on this program"
         begin = self._clock()
-        arguments = {
-            **state,
-            "seq_block_ids": self._block_tables.on_device(requests, shape.rows, shape.blocks),
-        }
+        arguments = {**state, **self._tables(requests, shape)}
         names = self._argument_names[Layout.LOOP]
         pending = self._invoker.submit(shape.entry, [*(arguments[name] for name in names), *self._page_table])
         self.device_s += self._clock() - begin
         self._count(shape, [1] * len(requests))
         return lambda: self._token_ids(pending)
+
+    def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
+        """The block tables of the tasks by argument name, on the device."""
+        size, page_lists = (shape.rows, shape.blocks), [task.page_ids for task in tasks]
+        tables = {"seq_block_ids": self._block_tables.on_device(page_lists, *size)}
+        if self._has_windows:
+            page_lists = [task.window_page_ids or () for task in tasks]
+            tables["window_block_ids"] = self._window_tables.on_device(page_lists, *size)
+        return tables
 
     def _count(self, shape: Shape, lengths: Sequence[int]) -> None:
         self._counts[shape.entry].add(lengths, shape.tokens)
@@ -214,10 +221,12 @@ class BatchRunner:
         self.num_uploads += 1
         return self._device.upload(array)
 
-    def clear_pages(self, page_ids: Collection[int]) -> None:
-        """Zeroes pages that may hold NaN, and the scratch page, which the padding of their rows wrote."""
-        for slab in self._page_table:
-            self._device.clear(slab, [SCRATCH_PAGE, *page_ids])
+    def clear_pages(self, page_ids: Collection[int], window_page_ids: Collection[int] = ()) -> None:
+        """Zeroes pages that may hold NaN, and the scratch pages, which the padding of their rows wrote."""
+        for index, slab in enumerate(self._page_table):
+            is_last = index == len(self._page_table) - 1
+            cleared = window_page_ids if self._has_windows and is_last else page_ids
+            self._device.clear(slab, [SCRATCH_PAGE, *cleared])
 
     @property
     def num_bytes(self) -> int:
@@ -260,15 +269,15 @@ class BatchRunner:
             types = self._entries[shape.entry].arguments or ()
             return [self._device.upload(np.zeros([size or 1 for size in t.shape], t.dtype)) for t in types]
         scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))
-        return self._plan(shape, (), scratch)
+        return self._plan(shape, (), dict.fromkeys(BLOCK_TABLES, scratch))
 
     def _plan(
-        self, shape: Shape, tasks: Sequence[LlmTaskInput], block_table: DeviceBuffer
+        self, shape: Shape, tasks: Sequence[LlmTaskInput], tables: Mapping[str, DeviceBuffer]
     ) -> list[DeviceBuffer]:
         """All arguments of the entry, on the device."""
         arrays = _padded_arrays(shape, tasks)
         arguments = [
-            block_table if name == "seq_block_ids" else self._upload(arrays[name])
+            tables[name] if name in tables else self._upload(arrays[name])
             for name in self._argument_names[shape.layout]
         ]
         return [*arguments, *self._page_table]

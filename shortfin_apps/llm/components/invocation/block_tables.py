@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.batching.batch import Paged
 from shortfin_apps.llm.components.invocation.entry_counts import PlanCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 
 Array = npt.NDArray[Any]
+PageList = Sequence[int]  # a lease's own
 # Batches take turns: decodes and prefills, or decodes of more requests than fit in one invocation.
 MAX_TABLES = 8
 _SPARE_BLOCKS = 8  # columns of a new table for pages still to come
@@ -48,18 +48,18 @@ class BlockTables:
             uploads=self._uploads,
         )
 
-    def on_device(self, tasks: Sequence[Paged], rows: int, blocks: int) -> DeviceBuffer:
-        """The table of a batch, padded to `[rows, blocks]`, on the device."""
-        table = self._updated(tasks) or self._new(tasks)
+    def on_device(self, page_lists: Sequence[PageList], rows: int, blocks: int) -> DeviceBuffer:
+        """The table of a batch with a list for each task, padded to `[rows, blocks]`, on the device."""
+        table = self._updated(page_lists) or self._new(page_lists)
         if table.buffer is None or table.buffer.shape != (rows, blocks):
             table.buffer = self._upload(table.padded(rows, blocks))
             self._uploads += 1
         return table.buffer
 
-    def _updated(self, tasks: Sequence[Paged]) -> _BlockTable | None:
-        """The kept table of exactly these tasks, brought up to date; None if there is none."""
+    def _updated(self, page_lists: Sequence[PageList]) -> _BlockTable | None:
+        """The kept table of exactly these lists, brought up to date; None if there is none."""
         for index in reversed(range(len(self._tables))):
-            if (grown := self._tables[index].grown_rows(tasks)) is not None:
+            if (grown := self._tables[index].grown_rows(page_lists)) is not None:
                 table = self._tables.pop(index)
                 self._tables.append(table)
                 table.fill(grown)
@@ -67,20 +67,20 @@ class BlockTables:
                 return table
         return None
 
-    def _new(self, tasks: Sequence[Paged]) -> _BlockTable:
+    def _new(self, page_lists: Sequence[PageList]) -> _BlockTable:
         """A new table, its rows copied from the kept one with most of them, which is dropped if all were."""
-        table = _BlockTable(tasks)
+        table = _BlockTable(page_lists)
         nearest = self._nearest(table)
         carried = [] if nearest is None else table.carry_over(nearest)
         if nearest is not None and len(carried) == nearest.num_tasks:
             self._tables.remove(nearest)
-        grown = table.grown_rows(tasks)
-        assert grown is not None, "the table was made for these tasks"
+        grown = table.grown_rows(page_lists)
+        assert grown is not None, "the table was made for these lists"
         table.fill(grown)
         self._tables.append(table)
         del self._tables[:-MAX_TABLES]
-        num_joined = len(tasks) - len(carried)
-        is_plan = num_joined == len(tasks) and num_joined > 1
+        num_joined = len(page_lists) - len(carried)
+        is_plan = num_joined == len(page_lists) and num_joined > 1
         self._plans += is_plan
         self._rows_joined += 0 if is_plan else num_joined
         self._rows_grew += len(grown) - num_joined
@@ -104,24 +104,24 @@ class _BlockTable:
     one; a released lease has emptied its list.
     """
 
-    def __init__(self, tasks: Sequence[Paged]) -> None:
+    def __init__(self, page_lists: Sequence[PageList]) -> None:
         self.buffer: DeviceBuffer | None = None
-        self._page_ids = [task.page_ids for task in tasks]
-        self._lengths = [0] * len(tasks)  # pages copied into each row
+        self._page_ids = list(page_lists)
+        self._lengths = [0] * len(page_lists)  # pages copied into each row
         self._rows = {id(page_ids): row for row, page_ids in enumerate(self._page_ids)}
-        self._table = np.zeros((len(tasks), max(map(len, self._page_ids)) + _SPARE_BLOCKS), np.int64)
+        self._table = np.zeros((len(page_lists), max(map(len, self._page_ids)) + _SPARE_BLOCKS), np.int64)
 
     @property
     def num_tasks(self) -> int:
         return len(self._page_ids)
 
-    def grown_rows(self, tasks: Sequence[Paged]) -> list[int] | None:
-        """The rows whose tasks have new pages; None if this is another batch's table."""
-        if len(tasks) != len(self._page_ids):
+    def grown_rows(self, page_lists: Sequence[PageList]) -> list[int] | None:
+        """The rows whose lists have new pages; None if this is another batch's table."""
+        if len(page_lists) != len(self._page_ids):
             return None
         grown = []
-        for row, task in enumerate(tasks):
-            if (page_ids := task.page_ids) is not self._page_ids[row]:
+        for row, page_ids in enumerate(page_lists):
+            if page_ids is not self._page_ids[row]:
                 return None
             if len(page_ids) != self._lengths[row]:
                 grown.append(row)

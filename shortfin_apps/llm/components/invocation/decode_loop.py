@@ -26,9 +26,13 @@ Step = Callable[[Sequence[Request], Mapping[str, DeviceBuffer]], Callable[[], Ar
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A step in flight: the page that it writes for each request, and what waits for its token ids."""
+    """A step in flight: the pages that it writes for each request, and what waits for its token ids.
+
+    There are no window pages where no layer has a window.
+    """
 
     page_ids: tuple[int, ...]
+    window_page_ids: tuple[int, ...]
     wait: Callable[[], Array]
 
 
@@ -63,27 +67,34 @@ class DecodeLoop:
             request.page_ids[position // self._stride]
             for request, position in zip(self.requests, self._next_position, strict=True)
         )
-        self._queued.append(_Queued(pages, self._step(self.requests, self._state)))
+        windows = tuple(
+            request.window_page_ids[position // self._stride]
+            for request, position in zip(self.requests, self._next_position, strict=True)
+            if request.window_page_ids is not None
+        )
+        self._queued.append(_Queued(pages, windows, self._step(self.requests, self._state)))
         self._next_position = [position + 1 for position in self._next_position]
 
-    def wait(self) -> tuple[list[int], tuple[int, ...]]:
-        """The token ids of the oldest step in flight, and the page it wrote for each request.
+    def wait(self) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
+        """The token ids of the oldest step in flight, and the page and window page it wrote for each request.
 
         A token id is -1 where the logits were not finite. Raises InvocationError; the step is then over, and
         the state of the loop is unknown.
         """
         step = self._queued.popleft()
-        return step.wait()[: len(self.requests)].tolist(), step.page_ids
+        return step.wait()[: len(self.requests)].tolist(), step.page_ids, step.window_page_ids
 
-    def abandon(self) -> set[int]:
-        """Waits for all steps in flight, also those that fail; returns the pages that they wrote."""
-        written: set[int] = set()
+    def abandon(self) -> tuple[set[int], set[int]]:
+        """Waits for all steps in flight, also those that fail; returns the pages and window pages."""
+        page_ids: set[int] = set()
+        window_page_ids: set[int] = set()
         while self._queued:
             step = self._queued.popleft()
-            written.update(step.page_ids)
+            page_ids.update(step.page_ids)
+            window_page_ids.update(step.window_page_ids)
             with suppress(Exception):  # whoever abandons it knows that something has failed
                 step.wait()
-        return written
+        return page_ids, window_page_ids
 
 
 def padded_state(

@@ -1,24 +1,92 @@
-"""How many pages of the KV cache a device has memory for."""
+"""How many pages the KV cache has: what a device has memory for, and how many of them are of windows.
+
+Where some layers see a window of tokens alone, those have pages of their own, of which a request holds a
+bounded number. A request of L tokens holds pages for all of them, and window pages for min(L, window); so
+both kinds are used up together by requests of one length, and shorter ones use up the window pages first.
+"""
 
 from __future__ import annotations
+
+from bisect import bisect_right
 
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.config import ModelConfig
 
+# Of the context: the length of requests that use up pages and window pages together.
+BALANCED_SHARE = 4
 
-def pages_that_fit(device: Device, program: Program, config: ModelConfig, max_running: int) -> int | None:
+
+def least_window_pages(config: ModelConfig, tokens_ahead: int) -> int:
+    """Window pages, with the scratch page, with which any request can run alone.
+
+    It holds those that the next `tokens_ahead` tokens see, and as they are given up when a page is full, one
+    more.
+    """
+    assert config.window_tokens is not None
+    return 1 + -(-(config.window_tokens + tokens_ahead) // config.stride) + 2
+
+
+def window_page_count(config: ModelConfig, num_pages: int, tokens_ahead: int | None) -> int:
+    """Window pages, with the scratch page, beside `num_pages` pages; 0 for a model without windows.
+
+    `tokens_ahead` is the mode's (None: a whole prompt may be reserved at once). Beside the least that any
+    request needs, as many as requests of 1 / BALANCED_SHARE of the context hold that fill the other pages.
+    """
+    if config.window_tokens is None:
+        return 0
+    if tokens_ahead is None:
+        return num_pages
+    held = -(-config.window_tokens // config.stride) + 2  # by a request that decodes
+    of_requests = BALANCED_SHARE * num_pages * held * config.stride // config.max_seq_len
+    return min(num_pages, least_window_pages(config, tokens_ahead) + of_requests)
+
+
+def page_counts(config: ModelConfig, num_pages: int, num_window_pages: int) -> list[int]:
+    """The pages of each slab."""
+    counts = [num_pages] * len(config.page_elements)
+    return counts if config.window_tokens is None else [*counts[:-1], num_window_pages]
+
+
+def page_table_bytes(config: ModelConfig, num_pages: int, num_window_pages: int) -> int:
+    """Bytes of all slabs."""
+    counts = page_counts(config, num_pages, num_window_pages)
+    elements = sum(count * size for count, size in zip(counts, config.page_elements, strict=True))
+    return elements * config.paged_kv_cache.dtype.itemsize
+
+
+def pages_that_fit(
+    device: Device, program: Program, config: ModelConfig, max_running: int, tokens_ahead: int | None = None
+) -> int | None:
     """Pages, with the scratch page, that there is memory for beside the program's results and workspace.
 
     At least those of one context, and at most those of `max_running`: more could only be kept for their
-    prefixes. None where the device does not tell what it has.
+    prefixes. Window pages are counted as by `window_page_count`. None where the device does not tell what it
+    has.
     """
     context_pages = -(-config.max_seq_len // config.stride)
+    most = 1 + max_running * context_pages
     fitting = []
-    for stage, elements in enumerate(config.page_elements):
+    # The slab of windows lies beside the first one.
+    num_stages = len(config.page_elements) - (config.window_tokens is not None)
+    for stage in range(num_stages):
         spare = device.spare_bytes(stage)
         if spare is None:
             return None
         taken = owned_bytes(program) if stage == 0 else 0
-        fitting.append((spare - taken) // (elements * config.paged_kv_cache.dtype.itemsize))
-    return 1 + max(context_pages, min(max_running * context_pages, min(fitting) - 1))
+        fitting.append(_pages_within(config, stage, spare - taken, most, tokens_ahead))
+    return max(1 + context_pages, min(fitting))
+
+
+def _pages_within(
+    config: ModelConfig, stage: int, num_bytes: int, most: int, tokens_ahead: int | None
+) -> int:
+    """The most pages, up to `most`, whose slabs on the stage's device take at most `num_bytes`."""
+    itemsize = config.paged_kv_cache.dtype.itemsize
+    *_, window_elements = config.page_elements
+
+    def taken(num_pages: int) -> int:
+        window_pages = window_page_count(config, num_pages, tokens_ahead) if stage == 0 else 0
+        return (num_pages * config.page_elements[stage] + window_pages * window_elements) * itemsize
+
+    return bisect_right(range(1, most + 1), num_bytes, key=taken)

@@ -5,6 +5,12 @@ released only by `release`. Page 0 is the scratch page: padding rows read and wr
 
     page_ids:  | shared: full, read-only | private: written by this request only |
                0 ............. num_shared_pages ................... len(page_ids)
+
+Where some layers see a window of tokens alone, they have pages of their own, and a table of them in the
+lease. Its pages are added as they are computed, and given up as soon as no later token sees them:
+
+    window_page_ids:  | given up: the ids mean nothing | held: shared or private |
+                      0 ................... num_given_up ....... len(window_page_ids)
 """
 
 from __future__ import annotations
@@ -26,19 +32,52 @@ class CacheUsage(NamedTuple):
     leased: int
 
 
+class AvailablePages(NamedTuple):
+    """Pages that are free or can be evicted, of each table."""
+
+    pages: int
+    window_pages: int | None = None
+
+    @property
+    def fewest(self) -> int:
+        """As many are available of each kind."""
+        return self.pages if self.window_pages is None else min(self.pages, self.window_pages)
+
+    def exceeds(self, other: AvailablePages) -> bool:
+        """Whether there are more of any kind."""
+        return self.pages > other.pages or (self.window_pages or 0) > (other.window_pages or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOptions:
+    """Layers that see the last `tokens` tokens alone, a token itself included, and their number of pages."""
+
+    tokens: int
+    num_pages: int  # with the scratch page
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """One request's pages. Only the cache that made the lease may change it.
 
     `page_ids` is the same list as long as the lease lives, appended to and at last emptied by `release`, so
-    that block tables built from it can be reused.
+    that block tables built from it can be reused; and so is `window_page_ids`, which is None for a model
+    without windows.
     """
 
     page_ids: list[int] = field(default_factory=list)
+    window_page_ids: list[int] | None = None
+    num_given_up: int = 0  # leading `window_page_ids` that are not held any more
     num_cached_tokens: int = 0  # tokens whose K/V was found in shared pages at `acquire`
     num_shared_pages: int = 0  # leading pages whose content is published; they are not written any more
     is_suspect: bool = False  # its pages may hold NaN or infinity
     released: bool = False
+
+    @property
+    def num_pages(self) -> int:
+        """Full pages of tokens that there is room for, from the first token on."""
+        tables = (self.page_ids, self.window_page_ids)
+        return min(len(page_ids) for page_ids in tables if page_ids is not None)
 
 
 class KVCache(ABC):
@@ -49,6 +88,11 @@ class KVCache(ABC):
     # Pages that suspect leases released. The engine clears them before the next invocation, as a program may
     # mask values it does not need by multiplying them by 0, and 0 * NaN is NaN.
     suspects: set[int]
+    window_suspects: set[int]
+
+    @property
+    def has_suspects(self) -> bool:
+        return bool(self.suspects or self.window_suspects)
 
     @abstractmethod
     def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
@@ -63,20 +107,25 @@ class KVCache(ABC):
         """Tokens that `acquire` would find now. Changes nothing, not even the order of eviction."""
 
     @abstractmethod
-    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+    def reserve(self, lease: Lease, num_tokens: int, window_tokens: int | None = None) -> bool:
         """Grows the block table to hold `num_tokens` tokens in total, evicting pages if necessary.
 
-        All or nothing: if there are too few pages, returns False and leaves the lease unchanged.
+        Window pages are needed for the first `window_tokens` alone (None: for all). All or nothing: if there
+        are too few pages of either kind, returns False and leaves the lease unchanged.
         """
 
     @abstractmethod
     def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
-        """Offers the lease's full pages for sharing.
+        """Offers the lease's full pages for sharing, and then gives up window pages as `give_up` does.
 
         The K/V of the first `num_computed` of `token_ids` (None: of all) is in the lease's pages. Call it
         only after the invocation that wrote it has finished; calling it every step is cheap. The block
         table stays unchanged, even if another lease published the same tokens before.
         """
+
+    @abstractmethod
+    def give_up(self, lease: Lease, num_computed: int) -> None:
+        """Releases window pages that no token from position `num_computed` on sees."""
 
     @abstractmethod
     def retract(self, lease: Lease) -> None:
@@ -92,6 +141,15 @@ class KVCache(ABC):
 
     @abstractmethod
     def usage(self) -> CacheUsage: ...
+
+    @abstractmethod
+    def window_usage(self) -> CacheUsage | None:
+        """The same of window pages; None for a model without windows."""
+
+    def available(self) -> AvailablePages:
+        pages, window = self.usage(), self.window_usage()
+        available = pages.free + pages.cached
+        return AvailablePages(available, None if window is None else window.free + window.cached)
 
     @abstractmethod
     def flush(self) -> int:

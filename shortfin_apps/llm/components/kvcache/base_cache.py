@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from shortfin_apps.llm.components.kvcache.base import CacheUsage, KVCache, Lease
+from shortfin_apps.llm.components.kvcache.base import CacheUsage, KVCache, Lease, WindowOptions
 from shortfin_apps.llm.components.kvcache.page_pool import PagePool
+from shortfin_apps.llm.components.kvcache.window_pages import Keeper, WindowPages
 
 
 class BaseCache(KVCache):
     """A cache in which every page belongs to one lease."""
 
-    def __init__(self, num_pages: int, stride: int) -> None:
+    def __init__(self, num_pages: int, stride: int, window: WindowOptions | None = None) -> None:
         if stride < 1:
             raise ValueError(f"A page of {stride} tokens holds nothing; use a stride of 1 or more.")
         self.stride = stride
         self._pool = PagePool(num_pages)
+        self._windows = None if window is None else WindowPages(window, stride)
         self._leases: set[Lease] = set()
-        self.suspects = set()
+        self.suspects, self.window_suspects = set(), set()
 
     def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
-        lease = Lease()
+        lease = Lease(window_page_ids=None if self._windows is None else [])
         self._leases.add(lease)
         return lease
 
     def match_length(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
         return 0
 
-    def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        missing = -(-num_tokens // self.stride) - len(lease.page_ids)
-        if missing <= 0:
+    def reserve(self, lease: Lease, num_tokens: int, window_tokens: int | None = None) -> bool:
+        missing = self._num_missing(lease.page_ids, num_tokens)
+        missing_windows = self._num_missing(
+            lease.window_page_ids, num_tokens if window_tokens is None else window_tokens
+        )
+        if not missing and not missing_windows:
             return True
         assert lease in self._leases, "a released lease cannot grow"
+        if self._windows is not None and missing_windows > self._windows.num_available:
+            return False
         page_ids = self._allocate(missing)
         if page_ids is None:
             return False
         lease.page_ids += page_ids
+        if self._windows is not None and lease.window_page_ids is not None:
+            lease.window_page_ids += self._windows.allocate(missing_windows)
         return True
 
     def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
-        pass
+        self.give_up(lease, len(token_ids) if num_computed is None else num_computed)
+
+    def give_up(self, lease: Lease, num_computed: int) -> None:
+        if self._windows is not None:
+            freed = self._windows.give_up(lease, num_computed)
+            self.window_suspects.update(freed if lease.is_suspect else ())
 
     def retract(self, lease: Lease) -> None:
         pass
@@ -53,12 +67,18 @@ class BaseCache(KVCache):
         self._free_pages(lease)
         if lease.is_suspect:
             self.suspects.update(page_id for page_id in lease.page_ids if not self._pool.references(page_id))
+        if self._windows is not None:
+            freed = self._windows.give_up_all(lease)
+            self.window_suspects.update(freed if lease.is_suspect else ())
         lease.page_ids.clear()
         lease.num_shared_pages = 0
 
     def usage(self) -> CacheUsage:
         total, free, cached = self._pool.total, self._pool.num_free, self._num_evictable()
         return CacheUsage(total=total, free=free, cached=cached, leased=total - free - cached)
+
+    def window_usage(self) -> CacheUsage | None:
+        return None if self._windows is None else self._windows.usage()
 
     def flush(self) -> int:
         return 0
@@ -69,6 +89,16 @@ class BaseCache(KVCache):
         for page_id in range(self._pool.num_pages):
             owned, counted = references[page_id], self._pool.references(page_id)
             assert owned == counted, f"page {page_id} has {owned} owners and {counted} references"
+        if self._windows is not None:
+            self._windows.check_integrity(self._leases, self._keepers())
+
+    def _num_missing(self, page_ids: list[int] | None, num_tokens: int) -> int:
+        """Pages that the table lacks for `num_tokens` tokens; 0 where there is no table."""
+        return 0 if page_ids is None else max(0, -(-num_tokens // self.stride) - len(page_ids))
+
+    def _keepers(self) -> Iterable[Keeper]:
+        """Who may keep window pages beside the leases."""
+        return ()
 
     def _allocate(self, count: int) -> list[int] | None:
         return self._pool.allocate(count)

@@ -17,6 +17,9 @@ leases, if it has any:
                                          node: page 5, copies [7]    when A leaves, 5 is freed
                                             /          \\             and 7 takes its place
                                        page 8          page 9
+
+Where layers have windows, a node has a window page too, until that is evicted (window_pages.py). A prefix is
+found as far as the tokens behind it see window pages alone that its nodes still have.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, Lease
+from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, Lease, WindowOptions
 from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+from shortfin_apps.llm.components.kvcache.window_pages import Keeper
 
 _PageTokens = tuple[int, ...]
 _Key = _PageTokens | tuple[str | None, _PageTokens]  # with the salt: only the key of a first page
@@ -37,6 +41,7 @@ class _Node:
     key: _Key
     parent: _Node | None  # None in the root only, which has no page
     page_id: int
+    window_page_id: int = SCRATCH_PAGE  # none
     children: dict[_Key, _Node] = field(default_factory=dict)
     num_leases: int = 0  # leases whose published path includes this node
     copies: list[int] = field(
@@ -60,35 +65,34 @@ class TrieCache(BaseCache):
 
     shares_prefixes = True
 
-    def __init__(self, num_pages: int, stride: int) -> None:
-        super().__init__(num_pages, stride)
+    def __init__(self, num_pages: int, stride: int, window: WindowOptions | None = None) -> None:
+        super().__init__(num_pages, stride, window)
         self._root = _Node(key=(), parent=None, page_id=SCRATCH_PAGE)
         self._unleased: OrderedDict[_Node, None] = OrderedDict()
         self._retracted: set[_Node] = set()  # removed from the trie, but still leased
 
     def acquire(self, token_ids: Sequence[int], cache_salt: str | None = None) -> Lease:
         lease = _TrieLease(cache_salt=cache_salt, tip=self._root)
-        for node in self._match(token_ids, cache_salt):
+        nodes = self._match(token_ids, cache_salt)
+        for node in nodes:
             self._pool.retain(node.page_id)
             lease.page_ids.append(node.page_id)
             self._enter(lease, node)
+        if self._windows is not None:
+            lease.window_page_ids = []
+            self._windows.share(lease, nodes)
         lease.num_cached_tokens = lease.num_shared_pages * self.stride
         self._leases.add(lease)
         return lease
 
     def match_length(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
-        return sum(self.stride for _ in self._match(token_ids, cache_salt))
+        return self.stride * len(self._match(token_ids, cache_salt))
 
     def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
-        num_full = (len(token_ids) if num_computed is None else num_computed) // self.stride
-        if num_full <= lease.num_shared_pages:
-            return
-        assert isinstance(lease, _TrieLease), "the lease is another cache's"
-        assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
-        if lease.tip in self._retracted:
-            return
-        for key in self._keys(token_ids, lease.num_shared_pages, num_full, lease.cache_salt):
-            self._enter(lease, self._publish_page(lease, key))
+        num_computed = len(token_ids) if num_computed is None else num_computed
+        if num_computed // self.stride > lease.num_shared_pages:
+            self._publish_pages(lease, token_ids, num_computed // self.stride)
+        self.give_up(lease, num_computed)
 
     def retract(self, lease: Lease) -> None:
         if not lease.num_shared_pages:
@@ -98,6 +102,8 @@ class TrieCache(BaseCache):
             return
         del self._root.children[first.key]
         for node in _subtree([first]):
+            if self._windows is not None:
+                self._windows.drop(node)
             if node.num_leases:
                 self._retracted.add(node)
             else:
@@ -107,6 +113,8 @@ class TrieCache(BaseCache):
     def flush(self) -> int:
         count = len(self._unleased)
         self._evict(count)
+        if self._windows is not None:
+            self._windows.flush()
         return count
 
     def check_integrity(self) -> None:
@@ -132,13 +140,27 @@ class TrieCache(BaseCache):
             page_token_ids = tuple(token_ids[index * stride : (index + 1) * stride])
             yield page_token_ids if index else (salt, page_token_ids)
 
-    def _match(self, token_ids: Sequence[int], salt: str | None) -> Iterator[_Node]:
+    def _match(self, token_ids: Sequence[int], salt: str | None) -> list[_Node]:
         """Published nodes of `token_ids` from the root; at least the last token is left to compute."""
+        nodes: list[_Node] = []
         node: _Node | None = self._root
         for key in self._keys(token_ids, 0, (len(token_ids) - 1) // self.stride, salt):
             if node is None or (node := node.children.get(key)) is None:
-                return
-            yield node
+                break
+            nodes.append(node)
+        return nodes if self._windows is None else nodes[: self._windows.num_usable(nodes)]
+
+    def _publish_pages(self, lease: Lease, token_ids: Sequence[int], num_full: int) -> None:
+        """Publishes the lease's pages up to the first `num_full`."""
+        assert isinstance(lease, _TrieLease), "the lease is another cache's"
+        assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
+        if lease.tip in self._retracted:
+            return
+        for key in self._keys(token_ids, lease.num_shared_pages, num_full, lease.cache_salt):
+            node = self._publish_page(lease, key)
+            if self._windows is not None:
+                self._windows.keep(node, lease, lease.num_shared_pages)
+            self._enter(lease, node)
 
     def _publish_page(self, lease: _TrieLease, key: _Key) -> _Node:
         """The child of the lease's tip with this key; the lease's page becomes its page or a copy."""
@@ -203,6 +225,8 @@ class TrieCache(BaseCache):
             assert not node.children, "a published page is evicted before its continuations"
             del node.parent.children[node.key]
             self._pool.release(node.page_id)
+            if self._windows is not None:
+                self._windows.drop(node)
 
     def _num_evictable(self) -> int:
         return len(self._unleased)
@@ -217,6 +241,9 @@ class TrieCache(BaseCache):
         """Every node that still has a page: those in the trie, and retracted ones."""
         yield from _subtree(self._root.children.values())
         yield from self._retracted
+
+    def _keepers(self) -> Iterable[Keeper]:
+        return self._nodes()
 
     def _count_references(self) -> Counter[int]:
         return super()._count_references() + Counter(node.page_id for node in self._nodes())

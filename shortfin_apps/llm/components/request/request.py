@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from enum import StrEnum
 
-from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
+from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 
 
@@ -71,7 +71,7 @@ class Request:
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier
-        self.blocked_at = -1  # available pages when it last did not fit
+        self.blocked_at: AvailablePages | None = None  # when it last did not fit
         self.state = State.WAITING
         self.lease: Lease | None = None
         self.finish_reason: FinishReason | None = None
@@ -100,10 +100,22 @@ class Request:
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.page_ids
 
+    @property
+    def window_page_ids(self) -> list[int] | None:
+        """The block table of layers with windows, if there are any; owned by the lease."""
+        assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
+        return self.lease.window_page_ids
+
+    @property
+    def num_pages(self) -> int:
+        """Full pages of tokens that there is room for."""
+        assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
+        return self.lease.num_pages
+
     def start(self, lease: Lease) -> None:
         self._move(State.RUNNING)
         self.lease = lease
-        self.num_overtakes, self.blocked_at = 0, -1
+        self.num_overtakes, self.blocked_at = 0, None
         self.num_computed = lease.num_cached_tokens
         if self.num_generated == 0:
             self.num_cached = lease.num_cached_tokens

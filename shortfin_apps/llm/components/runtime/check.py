@@ -62,7 +62,11 @@ def _expected_arguments(
     entry: Entry, signature: EntrySignature, config: ModelConfig
 ) -> dict[str, TensorType]:
     """Every argument by name, in order, the slabs of the cache, if it takes them, last."""
-    shapes = entry.argument_shapes(signature.tokens_rank, has_prefill_position=config.has_prefill_position)
+    shapes = entry.argument_shapes(
+        signature.tokens_rank,
+        has_prefill_position=config.has_prefill_position,
+        has_windows=config.window_tokens is not None,
+    )
     expected = {
         name: TensorType(shape, _F32 if name in FLOAT_ARGUMENTS else _I64) for name, shape in shapes.items()
     }

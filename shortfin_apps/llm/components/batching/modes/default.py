@@ -73,6 +73,10 @@ class DefaultMode(BatchMode):
         self._prefills_per_decode = prefills_per_decode
         self._prefills_since_decode = 0
 
+    @property
+    def max_task_tokens(self) -> int | None:
+        return self._chunks.max_task_tokens
+
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]

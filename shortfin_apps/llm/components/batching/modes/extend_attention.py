@@ -78,6 +78,10 @@ class ExtendAttentionMode(BatchMode):
         self._chunk_tokens = chunk_tokens
         self._budget = budget
 
+    @property
+    def max_task_tokens(self) -> int | None:
+        return self._budget.most
+
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]

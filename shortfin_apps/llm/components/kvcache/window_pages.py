@@ -1,0 +1,143 @@
+"""Pages of the layers that see a window of tokens alone: a pool of their own, beside the pages of all others.
+
+Leases give up such a page as soon as no later token sees it. Nodes of the trie may keep theirs, and so the
+next lease that begins behind them may take it; what no lease holds is evicted by itself, which leaves the
+node without one. A match of a prefix ends where the tokens behind it see pages that are all kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, CacheUsage, Lease, WindowOptions
+from shortfin_apps.llm.components.kvcache.page_pool import PagePool
+
+
+class Keeper(Protocol):
+    """A node of the trie, by what it keeps: the scratch page stands for none."""
+
+    window_page_id: int
+
+
+class WindowPages:
+    """The pool, and the pages in it that are kept; those without a lease in order of release."""
+
+    def __init__(self, options: WindowOptions, stride: int) -> None:
+        if options.tokens < 1:
+            raise ValueError(f"A window of {options.tokens} tokens sees nothing; use one of 1 or more.")
+        self._pool = PagePool(options.num_pages)
+        self._tokens = options.tokens
+        self._stride = stride
+        self._keepers: dict[int, Keeper] = {}  # by page id; the keeper has one reference to it
+        self._unleased: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_seen(self) -> int:
+        """Full pages before a page's first token that this token sees."""
+        return -(-(self._tokens - 1) // self._stride)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free, or can be evicted."""
+        return self._pool.num_free + len(self._unleased)
+
+    def usage(self) -> CacheUsage:
+        total, free, cached = self._pool.total, self._pool.num_free, len(self._unleased)
+        return CacheUsage(total=total, free=free, cached=cached, leased=total - free - cached)
+
+    def allocate(self, count: int) -> list[int]:
+        """Pages with one reference each; evicts what was released longest ago. There must be as many."""
+        for _ in range(count - self._pool.num_free):
+            self.drop(self._keepers[next(iter(self._unleased))])
+        page_ids = self._pool.allocate(count)
+        assert page_ids is not None, "as many are available"
+        return page_ids
+
+    def flush(self) -> None:
+        """Evicts every kept page that is not leased."""
+        while self._unleased:
+            self.drop(self._keepers[next(iter(self._unleased))])
+
+    def num_usable(self, keepers: Sequence[Keeper]) -> int:
+        """The most of them, from the first on, behind which a lease can begin: it sees kept pages alone."""
+        usable = kept = 0  # kept: pages without a gap, up to the one at hand
+        for count, keeper in enumerate(keepers, 1):
+            kept = 0 if keeper.window_page_id == SCRATCH_PAGE else kept + 1
+            if kept >= min(count, self.num_seen):
+                usable = count
+        return usable
+
+    def share(self, lease: Lease, keepers: Sequence[Keeper]) -> None:
+        """Has a new lease begin behind the pages of `keepers`, of which it takes those that it will see."""
+        assert lease.window_page_ids is not None
+        lease.num_given_up = max(0, len(keepers) - self.num_seen)
+        for index, keeper in enumerate(keepers):
+            is_seen = index >= lease.num_given_up
+            lease.window_page_ids.append(keeper.window_page_id if is_seen else SCRATCH_PAGE)
+            if is_seen:
+                self._pool.retain(keeper.window_page_id)
+                self._unleased.pop(keeper.window_page_id, None)
+
+    def keep(self, keeper: Keeper, lease: Lease, index: int) -> None:
+        """Has the keeper keep the lease's page of this index, unless it has one, or the lease has not."""
+        assert lease.window_page_ids is not None
+        if keeper.window_page_id != SCRATCH_PAGE or index < lease.num_given_up:
+            return
+        keeper.window_page_id = page_id = lease.window_page_ids[index]
+        self._pool.retain(page_id)
+        self._keepers[page_id] = keeper
+
+    def drop(self, keeper: Keeper) -> None:
+        """Takes the page away that the keeper keeps, if it keeps one; leases that hold it go on."""
+        page_id, keeper.window_page_id = keeper.window_page_id, SCRATCH_PAGE
+        if page_id != SCRATCH_PAGE:
+            del self._keepers[page_id]
+            self._unleased.pop(page_id, None)
+            self._pool.release(page_id)
+
+    def give_up(self, lease: Lease, num_computed: int) -> list[int]:
+        """Releases the lease's pages before those that tokens from position `num_computed` on see.
+
+        Returns the ids of the pages that are free now.
+        """
+        first_seen = max(0, num_computed - self._tokens + 1) // self._stride
+        return self._release(lease, first_seen)
+
+    def give_up_all(self, lease: Lease) -> list[int]:
+        """Releases all pages that the lease holds, and empties its table. Returns those that are free now."""
+        assert lease.window_page_ids is not None
+        freed = self._release(lease, len(lease.window_page_ids))
+        lease.window_page_ids.clear()
+        lease.num_given_up = 0
+        return freed
+
+    def _release(self, lease: Lease, stop: int) -> list[int]:
+        """Releases the pages that the lease holds of the first `stop`."""
+        assert lease.window_page_ids is not None
+        stop = min(stop, len(lease.window_page_ids))
+        page_ids = lease.window_page_ids[lease.num_given_up : stop]
+        lease.num_given_up = max(stop, lease.num_given_up)
+        for page_id in page_ids:
+            self._pool.release(page_id)
+            if page_id in self._keepers and self._pool.references(page_id) == 1:
+                self._unleased[page_id] = None
+        return [page_id for page_id in page_ids if not self._pool.references(page_id)]
+
+    def check_integrity(self, leases: Iterable[Lease], keepers: Iterable[Keeper]) -> None:
+        """Raises AssertionError if a page is lost, or not owned by exactly these leases and keepers."""
+        self._pool.check_integrity()
+        kept = {keeper.window_page_id: keeper for keeper in keepers if keeper.window_page_id != SCRATCH_PAGE}
+        assert kept == self._keepers, "a window's page is kept by another than its keeper"
+        leased = Counter(page_id for lease in leases for page_id in _held(lease))
+        for page_id in range(1, self._pool.num_pages):
+            owned, counted = leased[page_id] + (page_id in kept), self._pool.references(page_id)
+            assert owned == counted, f"window page {page_id} has {owned} owners and {counted} references"
+            is_unleased = page_id in kept and not leased[page_id]
+            assert is_unleased == (page_id in self._unleased), f"window page {page_id} is misfiled"
+
+
+def _held(lease: Lease) -> list[int]:
+    assert lease.window_page_ids is not None
+    return lease.window_page_ids[lease.num_given_up :]

@@ -1,0 +1,204 @@
+"""Pages of windows: who holds them, when they are given up, and which prefixes are found without them."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from shortfin_apps.llm.components.kvcache import (
+    SCRATCH_PAGE,
+    CacheUsage,
+    KVCache,
+    WindowOptions,
+    make_cache,
+)
+from tests.components.kvcache.cache_machine import CacheMachine, Prefix, Sequence
+
+STRIDE = 4
+
+
+class WindowMachine(CacheMachine):
+    """The same requests, where the pages of windows are modelled too.
+
+    The model keeps the page of each prefix that has one, each lease's first page that it still holds, and the
+    time when each page was released last.
+    """
+
+    def new_cache(self, num_pages: int, data: st.DataObject) -> KVCache:
+        self.window = data.draw(st.integers(1, 7))
+        self.chunk = data.draw(st.none() | st.integers(1, 6))
+        self.num_window_pages = data.draw(st.integers(2, 12))
+        self.kept: dict[Prefix, int] = {}
+        self.first_held: dict[Sequence, int] = {}
+        self.columns: dict[Sequence, list[int]] = {}
+        self.window_memory: dict[int, list[Prefix | None]] = {}
+        self.released: dict[int, int] = {}
+        self.window_clock = 0
+        window = WindowOptions(tokens=self.window, num_pages=self.num_window_pages)
+        return make_cache(self.name, num_pages, self.stride, window)
+
+    def table(self, sequence: Sequence) -> list[int]:
+        assert sequence.lease.window_page_ids is not None
+        return sequence.lease.window_page_ids
+
+    def held(self, sequence: Sequence) -> list[int]:
+        return self.columns[sequence][self.first_held[sequence] :]
+
+    def leased_windows(self) -> set[int]:
+        return {page_id for sequence in self.running for page_id in self.held(sequence)}
+
+    def unleased_windows(self) -> set[int]:
+        return set(self.kept.values()) - self.leased_windows()
+
+    def num_free_windows(self) -> int:
+        return self.num_window_pages - 1 - len(self.leased_windows() | set(self.kept.values()))
+
+    def seen_pages(self, position: int) -> range:
+        """The full pages before a page's first slot, `position`, that its token sees a slot of."""
+        return range(max(0, position - self.window + 1) // self.stride, position // self.stride)
+
+    def published_prefix(self, tokens: list[int], salt: str | None) -> int:
+        length = super().published_prefix(tokens, salt)
+        while any(
+            (salt, tuple(tokens[: (page + 1) * self.stride])) not in self.kept
+            for page in self.seen_pages(length)
+        ):
+            length -= self.stride
+        return length
+
+    def evict_one(self) -> None:
+        before = set(self.published)
+        super().evict_one()
+        for prefix in before - set(self.published):
+            self.kept.pop(prefix, None)
+
+    def evict_one_window(self) -> None:
+        oldest = min(self.unleased_windows(), key=lambda page_id: self.released[page_id])
+        self.kept = {prefix: page_id for prefix, page_id in self.kept.items() if page_id != oldest}
+
+    def release_windows(self, page_ids: list[int]) -> None:
+        """Follows a lease that does not hold these pages any more."""
+        for page_id in page_ids:
+            self.window_clock += 1
+            if page_id not in self.leased_windows():
+                self.released[page_id] = self.window_clock
+
+    # Operations of the engine
+
+    def start(self, tokens: list[int], salt: str | None) -> Sequence:
+        sequence = super().start(tokens, salt)
+        seen = self.seen_pages(sequence.num_computed)
+        self.first_held[sequence] = seen.start
+        expected = [self.kept[sequence.prefix((page + 1) * self.stride)] for page in seen]
+        self.columns[sequence] = [SCRATCH_PAGE] * seen.start + expected
+        assert self.table(sequence) == self.columns[sequence]
+        return sequence
+
+    def window_tokens(self, sequence: Sequence) -> int | None:
+        return None if self.chunk is None else sequence.num_computed + self.chunk
+
+    def window_fits(self, sequence: Sequence, num_tokens: int) -> bool:
+        wanted = self.window_tokens(sequence)
+        pages = -(-(num_tokens if wanted is None else wanted) // self.stride)
+        self.missing_windows = max(0, pages - len(self.table(sequence)))
+        return self.missing_windows <= self.num_free_windows() + len(self.unleased_windows())
+
+    def grew(self, sequence: Sequence) -> None:
+        while self.num_free_windows() < self.missing_windows:
+            self.evict_one_window()
+        columns, table = self.columns[sequence], self.table(sequence)
+        new = table[len(columns) :]
+        assert table[: len(columns)] == columns
+        assert len(new) == len(set(new)) == self.missing_windows
+        assert not {SCRATCH_PAGE, *self.leased_windows(), *self.kept.values()} & set(new)
+        columns += new
+        self.window_memory |= {page_id: [None] * self.stride for page_id in new}
+
+    def compute(self, sequence: Sequence, num_tokens: int) -> None:
+        begin = sequence.num_computed
+        super().compute(sequence, num_tokens)
+        for position in range(begin, sequence.num_computed):
+            index, slot = divmod(position, self.stride)
+            page_id = self.table(sequence)[index]
+            assert index >= self.first_held[sequence], "a page is written that was given up"
+            assert page_id not in self.kept.values(), "a shared page would be written"
+            assert sum(page_id in self.held(other) for other in self.running) == 1
+            self.window_memory[page_id][slot] = sequence.prefix(position + 1)
+
+    def publish(self, sequence: Sequence, whole: bool) -> None:
+        begin = sequence.num_published_pages
+        table, first_held = list(self.table(sequence)), self.first_held[sequence]
+        super().publish(sequence, whole)
+        for index in range(max(begin, first_held), sequence.num_published_pages):
+            if self.name == "trie":
+                self.kept.setdefault(sequence.prefix((index + 1) * self.stride), table[index])
+        self.gave_up(sequence)
+
+    def gave_up(self, sequence: Sequence) -> None:
+        first_held = self.first_held[sequence]
+        first_seen = max(0, sequence.num_computed - self.window + 1) // self.stride
+        self.first_held[sequence] = max(first_held, min(first_seen, len(self.table(sequence))))
+        self.release_windows(self.table(sequence)[first_held : self.first_held[sequence]])
+
+    def stop(self, sequence: Sequence) -> None:
+        held = self.held(sequence)
+        super().stop(sequence)
+        self.release_windows(held)
+        assert not self.table(sequence)
+
+    # Rules
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        sequence = self.some(data)
+        self.cache.give_up(sequence.lease, sequence.num_computed)
+        self.gave_up(sequence)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), stops=st.booleans())
+    def retract(self, data: st.DataObject, stops: bool) -> None:
+        super().retract(data, stops)
+        self.kept = {prefix: page_id for prefix, page_id in self.kept.items() if prefix in self.published}
+
+    @rule()
+    def flush(self) -> None:
+        super().flush()
+        for _ in self.unleased_windows():
+            self.evict_one_window()
+
+    # Invariants after each rule
+
+    @invariant()
+    def every_window_page_has_its_owner(self) -> None:
+        free, cached, leased = (
+            self.num_free_windows(),
+            len(self.unleased_windows()),
+            len(self.leased_windows()),
+        )
+        total = self.num_window_pages - 1
+        assert self.cache.window_usage() == CacheUsage(total=total, free=free, cached=cached, leased=leased)
+
+    @invariant()
+    def every_sequence_sees_its_own_window(self) -> None:
+        for sequence in self.running:
+            position = sequence.num_computed
+            for seen in range(max(0, position - self.window + 1), position):
+                index, slot = divmod(seen, self.stride)
+                content = self.window_memory[self.table(sequence)[index]][slot]
+                assert content == sequence.prefix(seen + 1)
+
+
+class BaseWindowMachine(WindowMachine):
+    name = "none"
+
+
+class TrieWindowMachine(WindowMachine):
+    name = "trie"
+
+
+TestBaseWindows = BaseWindowMachine.TestCase
+TestBaseWindows.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestTrieWindows = TrieWindowMachine.TestCase
+TestTrieWindows.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
