@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
-from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.config import slab_elements
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.rope import LinearScaling, YarnScaling
@@ -118,7 +118,11 @@ class Result:
 
 @dataclass
 class CompiledModel:
-    """A loaded program over one page table of PAGES pages, NaN at first, and the weights as f32."""
+    """A loaded program over one page table of PAGES pages, NaN at first, and the weights as f32.
+
+    Layers with windows have the pages of the same ids in a slab of their own, but for those that no token of
+    an invocation sees: they are named as a page of NaN.
+    """
 
     spec: ModelSpec
     options: BuildOptions
@@ -127,6 +131,7 @@ class CompiledModel:
     program: Program
     invoker: Invoker = field(init=False)
     cache: DeviceBuffer = field(init=False)
+    window_cache: list[DeviceBuffer] = field(init=False, default_factory=list)  # or none
 
     def __post_init__(self) -> None:
         self.invoker = Invoker(self.device, self.program)
@@ -154,27 +159,42 @@ class CompiledModel:
     def fill_cache(self, byte: int) -> None:
         """Makes a new page table whose every byte is `byte`."""
         kv = ALL_DTYPES[self.options.cache_dtype]
-        elements = page_elements(self.spec, self.options)
-        self.cache = self.device.upload(np.full((PAGES, elements * kv.itemsize), byte, np.uint8).view(kv))
+        first, *others = [
+            np.full((PAGES, elements * kv.itemsize), byte, np.uint8)
+            for elements in slab_elements(self.spec, self.options)
+        ]
+        self.cache = self.device.upload(first.view(kv))
+        with_hidden = [np.pad(each, ((0, 1), (0, 0)), constant_values=NAN_BYTE) for each in others]
+        self.window_cache = [self.device.upload(each.view(kv)) for each in with_hidden]
 
     def read_cache(self) -> npt.NDArray[np.uint8]:
-        """[PAGES, bytes of a page]."""
-        return self.device.download(self.cache).view(np.uint8)
+        """[PAGES, bytes of a page in all slabs]."""
+        slabs = [self.device.download(slab).view(np.uint8) for slab in (self.cache, *self.window_cache)]
+        return np.concatenate([slab[:PAGES] for slab in slabs], axis=1)
+
+    def _tables(self, starts: Array, blocks: Array) -> list[Array]:
+        """The block table, and that of windows if there is one."""
+        if not self.window_cache:
+            return [blocks]
+        assert self.spec.window is not None
+        first_seen = np.maximum(0, np.asarray(starts) - self.spec.window + 1) // self.options.block_seq_stride
+        is_hidden = np.arange(np.shape(blocks)[1]) < first_seen[:, None]
+        return [blocks, np.where(is_hidden, PAGES, blocks)]
 
     def prefill(self, entry: str, tokens: Array, starts: Array, seq_lens: Array, blocks: Array) -> Result:
-        return self._call(entry, tokens, starts, seq_lens, blocks)
+        return self._call(entry, tokens, starts, seq_lens, *self._tables(starts, blocks))
 
     def decode(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> Result:
-        return self._call(entry, tokens, np.asarray(starts) + 1, starts, blocks)
+        return self._call(entry, tokens, np.asarray(starts) + 1, starts, *self._tables(starts, blocks))
 
     def extend(
         self, entry: str, tokens: Array, offsets: Array, starts: Array, seq_lens: Array, blocks: Array
     ) -> Result:
-        return self._call(entry, tokens, offsets, starts, seq_lens, blocks)
+        return self._call(entry, tokens, offsets, starts, seq_lens, *self._tables(starts, blocks))
 
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]
-        results = self.invoker.submit(entry, [*buffers, self.cache]).wait()
+        results = self.invoker.submit(entry, [*buffers, self.cache, *self.window_cache]).wait()
         values, indices, logits = (self.device.download(r)[:, 0] for r in results)
         return Result(values, indices, logits)
 

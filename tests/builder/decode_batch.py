@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.rope import Rotation
@@ -22,8 +22,13 @@ def decode_batch(
         whole_pages=False,
         starts=of_rows("starts"),
         seq_lens=of_rows("seq_lens"),
-        blocks=Tensor("%blocks", (rows, width), "i64"),
-        cache=Tensor("%cache", (pages, page_elements(spec, options)), options.cache_dtype),
+        slabs=[
+            Slab(
+                layers=range(spec.num_hidden_layers),
+                blocks=Tensor("%blocks", (rows, width), "i64"),
+                cache=Tensor("%cache", (pages, page_elements(spec, options)), options.cache_dtype),
+            )
+        ],
     )
     batch.offsets = of_rows("offsets")
     batch.token_rows = of_rows("token_rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
@@ -9,11 +10,27 @@ from shortfin_apps.llm.builder.model.rope import Rotation
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
+class Slab:
+    """The pages of some of the layers, and the block table that names them.
+
+    `cache` is replaced by every operation that writes to it: always use the latest. Kernels that depend on
+    the slab have names that end in `suffix`.
+    """
+
+    layers: Sequence[int]
+    blocks: Tensor  # [rows, width] i64
+    cache: Tensor  # [pages, page elements] kv
+    suffix: str = ""
+    slots: Tensor | None = None  # [tokens] i64: see cache_slots
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
 class Batch:
     """The batch of one invocation: its rows' tokens, end to end (see token_layout.py).
 
-    `cache` is replaced by every operation that writes to it: always use the latest. Fields that are not
-    arguments of the invocation are computed by `Lowering.prepare`, as far as the target's kernels read them.
+    Fields that are not arguments of the invocation are computed by `Lowering.prepare`, as far as the target's
+    kernels read them. `turn_to` a layer before anything is computed for it: `blocks`, `cache` and `slots` are
+    those of the slab that its pages are in, and `rotary` is by its rotation.
     """
 
     rows: Dim
@@ -22,25 +39,63 @@ class Batch:
     whole_pages: bool  # every row's tokens, padding included, fill whole pages
     starts: Tensor  # [rows] i64
     seq_lens: Tensor  # [rows] i64
-    blocks: Tensor  # [rows, width] i64
-    cache: Tensor  # [pages, page elements] kv
+    slabs: Sequence[Slab]
     given_offsets: Tensor | None = None  # [rows] i64: `offsets` where chunk is None
     offsets: Tensor = field(init=False)  # [rows] i64: each row's first token
     token_rows: Tensor = field(init=False)  # [tokens] i64
     positions: Tensor = field(init=False)  # [tokens] i64
     rotaries: dict[Rotation, Tensor] = field(init=False)  # [tokens, 2, head_dim / 2] f32: cosines, sines
     rotation: Rotation = field(default=Rotation.GLOBAL, init=False)  # of the layer at hand
+    slab: Slab = field(init=False)  # of the layer at hand
     # Computed for kernels that need them, at the latest at the first layer, for all layers.
     tiles: Tensor | None = None
-    slots: Tensor | None = None  # [tokens] i64: see cache_slots
     counters: Tensor | None = None  # [rows, kv_heads] i32: zero between two dispatches
     token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # by the layers' window
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.slab = self.slabs[0]
+
+    def turn_to(self, layer: int, rotation: Rotation) -> None:
+        """Has what depends on the layer be that of this one."""
+        self.rotation = rotation
+        self.slab = next(slab for slab in self.slabs if layer in slab.layers)
+
+    def place_of(self, layer: int) -> int:
+        """The layer's place among those whose pages it shares; of the layer at hand."""
+        return self.slab.layers.index(layer)
+
+    def page_rows(self, stride: int) -> int:
+        """Rows of a page of the slab, where K and V of a token in a layer are a row each."""
+        return 2 * stride * len(self.slab.layers)
 
     @property
     def rotary(self) -> Tensor:
         """[tokens, 2, head_dim / 2] f32: cosines, sines for the layer at hand."""
         return self.rotaries[self.rotation]
+
+    @property
+    def blocks(self) -> Tensor:
+        """[rows, width] i64"""
+        return self.slab.blocks
+
+    @property
+    def cache(self) -> Tensor:
+        """[pages, page elements] kv"""
+        return self.slab.cache
+
+    @cache.setter
+    def cache(self, written: Tensor) -> None:
+        self.slab.cache = written
+
+    @property
+    def slots(self) -> Tensor | None:
+        """[tokens] i64: see cache_slots"""
+        return self.slab.slots
+
+    @slots.setter
+    def slots(self, computed: Tensor | None) -> None:
+        self.slab.slots = computed
 
     @property
     def is_decode(self) -> bool:

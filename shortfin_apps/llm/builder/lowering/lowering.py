@@ -276,7 +276,7 @@ def _turn(run: Sequence[Operation], values: Values) -> None:
     """Readies the batch for the attention of `run`, of which it has one at most."""
     for operation in run:
         if isinstance(operation, Attend):
-            values.batch.rotation = operation.rotation
+            values.batch.turn_to(operation.layer, operation.rotation)
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:

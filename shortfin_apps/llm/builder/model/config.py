@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
         raise BuildError(f"--chunk-sizes: {too_long[0]} exceeds the context length of {max_seq_len} tokens")
     if options.top_k > spec.vocab_size:
         raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
+    spec = within(spec, max_seq_len)
     elements = page_elements(spec, options)
     return ModelConfig(
         max_seq_len=max_seq_len,
@@ -53,7 +55,8 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             block_seq_stride=options.block_seq_stride,
             device_block_count=_page_count(options, max_seq_len, elements),
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
-            paged_kv_block_size_elements_per_device=(elements,),
+            paged_kv_block_size_elements_per_device=slab_elements(spec, options),
+            window_tokens=spec.window if len(spec.slabs) > 1 else None,
         ),
     )
 
@@ -93,9 +96,20 @@ def context_length(spec: ModelSpec, options: BuildOptions) -> int:
     return length
 
 
-def page_elements(spec: ModelSpec, options: BuildOptions) -> int:
-    """Elements of one page: K and V of `block_seq_stride` tokens in every layer."""
-    return spec.num_hidden_layers * 2 * row_elements(spec, options) * options.block_seq_stride
+def within(spec: ModelSpec, context: int) -> ModelSpec:
+    """The same for sequences of at most `context` tokens, which a window of as many sees whole."""
+    return replace(spec, window=None) if spec.window and spec.window >= context else spec
+
+
+def page_elements(spec: ModelSpec, options: BuildOptions, num_layers: int | None = None) -> int:
+    """Elements of one page: K and V of `block_seq_stride` tokens in as many layers, by default in all."""
+    layers = num_layers or spec.num_hidden_layers
+    return layers * 2 * row_elements(spec, options) * options.block_seq_stride
+
+
+def slab_elements(spec: ModelSpec, options: BuildOptions) -> tuple[int, ...]:
+    """Elements of one page of each slab (`ModelSpec.slabs`)."""
+    return tuple(page_elements(spec, options, len(layers)) for layers in spec.slabs)
 
 
 def row_elements(spec: ModelSpec, options: BuildOptions) -> int:

@@ -77,6 +77,17 @@ class ModelSpec:
         """The layer's weight [heads] f32 of attention sinks; None without such."""
         return f"blk.{layer}.attn_sinks.weight" if self.has_sinks else None
 
+    @property
+    def slabs(self) -> tuple[tuple[int, ...], ...]:
+        """The layers whose keys and values share pages: all, or those without and those with a window.
+
+        What is outside a window can be freed only if no layer without one has its tokens in the same pages.
+        """
+        layers = range(self.num_hidden_layers)
+        whole = tuple(layer for layer in layers if self.window_of(layer) is None)
+        windowed = tuple(layer for layer in layers if self.window_of(layer) is not None)
+        return tuple(slab for slab in (whole, windowed) if slab)
+
     def rotation_of(self, layer: int) -> Rotation:
         if layer in self.unrotated_layers:
             return Rotation.NONE

@@ -6,10 +6,11 @@ their types, and that only dispatches write the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shortfin_apps.llm.abi import (
     ASYNC_SUFFIX,
+    BLOCK_TABLES,
     CALLER_OWNED,
     ONLY_DISPATCHES,
     Entry,
@@ -17,7 +18,7 @@ from shortfin_apps.llm.abi import (
     Layout,
     SamplingField,
 )
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.lowering import LeftRows, Values
 from shortfin_apps.llm.builder.model.spec import BuildOptions
@@ -26,6 +27,10 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions
 # as the largest decode has share its memory.
 MOST_PACKED_ROWS = 256
 
+CACHES = ("cache", "window_cache")  # the slabs, as arguments
+
+# The slabs of the cache by the layers that they are for: elements of a page.
+Slabs = Mapping[tuple[int, ...], int]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 Draw = Callable[[Emitter, LeftRows], Tensor]
 
@@ -44,14 +49,14 @@ def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry
 
 
 def write_entry(
-    entry: Entry, options: BuildOptions, elements: int, body: Body, *, static_workspace: bool
+    entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
 ) -> str:
     """The function's MLIR; `body` computes values, indices and logits from the imported tensors.
 
     With `static_workspace` the size of what `body` needs in between does not depend on the block table's.
     """
     e = Emitter()
-    tokens, batch = _arguments(e, entry, options, elements)
+    tokens, batch = _arguments(e, entry, options, slabs)
     if static_workspace:
         batch.rows = _bounded(batch)
     values = body(e, {"tokens": tokens}, batch)
@@ -60,12 +65,12 @@ def write_entry(
         for name in ("values", "indices", "logits")
     }
     owned = static_workspace and isinstance(batch.tokens, int)
-    types = _argument_types(entry, options, elements)
-    return _function(e, entry, types, results, {"cache": batch.cache}, owned=owned)
+    types = _argument_types(entry, options, slabs)
+    return _function(e, entry, types, results, _caches(batch), owned=owned)
 
 
 def write_decode_loop(
-    entry: Entry, options: BuildOptions, elements: int, body: Body, *, static_workspace: bool
+    entry: Entry, options: BuildOptions, slabs: Slabs, body: Body, *, static_workspace: bool
 ) -> str:
     """The same for a decode whose `body` samples a token for each row, and advances the loop's state."""
     e = Emitter()
@@ -75,11 +80,11 @@ def write_decode_loop(
     sampling = _import(e, "sampling", (len(SamplingField), rows), "i64")
     starts = e.elementwise("n", ("n", (rows,), "i64"), [(state["positions"], "n")], _START)
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
-    batch = _batch(e, entry, options, elements, starts, seq_lens)
+    batch = _batch(e, entry, options, slabs, starts, seq_lens)
     values = body(e, {**state, "sampling": sampling}, batch)
-    in_place = {**{name: values[name] for name in state}, "cache": batch.cache}
+    in_place = {**{name: values[name] for name in state}, **_caches(batch)}
     results = {"token_ids": values["token_ids"]}
-    types = _argument_types(entry, options, elements)
+    types = _argument_types(entry, options, slabs)
     return _function(e, entry, types, results, in_place, owned=static_workspace)
 
 
@@ -162,7 +167,7 @@ def _function(
     )
 
 
-def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -> tuple[Tensor, Batch]:
+def _arguments(e: Emitter, entry: Entry, options: BuildOptions, slabs: Slabs) -> tuple[Tensor, Batch]:
     """Imports the arguments: token ids `[tokens]` i64, and the batch that they belong to."""
     is_packed = entry.layout() is Layout.PACKED
     length = entry.length or _dim(e, "tokens", 0 if is_packed else 1)
@@ -171,7 +176,7 @@ def _arguments(e: Emitter, entry: Entry, options: BuildOptions, elements: int) -
     offsets = _import(e, "offsets", (rows,), "i64") if is_packed else None
     starts = _import(e, "start_positions", (rows,), "i64")
     seq_lens = _import(e, "seq_lens", (rows,), "i64")
-    batch = _batch(e, entry, options, elements, starts, seq_lens, length=length, offsets=offsets)
+    batch = _batch(e, entry, options, slabs, starts, seq_lens, length=length, offsets=offsets)
     return tokens if is_packed else e.reshape(tokens, (batch.tokens,)), batch
 
 
@@ -179,7 +184,7 @@ def _batch(
     e: Emitter,
     entry: Entry,
     options: BuildOptions,
-    elements: int,
+    slabs: Slabs,
     starts: Tensor,
     seq_lens: Tensor,
     *,
@@ -188,12 +193,9 @@ def _batch(
 ) -> Batch:
     """The batch of rows of `length` tokens, or of as many in total where rows have `offsets`.
 
-    Imports the block table and the cache.
+    Imports the block tables and the slabs of the cache.
     """
     [rows] = starts.shape
-    blocks = _import(e, "seq_block_ids", (rows, _dim(e, "seq_block_ids", 1)), "i64")
-    # `consume` hands the buffer over to the function; without it every call copies the cache.
-    cache = _import(e, "cache", (_dim(e, "cache", 0), elements), options.cache_dtype, "consume ")
     return Batch(
         rows=rows,
         tokens=e.times(rows, length) if offsets is None else length,
@@ -201,10 +203,31 @@ def _batch(
         whole_pages=entry.family is EntryFamily.PREFILL,
         starts=starts,
         seq_lens=seq_lens,
-        blocks=blocks,
-        cache=cache,
+        slabs=[
+            _slab(e, rows, layers, elements, options, of_windows=index > 0)
+            for index, (layers, elements) in enumerate(slabs.items())
+        ],
         given_offsets=offsets,
     )
+
+
+def _slab(
+    e: Emitter, rows: Dim, layers: Sequence[int], elements: int, options: BuildOptions, *, of_windows: bool
+) -> Slab:
+    """Imports a slab and its block table; the second one is of layers with a window."""
+    table, name = BLOCK_TABLES[of_windows], CACHES[of_windows]
+    return Slab(
+        layers=layers,
+        blocks=_import(e, table, (rows, _dim(e, table, 1)), "i64"),
+        # `consume` hands the buffer over to the function; without it every call copies the cache.
+        cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, "consume "),
+        suffix="_in_windows" if of_windows else "",
+    )
+
+
+def _caches(batch: Batch) -> dict[str, Tensor]:
+    """What is written over each slab."""
+    return {name: slab.cache for name, slab in zip(CACHES, batch.slabs, strict=False)}
 
 
 def _dim(e: Emitter, argument: str, axis: int) -> str:
@@ -258,14 +281,19 @@ def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
     )
 
 
-def _argument_types(entry: Entry, options: BuildOptions, elements: int) -> dict[str, str]:
+def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[str, str]:
     """The arguments of an entry that computes tokens, by name and in order."""
-    types = {name: tensor_type(shape, "i64") for name, shape in _shapes_of(entry).items()}
-    return {**types, "cache": tensor_type(("?", elements), options.cache_dtype)}
+    shapes = _shapes_of(entry, has_windows=len(slabs) > 1)
+    caches = {
+        name: tensor_type(("?", elements), options.cache_dtype)
+        for name, elements in zip(CACHES, slabs.values(), strict=False)
+    }
+    return {**{name: tensor_type(shape, "i64") for name, shape in shapes.items()}, **caches}
 
 
-def _shapes_of(entry: Entry) -> dict[str, list[Dim]]:
-    return {name: [dim or "?" for dim in shape] for name, shape in entry.argument_shapes().items()}
+def _shapes_of(entry: Entry, *, has_windows: bool = False) -> dict[str, list[Dim]]:
+    shapes = entry.argument_shapes(has_windows=has_windows)
+    return {name: [dim or "?" for dim in shape] for name, shape in shapes.items()}
 
 
 def _declaration(entry: Entry, types: Iterable[str], results: list[Tensor]) -> str:

@@ -7,14 +7,13 @@ looks like from outside in entry.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from shortfin_apps.llm.abi import Entry, EntryFamily
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspace, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.model.config import context_length, page_elements
+from shortfin_apps.llm.builder.model.config import context_length, slab_elements, within
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Sample, TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
@@ -24,11 +23,6 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 RESULTS = ("values", "indices", "logits")
 LOOP_RESULTS = ("token_ids", "tokens", "positions")
-
-
-def within(spec: ModelSpec, context: int) -> ModelSpec:
-    """The same for sequences of at most `context` tokens, which a window of as many sees whole."""
-    return replace(spec, window=None) if spec.window and spec.window >= context else spec
 
 
 class ModelModule:
@@ -77,6 +71,6 @@ class ModelModule:
             self._lowering.lower(e, [*self._operations, *sampling], values, results)
             return values
 
-        elements = page_elements(self._spec, self._options)
+        slabs = dict(zip(self._spec.slabs, slab_elements(self._spec, self._options), strict=True))
         write = write_decode_loop if is_loop else write_entry
-        return write(entry, self._options, elements, body, static_workspace=self._static_workspace)
+        return write(entry, self._options, slabs, body, static_workspace=self._static_workspace)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.model.config import page_elements
@@ -157,7 +157,14 @@ def attend_twice(
         tokens=tokens,
         chunk=chunk,
         whole_pages=False,
-        **{name: tensors[name] for name in ("starts", "seq_lens", "blocks", "cache")},
+        **{name: tensors[name] for name in ("starts", "seq_lens")},
+        slabs=[
+            Slab(
+                layers=range(context.spec.num_hidden_layers),
+                blocks=tensors["blocks"],
+                cache=tensors["cache"],
+            )
+        ],
     )
     batch.offsets = tensors["offsets"]
     batch.counters = e.fill("0", (num_rows, context.spec.num_key_value_heads), "i32")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.blocks import MXFP4, Q4_1, Q8_0, Blocks, BlockType
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.model.operations import Attend, Embed, GatedLinear, Linear, Norm, Operation
@@ -206,9 +206,20 @@ def test_keys_and_values(kind: BlockType, tokens: int | str, chip: str, launch: 
 
     def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
         count = tensors["x"].shape[0]
-        names = ("starts", "seq_lens", "blocks", "cache", "slots")
-        of_batch = {name: tensors[name] for name in names}
-        batch = Batch(rows=count, tokens=count, chunk=1, whole_pages=False, **of_batch)
+        slab = Slab(
+            layers=range(SPEC.num_hidden_layers),
+            blocks=tensors["blocks"],
+            cache=tensors["cache"],
+            slots=tensors["slots"],
+        )
+        batch = Batch(
+            rows=count,
+            tokens=count,
+            chunk=1,
+            whole_pages=False,
+            **{name: tensors[name] for name in ("starts", "seq_lens")},
+            slabs=[slab],
+        )
         batch.rotaries = {Rotation.GLOBAL: tensors["rotary"]}
         batch.counters = e.fill("0", (count, SPEC.num_key_value_heads), "i32")
         values = Values({"x": tensors["x"]}, batch)

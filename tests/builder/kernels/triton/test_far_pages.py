@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.model.config import page_elements
@@ -43,13 +43,14 @@ def compiled(chip: str, launch: Launch) -> Launched:
     }
 
     def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
-        names = ("given_offsets", "starts", "seq_lens", "blocks", "cache")
+        names = ("given_offsets", "starts", "seq_lens")
         batch = Batch(
             rows=len(LENGTHS),
             tokens=given["x"].shape[0],
             chunk=None,
             whole_pages=False,
             **{name: given[name] for name in names},
+            slabs=[Slab(layers=range(TINY.num_hidden_layers), blocks=given["blocks"], cache=given["cache"])],
         )
         layers = TritonLayers(replace(context, weights=GivenWeights(given)))
         layers.prepare(e, batch)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, RenderedKernels, Values
 from shortfin_apps.llm.builder.model.operations import (
@@ -227,7 +227,15 @@ def test_queries_keys_and_values(
             tokens=count,
             chunk=1,
             whole_pages=False,
-            **{name: given[name] for name in ("starts", "seq_lens", "blocks", "cache", "slots")},
+            **{name: given[name] for name in ("starts", "seq_lens")},
+            slabs=[
+                Slab(
+                    layers=range(spec.num_hidden_layers),
+                    blocks=given["blocks"],
+                    cache=given["cache"],
+                    slots=given["slots"],
+                )
+            ],
         )
         batch.rotaries = {Rotation.GLOBAL: given["rotary"]}
         batch.counters = e.fill("0", (count, spec.num_key_value_heads), "i32")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import rotary_frequencies
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
@@ -95,8 +95,8 @@ def batch_of(tensors: dict[str, Tensor], tokens: Dim, chunk: Dim | None) -> Batc
         tokens=tokens,
         chunk=chunk,
         whole_pages=False,
-        **{name: tensors[name] for name in ("starts", "seq_lens", "blocks")},
-        cache=tensors["starts"],
+        **{name: tensors[name] for name in ("starts", "seq_lens")},
+        slabs=[Slab(layers=range(SPEC.num_hidden_layers), blocks=tensors["blocks"], cache=tensors["starts"])],
         given_offsets=tensors["offsets"] if chunk is None else None,
     )
 

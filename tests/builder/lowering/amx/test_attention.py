@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.graph.rotary import Rotary, rotary_frequencies
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
@@ -134,8 +134,13 @@ def entry(
         whole_pages=name == "prefill",
         starts=starts,
         seq_lens=seq_lens,
-        blocks=Tensor("%blocks", (rows, width), "i64"),
-        cache=cache,
+        slabs=[
+            Slab(
+                layers=range(spec.num_hidden_layers),
+                blocks=Tensor("%blocks", (rows, width), "i64"),
+                cache=cache,
+            )
+        ],
         given_offsets=Tensor("%offsets", (rows,), "i64") if is_packed else None,
     )
     lay_out(e, batch, {Rotation.GLOBAL: Rotary(spec, 512)})

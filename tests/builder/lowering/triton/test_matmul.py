@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
-from shortfin_apps.llm.builder.graph.emitter import Dim
+from shortfin_apps.llm.builder.graph.batch import Slab
+from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import buffer
+from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
@@ -27,12 +29,17 @@ SPEC = replace(TINY, hidden_size=576, num_attention_heads=9, num_key_value_heads
 GFX942 = resolve_target("hip:gfx942")
 HOPPER = replace(GFX942, architecture="nvptx", cpu="sm_90")
 QKV, GATE_UP = (960, 576), (3072, 576)
+SLAB = Slab(
+    layers=range(SPEC.num_hidden_layers),
+    blocks=Tensor("%blocks", ("rows", "width"), "i64"),
+    cache=Tensor("%cache", ("pages", page_elements(SPEC, BuildOptions())), "bf16"),
+)
 KINDS = (Q8_0, Q4_1, BlockType(8, 16, group=256), BlockType(4, has_minima=True, group=256))
 LAYOUTS: list[WeightLayout] = [BlockRows(Q8_0), BlockRows(Q4_1), Fp8Rows("f8E4M3FN")]  # besides floats
 
 
 def kernels_of(kernels: MatmulKernels, tokens: Dim, layout: WeightLayout | None = None) -> list[Kernel]:
-    qkv = kernels.project_qkv(QKV, tokens, layout).without({"bias", "head_norm"})
+    qkv = kernels.project_qkv(QKV, tokens, SLAB, layout).without({"bias", "head_norm"})
     return [qkv, kernels.gated_linear(GATE_UP, tokens, layout), kernels.linear((576, 1536), tokens, layout)]
 
 
@@ -90,7 +97,7 @@ def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | No
     spec = replace(SPEC, head_dim=head_dim, qk_norm=True)
     kernels = MatmulKernels(spec, BuildOptions(), tiles_of(resolve_target("hip:gfx950")).matmul)
     for tokens in (1, 32, 64, 512):
-        kernel = kernels.project_qkv((15 * head_dim, 576), tokens, layout)
+        kernel = kernels.project_qkv((15 * head_dim, 576), tokens, SLAB, layout)
         columns, head_columns = (kernel.constexprs[name] for name in ("COLUMNS", "HEAD_COLUMNS"))
         assert isinstance(columns, int)
         assert isinstance(head_columns, int)
@@ -106,7 +113,7 @@ def test_one_name_is_one_kernel_where_tiles_are_widened(target: Target, head_dim
     kernels = MatmulKernels(spec, BuildOptions(), tiles_of(target).matmul)
     by_name: dict[str, Kernel] = {}
     for tokens in (1, 16, 32, 64, 128, 512, "tokens"):
-        kernel = kernels.project_qkv((15 * head_dim, 576), tokens)
+        kernel = kernels.project_qkv((15 * head_dim, 576), tokens, SLAB)
         assert by_name.setdefault(kernel.name, kernel) == kernel
 
 
@@ -115,7 +122,7 @@ def test_one_name_is_one_kernel_where_tiles_are_widened(target: Target, head_dim
 def test_norms_of_heads_spill_no_registers(chip: str, tokens: int) -> None:
     spec, device = replace(SPEC, head_dim=128, qk_norm=True), f"hip:{chip}"
     kernels = MatmulKernels(spec, BuildOptions(device=device), tiles_of(resolve_target(device)).matmul)
-    expect_no_spills(kernels.project_qkv((1920, 576), tokens), chip)
+    expect_no_spills(kernels.project_qkv((1920, 576), tokens, SLAB), chip)
 
 
 @pytest.mark.parametrize(

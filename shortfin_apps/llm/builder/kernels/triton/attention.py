@@ -289,9 +289,14 @@ def attend_slots(
         peak, total, sums = attend_columns(
             queries, None, heads, scales, key, None, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
         )
+    begin = 0
+    if WINDOW is not None:
+        begin = tl.min(tl.where(seen > 0, seen, last)) - WINDOW  # of what is before, pages may hold anything
     for at in range(shared, last, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
         exists = slot < last
+        if WINDOW is not None:
+            exists &= slot >= begin
         key = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
         visible = slot[None, :] < seen[:, None]
         if WINDOW is not None:

@@ -72,7 +72,9 @@ class AmxAttention:
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [kv_heads, tokens, group * head_dim] bf16"""
-        kernel = self._render("amx/rope_store", "rope_store", g=KVPagesGeometry(**self._shape(batch)))
+        kernel = self._render(
+            "amx/rope_store", f"rope_store{batch.slab.suffix}", g=KVPagesGeometry(**self._shape(batch))
+        )
         workload, constants = token_grid(e, layer, batch, _LANES)
         q_shape = (self._spec.num_key_value_heads, batch.tokens, self._group * self._spec.head_dim)
         q, batch.cache = e.dispatch(
@@ -91,7 +93,7 @@ class AmxAttention:
         batch.cache, out = e.dispatch(
             kernel,
             [batch.rows],
-            [batch.rows, batch.width, batch.pages, layer],
+            [batch.rows, batch.width, batch.pages, batch.place_of(layer)],
             [qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks],
             [batch.cache, self._result(batch)],
         )

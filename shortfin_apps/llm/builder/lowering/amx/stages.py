@@ -57,7 +57,7 @@ class AttendStage:
     geometry: DecodeAttentionGeometry
 
     def constants(self) -> list[Dim]:
-        return [self.batch.width, self.batch.pages, self.layer]
+        return [self.batch.width, self.batch.pages, self.batch.place_of(self.layer)]
 
     def reads(self) -> dict[str, Tensor]:
         batch = self.batch

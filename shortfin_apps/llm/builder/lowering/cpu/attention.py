@@ -62,7 +62,7 @@ class VectorAttention:
         """-> [tokens, heads * head_dim] f32"""
         shape = attention_shape(self._spec, self._options, batch)
         geometry = RopeStoreGeometry(kv_dtype=self._options.cache_dtype, **shape)
-        kernel = self._render("cpu/rope_store", "rope_store", g=geometry)
+        kernel = self._render("cpu/rope_store", f"rope_store{batch.slab.suffix}", g=geometry)
         workload, constants = token_grid(e, layer, batch, self._options.block_seq_stride)
         operands = {
             **_batch_operands(geometry, constants, batch),
@@ -97,7 +97,7 @@ def attention_shape(spec: ModelSpec, options: BuildOptions, batch: Batch) -> dic
 def token_grid(e: Emitter, layer: int, batch: Batch, block: int) -> tuple[list[Dim], list[Dim]]:
     """Workload and constants: a workgroup takes `block` tokens where rows are whole pages, else one."""
     block = block if batch.whole_pages else 1
-    constants = [batch.tokens, batch.rows, block, batch.width, batch.pages, layer]
+    constants = [batch.tokens, batch.rows, block, batch.width, batch.pages, batch.place_of(layer)]
     return [_quotient(e, batch.tokens, block)], constants
 
 

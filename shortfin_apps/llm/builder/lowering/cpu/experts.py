@@ -53,7 +53,7 @@ class VectorExperts:
     def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertOrder:
         experts, tokens, stride = self._experts, logits.shape[0], self._options.block_seq_stride
         if batch.slots is None:
-            batch.slots = cache_slots(e, batch, stride, self._spec.num_hidden_layers * 2 * stride)
+            batch.slots = cache_slots(e, batch, stride, batch.page_rows(stride))
         geometry = RouteGeometry(
             count=experts.count,
             per_token=experts.per_token,

@@ -62,6 +62,21 @@ def capped(result: str, value: str, cap: float) -> str:
   {result} = arith.mulf %{name}.tanh, %{name}.cap : f32"""
 
 
+def reaches(result: str, slot: str, start: str, seq_len: str, window: int | None) -> str:
+    """Text that sets `result` i1: whether a token of a row, from position `start` i64 to `seq_len` - 1, sees
+    `slot`; the latter two are of type index.
+    """
+    if window is None:
+        return f"  {result} = arith.cmpi ult, {slot}, {seq_len} : index"
+    return f"""\
+  {result}.begun = arith.cmpi ult, {slot}, {seq_len} : index
+  {result}.start = arith.index_cast {start} : i64 to index
+  {result}.window = arith.constant {window} : index
+  {result}.reach = arith.addi {slot}, {result}.window : index
+  {result}.near = arith.cmpi ugt, {result}.reach, {result}.start : index
+  {result} = arith.andi {result}.begun, {result}.near : i1"""
+
+
 def sees(result: str, slot: str, position: str, window: int | None) -> str:
     """Text that sets `result` i1: whether the token at `position` sees `slot`, both of type index.
 

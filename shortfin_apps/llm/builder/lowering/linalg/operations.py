@@ -11,7 +11,14 @@ from __future__ import annotations
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
-from shortfin_apps.llm.builder.lowering.linalg.bodies import activate, capped, clamped_swiglu, sees, yield_as
+from shortfin_apps.llm.builder.lowering.linalg.bodies import (
+    activate,
+    capped,
+    clamped_swiglu,
+    reaches,
+    sees,
+    yield_as,
+)
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.lowering.linalg.norms import add_normed, norm_heads, norm_whole, rms_norm
 from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
@@ -40,10 +47,9 @@ class LinalgOperations:
         self._weights = weights
         self._stride = options.block_seq_stride
         self._features = spec.num_key_value_heads * spec.head_dim  # of K, or of V
-        self._row = row_elements(spec, options)
+        self._row = row_elements(spec, options)  # elements of one row of the cache
         self._is_quantised = options.kv == "q8_0"
         self._wide = "f32" if options.kv == "q8_0" else options.kv  # what attention multiplies
-        self._page_rows = spec.num_hidden_layers * 2 * self._stride
 
     def embed(self, e: Emitter, tokens: Tensor, weight: str) -> Tensor:
         return embedding(e, self._spec, self._weights, tokens, weight)
@@ -174,8 +180,9 @@ class LinalgOperations:
     def _packed_attention(self, e: Emitter, q: Tensor, layer: int, batch: Batch) -> Tensor:
         window = self._spec.window_of(layer)
         if window not in batch.token_slots:
+            page_rows = batch.page_rows(self._stride)
             batch.token_slots[window] = token_slots(
-                e, batch.blocks, batch.token_rows, batch.positions, self._stride, self._page_rows, window
+                e, batch.blocks, batch.token_rows, batch.positions, self._stride, page_rows, window
             )
         cache = self._cache_rows(e, batch)
         last_row = e.value(f"arith.subi {e.index(cache.shape[0])}, {e.constant(1)} : index")
@@ -183,7 +190,7 @@ class LinalgOperations:
             CachePlane(
                 cache,
                 last_row,
-                (layer * 2 + plane) * self._stride,
+                self._plane(layer, plane, batch),
                 self._spec.num_key_value_heads,
                 scales_of(e, cache) if self._is_quantised else None,
             )
@@ -246,22 +253,30 @@ class LinalgOperations:
         return e.reshape(rotated, (batch.tokens, heads * dim))
 
     def _cache_rows(self, e: Emitter, batch: Batch) -> Tensor:
-        rows = e.times(batch.pages, self._page_rows)
+        rows = e.times(batch.pages, batch.page_rows(self._stride))
         return e.reshape(batch.cache, (rows, self._row))
+
+    def _plane(self, layer: int, plane: int, batch: Batch) -> int:
+        """The row of a page where K (plane 0) or V (1) of the layer begins."""
+        return (batch.place_of(layer) * 2 + plane) * self._stride
 
     def _token_rows(self, e: Emitter, layer: int, plane: int, batch: Batch) -> Tensor:
         """[tokens, 1] i64: the row of the cache that each token's K or V goes to."""
         if batch.slots is None:
-            batch.slots = cache_slots(e, batch, self._stride, self._page_rows)
+            batch.slots = cache_slots(e, batch, self._stride, batch.page_rows(self._stride))
         body = f"""\
-  %offset = arith.constant {(layer * 2 + plane) * self._stride} : i64
+  %offset = arith.constant {self._plane(layer, plane, batch)} : i64
   %row = arith.addi %a, %offset : i64
   linalg.yield %row : i64"""
         shape = (batch.tokens, 1)
         return e.elementwise("tu", ("tu", shape, "i64"), [(batch.slots, "t")], body)
 
     def _gather(self, e: Emitter, layer: int, plane: int, slots: Dim, batch: Batch) -> Tensor:
-        """[rows, slots, kv_heads * head_dim]: K or V of each row's slots, 0 from its seq_len on."""
+        """[rows, slots, kv_heads * head_dim]: K or V of each row's slots, 0 from its seq_len on.
+
+        Those before all that the row's first token sees are 0 too: their pages may hold anything by now.
+        """
+        window = self._spec.window_of(layer)
         cache = self._cache_rows(e, batch)
         kv = self._wide
         body = f"""\
@@ -269,8 +284,8 @@ class LinalgOperations:
   %position = linalg.index 1 : index
   %d = linalg.index 2 : index
   %stride = arith.constant {self._stride} : index
-  %page_rows = arith.constant {self._page_rows} : index
-  %plane = arith.constant {(layer * 2 + plane) * self._stride} : index
+  %page_rows = arith.constant {batch.page_rows(self._stride)} : index
+  %plane = arith.constant {self._plane(layer, plane, batch)} : index
   %zero = arith.constant 0.0 : {kv}
   %index = arith.divui %position, %stride : index
   %slot = arith.remui %position, %stride : index
@@ -281,11 +296,12 @@ class LinalgOperations:
   %row = arith.addi %first, %in_page : index
 {self._read(e, cache)}
   %seq_len = arith.index_cast %a : i64 to index
-  %valid = arith.cmpi ult, %position, %seq_len : index
+{reaches("%valid", "%position", "%b", "%seq_len", window)}
   %kept = arith.select %valid, %value, %zero : {kv}
   linalg.yield %kept : {kv}"""
         shape = (batch.rows, slots, self._features)
-        return e.elementwise("nsd", ("nsd", shape, kv), [(batch.seq_lens, "n")], body)
+        ins = [(batch.seq_lens, "n"), *([] if window is None else [(batch.starts, "n")])]
+        return e.elementwise("nsd", ("nsd", shape, kv), ins, body)
 
     def _read(self, e: Emitter, cache: Tensor) -> str:
         """Text that sets %value to element %d of the cache's row %row, widened if it is a byte."""

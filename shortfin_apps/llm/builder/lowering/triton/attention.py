@@ -39,9 +39,9 @@ class TritonAttention:
     ) -> Tensor:
         """-> q [tokens, heads * head_dim], rotated, in the cache's type; k and v are in the cache then."""
         layout, operands = self._operands.of(e, given, weight)
-        kernel = self._matmuls.project_qkv(self._weights.shape(weight), batch.tokens, layout)
+        kernel = self._matmuls.project_qkv(self._weights.shape(weight), batch.tokens, batch.slab, layout)
         operands |= {
-            "layer": layer,
+            "layer": batch.place_of(layer),
             "bias": None if bias is None else self._weights.load_one(e, bias),
             "head_norm": None if head_norm is None else self._weights.load_one(e, head_norm),
             "rotary": batch.rotary,
@@ -56,14 +56,14 @@ class TritonAttention:
         """q, k and v [tokens, features] f32, q and k normed as a whole by `norm` -> as `project`."""
         operands = {
             "tokens": batch.tokens,
-            "layer": layer,
+            "layer": batch.place_of(layer),
             "qkv": qkv,
             "norm": self._weights.load_one(e, norm),
             "rotary": batch.rotary,
             "slots": batch.slots,
             "cache": batch.cache,
         }
-        made = self._launcher.launch(e, self._kernels.store_qkv(), operands)
+        made = self._launcher.launch(e, self._kernels.store_qkv(batch.slab), operands)
         batch.cache = made["cache"]
         return made["q"]
 
@@ -77,7 +77,7 @@ class TritonAttention:
             "tokens": batch.tokens,
             "rows": batch.rows,
             "width": batch.width,
-            "layer": layer,
+            "layer": batch.place_of(layer),
             "q": q,
             "cache": batch.cache,
             "starts": batch.starts,
@@ -90,7 +90,7 @@ class TritonAttention:
             return self._attend_singles(e, operands | {"offsets": None}, window, batch)
         operands["offsets"] = batch.offsets
         is_packed = batch.chunk is None
-        kernel = self._kernels.attend(is_packed, window)
+        kernel = self._kernels.attend(is_packed, window, batch.slab)
         operands["out"] = out = self._launcher.launch(e, kernel, operands)["out"]
         return self._attend_singles(e, operands, window, batch) if is_packed else out
 
@@ -101,6 +101,6 @@ class TritonAttention:
         slots = e.times(batch.width, self._stride)
         splits = e.at_most(e.ceil_divide(slots, kernels.split), kernels.splits(window))
         given = {**operands, "splits": splits, "counters": batch.counters}
-        made = self._launcher.launch(e, kernels.attend_singles(window), given)
+        made = self._launcher.launch(e, kernels.attend_singles(window, batch.slab), given)
         batch.counters = made["counters"]
         return made["out"]

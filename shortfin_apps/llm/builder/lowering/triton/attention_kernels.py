@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shortfin_apps.llm.builder.graph.batch import Slab
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton.attention import attend, attend_singles
@@ -13,12 +14,7 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     fitted,
     power_of_two,
 )
-from shortfin_apps.llm.builder.model.config import (
-    context_length,
-    kv_item_bytes,
-    page_elements,
-    row_elements,
-)
+from shortfin_apps.llm.builder.model.config import context_length, kv_item_bytes, row_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 
@@ -42,7 +38,7 @@ class AttentionKernels:
         tile = self._fitted(self._tiles.decode_attention)
         return min(self.most_splits, -(-(window + tile.columns) // self.split))
 
-    def attend(self, leaves_singles: bool, window: int | None) -> Kernel:
+    def attend(self, leaves_singles: bool, window: int | None, slab: Slab) -> Kernel:
         """Attention of tiles of tokens."""
         tile = self._fitted(self._tiles.attention)
         tokens = tile.queries // self._sharing
@@ -50,10 +46,12 @@ class AttentionKernels:
             name=("attend_several" if leaves_singles else "attend") + _suffix(window),
             function=attend,
             interface=Interface(
-                constants=("tokens", "rows", "width", "layer"), reads=self._reads, writes={"out": self._out}
+                constants=("tokens", "rows", "width", "layer"),
+                reads=self._reads(slab),
+                writes={"out": self._out},
             ),
             constexprs={
-                **self._constexprs(tile, window),
+                **self._constexprs(tile, window, slab),
                 "TOKENS": tokens,
                 "LEAVES_SINGLES": leaves_singles,
             },
@@ -61,7 +59,7 @@ class AttentionKernels:
             tuning=tile.tuning,
         )
 
-    def attend_singles(self, window: int | None) -> Kernel:
+    def attend_singles(self, window: int | None, slab: Slab) -> Kernel:
         """Attention of rows of one token, split over the row's slots."""
         spec = self._spec
         tile = self._fitted(self._tiles.decode_attention)
@@ -72,7 +70,7 @@ class AttentionKernels:
             function=attend_singles,
             interface=Interface(
                 constants=("tokens", "rows", "width", "layer"),
-                reads=self._reads,
+                reads=self._reads(slab),
                 writes={
                     "counters": buffer("i32", "rows", spec.num_key_value_heads),
                     "out": self._out,
@@ -81,7 +79,7 @@ class AttentionKernels:
                 },
             ),
             constexprs={
-                **self._constexprs(tile, window),
+                **self._constexprs(tile, window, slab),
                 "SPLIT": self.split,
                 "MOST_SPLITS": most_splits,
                 # As many as give each lane its own: emulated GPUs report lanes that write the same number.
@@ -91,12 +89,12 @@ class AttentionKernels:
             tuning=tile.tuning,
         )
 
-    def store_qkv(self) -> Kernel:
+    def store_qkv(self, slab: Slab) -> Kernel:
         """q and k normed as a whole, and rotated; q in `query_dtype`, k and v in the cache."""
         spec, options = self._spec, self._options
         turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim
         return Kernel(
-            name="store_qkv",
+            name=f"store_qkv{slab.suffix}",
             function=store_qkv,
             interface=Interface(
                 constants=("layer",),
@@ -107,7 +105,7 @@ class AttentionKernels:
                     "slots": buffer("i64", "tokens"),
                 },
                 writes={
-                    "cache": buffer(options.cache_dtype, "pages", page_elements(spec, options)),
+                    "cache": pages_of(slab),
                     "q": buffer(options.query_dtype, "tokens", self._features),
                 },
             ),
@@ -126,12 +124,10 @@ class AttentionKernels:
             tuning=Tuning(num_waves=4),
         )
 
-    @property
-    def _reads(self) -> dict[str, Buffer]:
-        options = self._options
+    def _reads(self, slab: Slab) -> dict[str, Buffer]:
         return {
-            "q": buffer(options.query_dtype, "tokens", self._features),
-            "cache": buffer(options.cache_dtype, "pages", page_elements(self._spec, options)),
+            "q": buffer(self._options.query_dtype, "tokens", self._features),
+            "cache": pages_of(slab),
             **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
             "blocks": buffer("i64", "rows", "width"),
             **({"sinks": buffer("f32", self._spec.num_attention_heads)} if self._spec.has_sinks else {}),
@@ -149,7 +145,9 @@ class AttentionKernels:
         head_bytes = self._spec.head_dim * kv_item_bytes(self._options.query_dtype)
         return fitted(tile, self._sharing, head_bytes)
 
-    def _constexprs(self, tile: AttentionTile, window: int | None) -> dict[str, int | float | None]:
+    def _constexprs(
+        self, tile: AttentionTile, window: int | None, slab: Slab
+    ) -> dict[str, int | float | None]:
         spec, stride = self._spec, self._options.block_seq_stride
         return {
             "HEADS": spec.num_attention_heads,
@@ -157,7 +155,7 @@ class AttentionKernels:
             "HEAD_DIM": spec.head_dim,
             "BLOCK_DIM": max(16, power_of_two(spec.head_dim)),
             "STRIDE": stride,
-            "PAGE_ROWS": spec.num_hidden_layers * 2 * stride,
+            "PAGE_ROWS": 2 * stride * len(slab.layers),
             "ROW": row_elements(spec, self._options),
             "QUERIES": tile.queries,
             "COLUMNS": tile.columns,
@@ -165,6 +163,13 @@ class AttentionKernels:
             "CAP": spec.score_cap,
             **({} if spec.has_sinks else {"sinks": None}),
         }
+
+
+def pages_of(slab: Slab) -> Buffer:
+    """The slab, as a buffer of a kernel."""
+    _, elements = slab.cache.shape
+    assert isinstance(elements, int)
+    return buffer(slab.cache.dtype, "pages", elements)
 
 
 def _suffix(window: int | None) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from shortfin_apps.llm.builder.graph.batch import Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, GROUP
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
+from shortfin_apps.llm.builder.lowering.triton.attention_kernels import pages_of
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
-from shortfin_apps.llm.builder.model.config import page_elements, row_elements
+from shortfin_apps.llm.builder.model.config import row_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
@@ -66,7 +68,9 @@ class MatmulKernels:
         constexprs = {"OUT": out_features, "ACTIVATION": self._spec.activation}
         return self._kernel("gated_linear", gated_linear, interface, shape, layout, tile, constexprs)
 
-    def project_qkv(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
+    def project_qkv(
+        self, shape: Shape, tokens: Dim, slab: Slab, layout: WeightLayout | None = None
+    ) -> Kernel:
         """q, rotated, in `query_dtype`; k, rotated, and v go to the cache.
 
         Where a head has a norm, or a scale in the cache, a tile has whole heads.
@@ -87,7 +91,7 @@ class MatmulKernels:
                 "slots": buffer("i64", "tokens"),
             },
             writes={
-                "cache": buffer(options.cache_dtype, "pages", page_elements(spec, options)),
+                "cache": pages_of(slab),
                 "q": buffer(options.query_dtype, "tokens", spec.num_attention_heads * spec.head_dim),
             },
         )
@@ -100,7 +104,9 @@ class MatmulKernels:
             "ROW": row_elements(spec, options),
         }
         # It goes by the narrow tile: those that differ may be of one size when they are wide.
-        kernel = self._kernel("project_qkv", project_qkv, interface, shape, layout, wide, heads, columns)
+        kernel = self._kernel(
+            f"project_qkv{slab.suffix}", project_qkv, interface, shape, layout, wide, heads, columns
+        )
         return replace(kernel, name=kernel.name.replace(wide.suffix, tile.suffix))
 
     def _reads(self, shape: Shape, layout: WeightLayout | None) -> dict[str, Buffer]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.graph.rotary import STEP, Rotary
+from shortfin_apps.llm.builder.graph.rotary import STEP
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import GROUP
@@ -23,22 +23,33 @@ class TritonTokens:
     def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
         self._spec = context.spec
         self._stride = context.options.block_seq_stride
-        self._page_rows = context.spec.num_hidden_layers * 2 * self._stride
         self._rotaries = context.rotaries
         self._launcher = launcher
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
         """Computes slots, cosines and sines; where rows begin, for rows of several tokens; and counters of
-        the attention of single tokens."""
-        made = {way: self._prepare(e, batch, rotary) for way, rotary in self._rotaries.items()}
-        batch.rotaries = {way: results["rotary"] for way, results in made.items()}
-        results = made[Rotation.GLOBAL]
-        batch.slots, batch.counters = results["slots"], results.get("counters")
+        the attention of single tokens.
+
+        A launch has the slots of one slab, and the cosines and sines of one rotation.
+        """
+        made = [(*pair, self._prepare(e, batch, *pair)) for pair in self._launches(batch)]
+        batch.rotaries = {way: results["rotary"] for way, _, results in reversed(made)}
+        for _, slab, results in made:
+            slab.slots = results["slots"]
+        [(_, _, results), *_] = made
+        batch.counters = results.get("counters")
         if not batch.is_decode:
             batch.offsets = batch.given_offsets or results["offsets"]
 
-    def _prepare(self, e: Emitter, batch: Batch, rotary: Rotary) -> dict[str, Tensor]:
-        coarse, fine = rotary.load(e)
+    def _launches(self, batch: Batch) -> list[tuple[Rotation, Slab]]:
+        """Each rotation, with the slab of windows where only layers there may have it; and each slab."""
+        launches = [(way, batch.slabs[-1 if way is Rotation.LOCAL else 0]) for way in self._rotaries]
+        if all(slab is not batch.slabs[-1] for _, slab in launches):
+            launches.append((Rotation.GLOBAL, batch.slabs[-1]))
+        return launches
+
+    def _prepare(self, e: Emitter, batch: Batch, way: Rotation, slab: Slab) -> dict[str, Tensor]:
+        coarse, fine = self._rotaries[way].load(e)
         operands: dict[str, Dim | Tensor | None] = {
             "tokens": batch.tokens,
             "chunk": 0 if batch.chunk is None else batch.chunk,
@@ -47,7 +58,7 @@ class TritonTokens:
             "given_offsets": batch.given_offsets,
             "starts": batch.starts,
             "seq_lens": batch.seq_lens,
-            "blocks": batch.blocks,
+            "blocks": slab.blocks,
             "coarse": coarse,
             "fine": fine,
         }
@@ -55,7 +66,7 @@ class TritonTokens:
             operands["offsets"] = None
         if not batch.is_decode and batch.given_offsets is None:
             operands["counters"] = None
-        return self._launcher.launch(e, self._prepare_kernel(coarse, fine), operands)
+        return self._launcher.launch(e, self._prepare_kernel(slab, coarse, fine), operands)
 
     def last_tokens(
         self,
@@ -98,12 +109,12 @@ class TritonTokens:
         }
         return self._launcher.launch(e, kernel, operands)
 
-    def _prepare_kernel(self, coarse: Tensor, fine: Tensor) -> Kernel:
+    def _prepare_kernel(self, slab: Slab, coarse: Tensor, fine: Tensor) -> Kernel:
         half = self._spec.head_dim // 2
         steps, _, _ = coarse.shape
         assert isinstance(steps, int)
         return Kernel(
-            name="prepare",
+            name=f"prepare{slab.suffix}",
             function=prepare,
             interface=Interface(
                 constants=("chunk", "rows", "width"),
@@ -125,7 +136,7 @@ class TritonTokens:
                 "STEP": STEP,
                 "STEPS": steps,
                 "STRIDE": self._stride,
-                "PAGE_ROWS": self._page_rows,
+                "PAGE_ROWS": 2 * self._stride * len(slab.layers),
                 "KV_HEADS": self._spec.num_key_value_heads,
             },
             grid=[Tiles("tokens")],
