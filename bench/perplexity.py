@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,16 +40,17 @@ def windows(artifact: Artifact, rows: int, length: int) -> Tokens:
 
 
 def decode(
-    device: Device, program: Program, cache: DeviceBuffer, stride: int, tokens: Tokens
+    device: Device, program: Program, slabs: Sequence[DeviceBuffer], stride: int, tokens: Tokens
 ) -> Iterator[npt.NDArray[np.float32]]:
     """Log-probabilities [rows, vocabulary] after each column of `tokens` but the last."""
     rows, length = tokens.shape
     width = -(-length // stride)
     table = device.upload(1 + np.arange(rows * width, dtype=np.int64).reshape(rows, width))
+    pages = [table, *slabs] if len(slabs) == 1 else [table, table, *slabs]
     for position in range(length - 1):
         inputs = [tokens[:, position : position + 1], np.full(rows, position + 1), np.full(rows, position)]
         arguments = [device.upload(np.ascontiguousarray(array, np.int64)) for array in inputs]
-        results = program.submit(f"decode_bs{rows}", [*arguments, table, cache]).wait()
+        results = program.submit(f"decode_bs{rows}", [*arguments, *pages]).wait()
         logits = device.download(results[2])[:, 0].astype(np.float64)
         shifted = logits - logits.max(axis=1, keepdims=True)
         yield shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -63,10 +64,11 @@ def perplexity(device: Device, directory: Path, length: int) -> tuple[float, str
     rows = max(options.decode_batch_sizes)
     program = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
     pages = 1 + rows * -(-length // config.stride)
-    cache = device.allocate((pages, *config.page_elements), config.paged_kv_cache.dtype)
+    dtype = config.paged_kv_cache.dtype
+    slabs = [device.allocate((pages, elements), dtype) for elements in config.page_elements]
     tokens = windows(artifact, rows, length)
     total = 0.0
-    for position, logprobs in enumerate(decode(device, program, cache, config.stride, tokens)):
+    for position, logprobs in enumerate(decode(device, program, slabs, config.stride, tokens)):
         total -= float(logprobs[np.arange(rows), tokens[:, position + 1]].sum())
         if sys.stderr.isatty():
             print(f"\r{directory}: {position + 2} of {length}", end="", file=sys.stderr)

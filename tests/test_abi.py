@@ -90,3 +90,17 @@ def test_results_by_name() -> None:
     assert named_results(["a"], top_k=None) == {"logits": "a"}
     assert named_results(["a", "b"], top_k=4) == {"values": "a", "indices": "b"}
     assert named_results(["a", "b", "c"], top_k=4) == {"values": "a", "indices": "b", "logits": "c"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("sample")])
+def test_the_table_of_windows_comes_behind_the_other(name: str) -> None:
+    shapes = NAMES[name].argument_shapes(has_windows=True)
+    names = list(shapes)
+    assert names[names.index("seq_block_ids") + 1] == "window_block_ids"
+    assert shapes.pop("window_block_ids") == shapes["seq_block_ids"]
+    assert shapes == NAMES[name].argument_shapes()
+
+
+def test_an_entry_that_takes_no_slabs_takes_no_table_of_windows() -> None:
+    sample = NAMES["sample_bs4"]
+    assert sample.argument_shapes(has_windows=True) == sample.argument_shapes()

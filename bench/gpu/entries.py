@@ -82,7 +82,9 @@ def _extend(prompt: int, decodes: int, context: int, stride: int) -> Batch:
     ):
         used = sum(len(task.page_ids) for task in tasks)
         made = make_batch(plan, stride).tasks if plan.rows else ()
-        tasks += [replace(task, page_ids=[used + page for page in task.page_ids]) for task in made]
+        for task in made:
+            page_ids = [used + page for page in task.page_ids]
+            tasks.append(replace(task, page_ids=page_ids, window_page_ids=page_ids))
     return Batch(EntryFamily.EXTEND, tuple(tasks))
 
 

@@ -60,7 +60,7 @@ def _batch(model: Model, rows: int) -> Batch:
 def _running(task: LlmTaskInput) -> LlmTaskInput:
     """The task of a request that holds its pages, as a loop asks the request for them."""
     start = task.start_position - DEPTH
-    task.request.lease = Lease(page_ids=list(task.page_ids))
+    task.request.lease = Lease(page_ids=list(task.page_ids), window_page_ids=list(task.page_ids))
     task.request.num_computed = start
     return replace(task, start_position=start, seq_len=start + 1)
 

@@ -172,7 +172,7 @@ class CompiledModel:
         slabs = [self.device.download(slab).view(np.uint8) for slab in (self.cache, *self.window_cache)]
         return np.concatenate([slab[:PAGES] for slab in slabs], axis=1)
 
-    def _tables(self, starts: Array, blocks: Array) -> list[Array]:
+    def tables(self, starts: Array, blocks: Array) -> list[Array]:
         """The block table, and that of windows if there is one."""
         if not self.window_cache:
             return [blocks]
@@ -182,15 +182,15 @@ class CompiledModel:
         return [blocks, np.where(is_hidden, PAGES, blocks)]
 
     def prefill(self, entry: str, tokens: Array, starts: Array, seq_lens: Array, blocks: Array) -> Result:
-        return self._call(entry, tokens, starts, seq_lens, *self._tables(starts, blocks))
+        return self._call(entry, tokens, starts, seq_lens, *self.tables(starts, blocks))
 
     def decode(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> Result:
-        return self._call(entry, tokens, np.asarray(starts) + 1, starts, *self._tables(starts, blocks))
+        return self._call(entry, tokens, np.asarray(starts) + 1, starts, *self.tables(starts, blocks))
 
     def extend(
         self, entry: str, tokens: Array, offsets: Array, starts: Array, seq_lens: Array, blocks: Array
     ) -> Result:
-        return self._call(entry, tokens, offsets, starts, seq_lens, *self._tables(starts, blocks))
+        return self._call(entry, tokens, offsets, starts, seq_lens, *self.tables(starts, blocks))
 
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]

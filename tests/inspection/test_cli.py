@@ -58,6 +58,7 @@ def test_the_json_of_a_program_for_a_gpu(gpu_artifact: Artifact, capsys: pytest.
     assert doc["cache"] == {
         "type": "bfloat16",
         "bytes_per_token": 256,
+        "window_tokens": None,
         "page_tokens": 16,
         "page_bytes": 4096,
         "pages": 513,

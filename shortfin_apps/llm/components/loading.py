@@ -23,7 +23,7 @@ from shortfin_apps.llm.components.invocation.page_count import (
     pages_that_fit,
     window_page_count,
 )
-from shortfin_apps.llm.components.kvcache import PrefixCache, WindowOptions, make_cache
+from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache, WindowOptions, make_cache
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
@@ -131,16 +131,7 @@ def make_engine(
             "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
             "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
         )
-    window = None
-    if config.window_tokens is not None:
-        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
-        logger.info(
-            "%d pages for layers that see %d tokens alone, %d for the others",
-            num_window_pages,
-            config.window_tokens,
-            num_pages,
-        )
-    cache = make_cache(_prefix_cache(config, options), num_pages, config.stride, window)
+    cache = _cache(config, options, num_pages, num_window_pages)
     warmed_up = runner.warm_up(on_warm_up)
     for entry in warmed_up:
         check_results(entry, config, options.tokenizer_vocab_size)
@@ -222,6 +213,19 @@ def make_runner(
             f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
         ) from error
     return BatchRunner(device, program, config, page_table=page_table)
+
+
+def _cache(config: ModelConfig, options: EngineOptions, num_pages: int, num_window_pages: int) -> KVCache:
+    window = None
+    if config.window_tokens is not None:
+        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+        logger.info(
+            "%d pages for the layers that see the last %d tokens alone, %d for the others",
+            num_window_pages,
+            config.window_tokens,
+            num_pages,
+        )
+    return make_cache(_prefix_cache(config, options), num_pages, config.stride, window)
 
 
 def _prefix_cache(config: ModelConfig, options: EngineOptions) -> PrefixCache:

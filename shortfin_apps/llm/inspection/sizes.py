@@ -24,7 +24,10 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSizes:
-    """The KV cache, over all pipeline stages; `context_tokens` is the most of one request."""
+    """The KV cache, over all slabs; `context_tokens` is the most of one request.
+
+    Where some layers see `window_tokens` alone and have pages of their own, there are fewer of those.
+    """
 
     type: str
     bytes_per_token: int
@@ -32,6 +35,7 @@ class CacheSizes:
     page_bytes: int
     pages: int
     context_tokens: int
+    window_tokens: int | None
 
 
 def cache_sizes(config: ModelConfig) -> CacheSizes:
@@ -43,6 +47,7 @@ def cache_sizes(config: ModelConfig) -> CacheSizes:
         page_bytes=page_bytes,
         pages=config.paged_kv_cache.device_block_count,
         context_tokens=config.max_seq_len,
+        window_tokens=config.window_tokens,
     )
 
 

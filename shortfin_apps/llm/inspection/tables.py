@@ -68,6 +68,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield f"parameters {group.type or ''}".strip(), f"{group.count:,}, {_megabytes(group.bytes)}"
     pages = f"{cache.pages:,} pages of {cache.page_tokens} tokens"
     size = _megabytes(cache.pages * cache.page_bytes)
+    if cache.window_tokens is not None:
+        size = f"{size} at most, as layers with a window of {cache.window_tokens:,} tokens have fewer"
     yield "KV cache", f"{cache.type}, {cache.bytes_per_token:,} bytes a token; {pages}, {size}"
     yield "context", f"{cache.context_tokens:,} tokens"
     if manifest is not None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.model.config import model_config
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import BuildError
@@ -102,3 +102,29 @@ def test_refuses_what_does_not_fit(options: dict[str, Any], message: str) -> Non
 def test_pages_as_asked() -> None:
     config = model_config(SPEC, BuildOptions(device_block_count=7))
     assert config.paged_kv_cache.device_block_count == 7
+
+
+WINDOWED = replace(SPEC, num_hidden_layers=6, window=64, windowed_layers=(0, 1, 3, 4))
+
+
+def test_layers_with_a_window_have_a_slab_of_their_own() -> None:
+    config = model_config(WINDOWED, BuildOptions())
+    of_a_layer = 2 * 16 * SPEC.num_key_value_heads * SPEC.head_dim
+    assert WINDOWED.slabs == ((2, 5), (0, 1, 3, 4))
+    assert config.page_elements == (2 * of_a_layer, 4 * of_a_layer)
+    assert config.window_tokens == 64
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("spec", "context"),
+    [
+        (SPEC, None),
+        (replace(WINDOWED, windowed_layers=tuple(range(6))), None),  # in all layers
+        (WINDOWED, 64),  # the window sees every token
+    ],
+)
+def test_layers_that_are_alike_share_pages(spec: ModelSpec, context: int | None) -> None:
+    config = model_config(spec, BuildOptions(context_length=context))
+    assert (len(config.page_elements), config.window_tokens) == (1, None)
+    assert "window_tokens" not in config.to_dict()["paged_kv_cache"], "upstream does not know it"

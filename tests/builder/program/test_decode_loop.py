@@ -23,7 +23,7 @@ HOST = Sampler(frozenset(), num_candidates=K)
 Ints = npt.NDArray[np.int64]
 
 
-@pytest.fixture(params=["f32", "bf16", "int8"])
+@pytest.fixture(params=["f32", "bf16", "int8", "windowed"])
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)
@@ -62,7 +62,9 @@ def loop_tokens(model: CompiledModel, requests: list[Request], blocks: Ints, ste
         upload(padded_column([len(r.token_ids) - 1 for r in requests], -1)),
     ]
     sampling = upload(np.array([sampling_fields(r, K) for r in requests] + padding, np.int64).T)
-    arguments = [*state, upload(blocks), sampling, model.cache]
+    starts = padded_column([len(r.token_ids) - 1 for r in requests], 0)
+    tables = [upload(table) for table in model.tables(starts, blocks)]
+    arguments = [*state, *tables, sampling, model.cache, *model.window_cache]
     queued = [model.program.submit(f"decode_loop_bs{ROWS}", arguments) for _ in range(steps)]
     results = [pending.wait()[0] for pending in queued]
     token_ids = np.stack([model.device.download(result) for result in results])

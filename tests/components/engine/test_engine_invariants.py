@@ -24,6 +24,7 @@ from tests.components.stepped_engine import SteppedClock
     mode=st.sampled_from(["default", "extend-attention"]),
     loop_sizes=st.sampled_from([(), (1, 8)]),
     tenants=st.lists(st.sampled_from("ab"), min_size=10, max_size=10),
+    window=st.none() | st.integers(1, 20),
 )
 def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
     lengths: list[tuple[int, int]],
@@ -31,11 +32,12 @@ def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
     mode: str,
     loop_sizes: tuple[int, ...],
     tenants: list[str],
+    window: int | None,
 ) -> None:
-    """A pool one page larger than the largest request, beside the scratch page."""
+    """A pool one page larger than the largest request, beside the scratch page; the fewest window pages."""
     largest = max(-(-(prompt + output) // 4) for prompt, output in lengths)
     options = SchedulingOptions(max_long_prefills=1, long_prefill_tokens=8)
-    config = fake_config(pages=1 + largest + 1)
+    config = fake_config(pages=1 + largest + 1, window=window)
     rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, loop_sizes=loop_sizes, scheduling=options)
     prompts = {str(i): ([i] * prompt, output) for i, (prompt, output) in enumerate(lengths)}
     for index, (name, (prompt, output)) in enumerate(prompts.items()):
@@ -44,6 +46,38 @@ def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
         rig.engine.add(wanted)
     rig.run()
     assert rig.outputs == {name: greedy_continuation(*asked) for name, asked in prompts.items()}
+    assert rig.all_pages_back()
+
+
+@pytest.mark.parametrize("loop_sizes", [(), (8,)])
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+def test_a_long_generation_holds_the_pages_of_its_window_alone(
+    prefix_cache: PrefixCache, mode: str, loop_sizes: tuple[int, ...]
+) -> None:
+    """And a long prompt those of a chunk besides."""
+    window, stride, chunk = 12, 4, 8
+    rig = make_rig(
+        fake_config(pages=200, max_seq_len=400, window=window),
+        prefix_cache=prefix_cache,
+        mode=mode,
+        loop_sizes=loop_sizes,
+        chunk_tokens=chunk,
+        token_budget=2 * chunk,
+        more_window_pages=100,
+    )
+    prompt = [i % 5 for i in range(101)]
+    rig.engine.add(call("a", prompt, 150))
+    held = []
+    while rig.engine.has_work:
+        rig.step()
+        usage = rig.cache.window_usage()
+        assert usage is not None
+        held.append(usage.leased)
+        if rig.scheduler.running and rig.scheduler.running[0].num_generated > 1:
+            assert usage.leased <= window // stride + 2
+    assert max(held) <= (window + 2 * chunk) // stride + 2
+    assert rig.outputs["a"] == greedy_continuation(prompt, 150)
     assert rig.all_pages_back()
 
 

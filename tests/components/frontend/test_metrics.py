@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import OverloadedError
 from tests.api.scripted_engine import ScriptedEngine
@@ -89,6 +93,22 @@ async def test_engine_counters_are_read_when_scraped() -> None:
     assert value(metrics, "shortfin_llm:patched_rows_total", why="joined") == 4
     assert value(metrics, "shortfin_llm:patched_rows_total", why="grew") == 9
     assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 11
+
+
+class WithWindows(ScriptedEngine):
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), window_pages=CacheUsage(total=4, free=1, cached=0, leased=3))
+
+
+async def test_pages_of_windows_are_counted_beside_the_others() -> None:
+    """Usage is that of the pages that there are fewer left of."""
+    metrics, without = ServerMetrics("m"), ServerMetrics("m")
+    metrics.watch(WithWindows(lambda call: iter(())))
+    without.watch(ScriptedEngine(lambda call: iter(())))
+    names = ("pages", "pages_leased", "window_pages", "window_pages_free", "window_pages_leased")
+    assert [value(metrics, f"shortfin_llm:{name}") for name in names] == [10, 4, 4, 1, 3]
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.75
+    assert value(without, "shortfin_llm:window_pages") is None
 
 
 async def test_the_mix_in_each_invocation() -> None:

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.invocation.page_count import pages_that_fit
+from shortfin_apps.llm.components.invocation.page_count import (
+    least_window_pages,
+    page_counts,
+    page_table_bytes,
+    pages_that_fit,
+    window_page_count,
+)
 from shortfin_apps.llm.components.runtime.device import EntrySignature, TensorType
 from tests.components.fake_device import F32, FakeDevice, FakeProgram, Faults, fake_config
 
@@ -45,3 +51,40 @@ def test_pages_fill_what_is_left_within_bounds(spare: int, max_running: int) -> 
 @pytest.mark.parametrize("max_running", [1, 8])
 def test_a_device_that_does_not_tell_has_no_count(max_running: int) -> None:
     assert count(None, max_running) is None
+
+
+WINDOWED = fake_config(stride=4, max_seq_len=64, window=12)  # window pages of 16 bytes too
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "tokens_ahead", "expected"),
+    [
+        (10, None, 10),  # as many as pages where a whole prompt is computed at once
+        (8, 8, 8),  # never more than pages
+        (33, 8, 8 + 4 * 33 * 5 * 4 // 64),  # what one request needs, and what those of 16 tokens hold
+    ],
+)
+def test_window_pages_by_pages(num_pages: int, tokens_ahead: int | None, expected: int) -> None:
+    assert least_window_pages(WINDOWED, 8) == 1 + (12 + 8) // 4 + 2
+    assert window_page_count(WINDOWED, num_pages, tokens_ahead) == min(num_pages, expected)
+
+
+def test_a_model_without_windows_has_no_window_pages() -> None:
+    assert window_page_count(CONFIG, 100, 8) == 0
+    assert page_counts(CONFIG, 100, 0) == [100]
+    assert page_counts(WINDOWED, 100, 30) == [100, 30]
+
+
+@given(st.integers(0, 1 << 14), st.integers(1, 20))
+def test_both_kinds_of_pages_fill_what_is_left(spare: int, max_running: int) -> None:
+    device = FakeDevice(FakeProgram(WINDOWED))
+    device.spare = spare
+    pages = pages_that_fit(device, device.program, WINDOWED, max_running, tokens_ahead=8)
+    assert pages is not None
+
+    def taken(count: int) -> int:
+        return page_table_bytes(WINDOWED, count, window_page_count(WINDOWED, count, 8))
+
+    assert 1 + 16 <= pages <= 1 + 16 * max_running
+    assert taken(pages) <= spare or pages == 1 + 16
+    assert taken(pages + 1) > spare or pages == 1 + 16 * max_running

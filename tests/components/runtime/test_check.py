@@ -212,3 +212,18 @@ def test_there_is_one_slab_per_pipeline_stage() -> None:
     check_program(Listed(*staged), config)
     with pytest.raises(ArtifactError, match=r"takes 5 .*2 cache slab.*means 6"):
         check_program(Listed(*WHOLE), config)
+
+
+def test_layers_with_windows_have_a_slab_and_a_table() -> None:
+    cache = dataclasses.replace(
+        CONFIG.paged_kv_cache, paged_kv_block_size_elements_per_device=(192, 64), window_tokens=5
+    )
+    config = dataclasses.replace(CONFIG, paged_kv_cache=cache)
+    slabs = (TensorType((None, 192), F16), TensorType((None, 64), F16))
+    staged = [
+        dataclasses.replace(PREFILL_ENTRY, arguments=(*PREFILL, PREFILL[-1], *slabs)),
+        *(decode(size, TensorType((size, None), I64), *slabs) for size in (2, 4)),
+    ]
+    check_program(Listed(*staged), config)
+    with pytest.raises(ArtifactError, match=r"takes 5 .*2 cache slab.*means 7"):
+        check_program(Listed(*WHOLE), config)

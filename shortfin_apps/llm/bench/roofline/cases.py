@@ -92,4 +92,4 @@ def _task(plan: Plan, page_ids: list[int]) -> LlmTaskInput:
         request_id="roofline", prompt_token_ids=tuple(token_ids), params=SamplingParams(max_tokens=1)
     )
     start = plan.context - plan.new_tokens
-    return LlmTaskInput(Request(call), token_ids[start:], start, plan.context, page_ids)
+    return LlmTaskInput(Request(call), token_ids[start:], start, plan.context, page_ids, page_ids)
