@@ -281,8 +281,16 @@ ODD_SHAPES = {
         replace(TINY, num_hidden_layers=1, hidden_size=128, num_attention_heads=2, head_dim=128),
         BuildOptions(weights="bf16", kv="f16", block_seq_stride=32),
     ),
-    "whole AMX tiles": (
-        replace(TINY, num_attention_heads=6, num_key_value_heads=2, head_dim=32),
+    "whole AMX tiles, a window and capped scores": (
+        replace(
+            TINY,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=32,
+            window=40,
+            windowed_layers=(1,),
+            score_cap=20.0,
+        ),
         BuildOptions(weights="bf16", kv="bf16"),
     ),
     "sixteen query heads to a key head": (
