@@ -136,6 +136,17 @@ def test_unnamed_end_tokens_are_found() -> None:
     assert files.generation["eos_token_id"] == expected
 
 
+def test_the_end_of_a_message_does_not_end_a_turn_of_several() -> None:
+    """As gpt-oss has them; in Phi-3's vocabulary there is no other end."""
+    keys = byte_level_keys("gpt-4o")
+    for added in (["<|end|>"], ["<|return|>", "<|call|>"]):
+        keys["ggml.tokens"] = [*keys["ggml.tokens"], *added]
+        keys["ggml.token_type"] = [*keys["ggml.token_type"], *[3] * len(added)]
+        tokenizer, files = rebuild(keys)
+        expected = [tokenizer.token_to_id(token) for token in ("<|im_end|>", *added)]
+        assert files.generation["eos_token_id"] == expected
+
+
 @pytest.mark.parametrize(
     ("keys", "adds"),
     [

@@ -8,6 +8,8 @@ from typing import Literal
 # model/spec.py), of which only kernels of routed experts have "clamped".
 Epilogue = Literal["store", "residual", "silu", "gelu", "clamped"]
 
+CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
+
 
 def is_gated(epilogue: Epilogue) -> bool:
     return epilogue in ("silu", "gelu", "clamped")

@@ -11,8 +11,7 @@ from shortfin_apps.llm.builder.model.rope import RopeScaling, Rotation
 
 FloatType = Literal["bf16", "f16", "f32"]
 # Of gate g and up u: silu and gelu (its approximation by tanh) of g times u; clamped, of gpt-oss, is
-# g * sigmoid(SLOPE * g) * (u + 1), with g at most LIMIT and u within -LIMIT and LIMIT.
-CLAMPED_SLOPE, CLAMPED_LIMIT = 1.702, 7.0
+# g * sigmoid(1.702 g) * (u + 1), with g at most 7 and u within -7 and 7.
 Activation = Literal["silu", "gelu", "clamped"]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 KVType = Literal["bf16", "f16", "f32", "q8_0"]  # q8_0: int8 with a scale for each token and head

@@ -279,8 +279,8 @@ class GgufSource(ModelSource):
         factors = {name: self._dequantised(name) for name in FACTORS if name in self._tensors}
         if odd := next((n for n, f in factors.items() if f.shape != (found.rotated_dim // 2,)), None):
             raise unsupported(self._where, f"a `{odd}` of shape {factors[odd].shape}")
-        given = {**keys, "yarn_truncates": self._family.yarn_truncates}
-        scaling = parse(self._where, GgufRope, given).scaling(self._where, factors)
+        rope = parse(self._where, GgufRope, keys)
+        scaling = rope.scaling(self._where, factors, self._family.yarn_truncates)
         if ROPE_FACTORS not in factors:
             return scaling
         if scaling is not None:

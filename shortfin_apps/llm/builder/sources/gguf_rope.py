@@ -41,10 +41,10 @@ class GgufRope(BaseModel):
     attention_factor: NonNegativeFloat = Field(0.0, alias="rope.scaling.attn_factor")
     yarn_beta_fast: PositiveFloat = Field(32.0, alias="rope.scaling.yarn_beta_fast")
     yarn_beta_slow: PositiveFloat = Field(1.0, alias="rope.scaling.yarn_beta_slow")
-    yarn_truncates: bool = True  # no key, but the family's
 
-    def scaling(self, where: str, factors: Mapping[str, Array]) -> RopeScaling | None:
+    def scaling(self, where: str, factors: Mapping[str, Array], yarn_truncates: bool) -> RopeScaling | None:
         """`factors` are those of FACTORS that the file has. A factor of 0 is none, as in llama.cpp.
+        `yarn_truncates` is the family's.
 
         Raises BuildError.
         """
@@ -59,7 +59,7 @@ class GgufRope(BaseModel):
             case "linear":
                 return LinearScaling(factor=self.factor) if is_scaled else None
             case "yarn" if self.yarn_beta_fast > self.yarn_beta_slow:
-                return self._yarn() if is_scaled else None
+                return self._yarn(yarn_truncates) if is_scaled else None
         raise unsupported(where, f"rotary scaling `{self.kind}` by {self.factor}")
 
     def _longrope(self, factors: Mapping[str, Array]) -> LongRopeScaling:
@@ -71,14 +71,14 @@ class GgufRope(BaseModel):
             attention_factor=self.attention_factor or 1.0,
         )
 
-    def _yarn(self) -> YarnScaling:
+    def _yarn(self, truncates: bool) -> YarnScaling:
         return YarnScaling(
             factor=self.factor,
             original_max_position_embeddings=self.original_context or self.context_length,
             attention_factor=yarn_attention_factor(self.factor),
             beta_fast=self.yarn_beta_fast,
             beta_slow=self.yarn_beta_slow,
-            truncate=self.yarn_truncates,
+            truncate=truncates,
         )
 
 

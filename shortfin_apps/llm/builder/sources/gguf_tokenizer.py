@@ -65,8 +65,14 @@ class GgufVocabulary(BaseModel):
 
 # Control tokens that end a turn or a document; all of them stop generation.
 END_TOKENS = frozenset(
-    {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
+        *("<|return|>", "<|call|>"),
+    }
 )
+# Of gpt-oss, whose turn has several messages: <|end|> ends one of them, and more follow.
+TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
+MESSAGE_END = "<|end|>"
 
 
 def check_tokenizer(where: str, model: str, pre: str) -> None:
@@ -233,6 +239,8 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
     control = set(vocabulary.of_type(TokenType.CONTROL))
     ends = [i for i, token in enumerate(vocabulary.tokens) if token in END_TOKENS and token in control]
     eos = list(dict.fromkeys(i for i in (*named, *ends) if vocabulary.text(i) is not None))
+    if control.issuperset(TURN_ENDS):
+        eos = [i for i in eos if vocabulary.text(i) != MESSAGE_END]
     config: dict[str, Any] = {"eos_token_id": eos}
     if vocabulary.text(vocabulary.bos_token_id) is not None:
         config["bos_token_id"] = vocabulary.bos_token_id

@@ -7,9 +7,8 @@ from typing import Literal
 
 from shortfin_apps.llm.builder.blocks import E2M1, BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import MatmulGrid
-from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
+from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE, Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.model.spec import CLAMPED_LIMIT, CLAMPED_SLOPE
 from shortfin_apps.llm.builder.weights.layout import LANES, group_bytes, num_panels, panel_terms
 
 _MEMORY_PAGE_BYTES = 4096

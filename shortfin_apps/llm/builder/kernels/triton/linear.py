@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
+from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE
 from shortfin_apps.llm.builder.kernels.triton.product import normalised_product, store_scaled
-from shortfin_apps.llm.builder.model.spec import CLAMPED_LIMIT, CLAMPED_SLOPE
 
 LIMIT, SLOPE = tl.constexpr(CLAMPED_LIMIT), tl.constexpr(CLAMPED_SLOPE)
 

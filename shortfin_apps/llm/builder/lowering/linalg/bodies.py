@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shortfin_apps.llm.builder.model.spec import CLAMPED_LIMIT, CLAMPED_SLOPE, Activation
+from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE
+from shortfin_apps.llm.builder.model.spec import Activation
 
 _GELU_SLOPE = 1.5957691216057308  # 2 * sqrt(2 / pi)
 
