@@ -49,10 +49,11 @@ class CachedRows:
         pages[:, :, 0] *= key_scale
         if kv == "q8_0":
             quants, scales = quantised_heads(pages)
-            self._model.cache = self._model.device.upload(self._bytes_of(quants, scales))
+            slabs = [self._bytes_of(quants[:, layers], scales[:, layers]) for layers in spec.slabs]
+            self._model.set_cache(*slabs)
             return dequantised_heads(quants, scales)
         kept = pages.astype(DTYPES[kv])
-        self._model.cache = self._model.device.upload(kept.reshape(num_pages, -1))
+        self._model.set_cache(*(kept[:, layers].reshape(num_pages, -1) for layers in spec.slabs))
         return kept.astype(np.float32)
 
     def _bytes_of(self, quants: npt.NDArray[np.int8], scales: F32) -> npt.NDArray[np.int8]:

@@ -163,9 +163,12 @@ class CompiledModel:
             np.full((PAGES, elements * kv.itemsize), byte, np.uint8)
             for elements in slab_elements(self.spec, self.options)
         ]
-        self.cache = self.device.upload(first.view(kv))
-        with_hidden = [np.pad(each, ((0, 1), (0, 0)), constant_values=NAN_BYTE) for each in others]
-        self.window_cache = [self.device.upload(each.view(kv)) for each in with_hidden]
+        self.set_cache(first.view(kv), *(each.view(kv) for each in others))
+
+    def set_cache(self, first: Array, *others: Array) -> None:
+        """Takes the content [pages, elements] of each slab. That of windows gets a page of NaN behind it."""
+        self.cache = self.device.upload(first)
+        self.window_cache = [self.device.upload(_with_page_of_nan(each)) for each in others]
 
     def read_cache(self) -> npt.NDArray[np.uint8]:
         """[PAGES, bytes of a page in all slabs]."""
@@ -179,7 +182,8 @@ class CompiledModel:
         assert self.spec.window is not None
         first_seen = np.maximum(0, np.asarray(starts) - self.spec.window + 1) // self.options.block_seq_stride
         is_hidden = np.arange(np.shape(blocks)[1]) < first_seen[:, None]
-        return [blocks, np.where(is_hidden, PAGES, blocks)]
+        [window_cache] = self.window_cache
+        return [blocks, np.where(is_hidden, window_cache.shape[0] - 1, blocks)]
 
     def prefill(self, entry: str, tokens: Array, starts: Array, seq_lens: Array, blocks: Array) -> Result:
         return self._call(entry, tokens, starts, seq_lens, *self.tables(starts, blocks))
@@ -267,3 +271,10 @@ def block_table(
     for row, count in enumerate(pages_per_row):
         table[row, :count] = [next(free) for _ in range(count)]
     return table
+
+
+def _with_page_of_nan(pages: Array) -> Array:
+    """[pages, elements] and one page more."""
+    as_bytes = np.ascontiguousarray(pages).view(np.uint8)
+    padded: Array = np.pad(as_bytes, ((0, 1), (0, 0)), constant_values=NAN_BYTE).view(pages.dtype)
+    return padded

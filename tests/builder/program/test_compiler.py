@@ -9,13 +9,13 @@ import pytest
 from iree.compiler import version
 from iree.compiler.tools.binaries import find_tool
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.program.compiler import compile_model, compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.vmfb import read_exports
 from shortfin_apps.llm.errors import BuildError
-from tests.builder.compiled_model import GENERIC, HOST, TINY
+from tests.builder.compiled_model import GENERIC, HOST, TINY, WINDOWED
 
 ONE_LAYER = replace(TINY, num_hidden_layers=1)
 SMALL = BuildOptions(prefill_batch_sizes=(2,), decode_batch_sizes=(2,), chunk_sizes=(), top_k=4)
@@ -43,12 +43,14 @@ def cache_commands(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(("spec", "name"), [(ONE_LAYER, "cache"), (WINDOWED, "window_cache")])
 @pytest.mark.parametrize("target", [HOST, GENERIC], ids=["kernels", "generic"])
-def test_only_dispatches_write_the_cache(target: Target) -> None:
-    text = ModelModule(ONE_LAYER, SMALL, target).text()
+def test_only_dispatches_write_the_cache(target: Target, spec: ModelSpec, name: str) -> None:
+    """Of one layer in each slab."""
+    text = ModelModule(spec, SMALL, target).text()
     assert cache_commands(text) == []
     # What that check is for: a cache that is not handed over is copied.
-    assert cache_commands(text.replace("=> consume %cache", "=> %cache")) != []
+    assert cache_commands(text.replace(f"=> consume %{name}", f"=> %{name}")) != []
 
 
 def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
