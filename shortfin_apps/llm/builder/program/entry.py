@@ -196,6 +196,10 @@ def _batch(
     Imports the block tables and the slabs of the cache.
     """
     [rows] = starts.shape
+    imported = [
+        _slab(e, rows, layers, elements, options, of_windows=index > 0)
+        for index, (layers, elements) in enumerate(slabs.items())
+    ]
     return Batch(
         rows=rows,
         tokens=e.times(rows, length) if offsets is None else length,
@@ -203,10 +207,7 @@ def _batch(
         whole_pages=entry.family is EntryFamily.PREFILL,
         starts=starts,
         seq_lens=seq_lens,
-        slabs=[
-            _slab(e, rows, layers, elements, options, of_windows=index > 0)
-            for index, (layers, elements) in enumerate(slabs.items())
-        ],
+        slabs=imported,
         given_offsets=offsets,
     )
 
