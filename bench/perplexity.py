@@ -22,6 +22,7 @@ from shortfin_apps.llm.bench.prose import text
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.config import ModelConfig
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 Tokens = npt.NDArray[np.int64]
@@ -56,6 +57,13 @@ def decode(
         yield shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
+def allocate_slabs(device: Device, config: ModelConfig, tokens: Tokens) -> list[DeviceBuffer]:
+    """A cache for these rows."""
+    rows, length = tokens.shape
+    pages, dtype = 1 + rows * -(-length // config.stride), config.paged_kv_cache.dtype
+    return [device.allocate((pages, elements), dtype) for elements in config.page_elements]
+
+
 def perplexity(device: Device, directory: Path, length: int) -> tuple[float, str]:
     """The model's weight and cache types, and its perplexity."""
     artifact = Artifact.open(directory)
@@ -63,10 +71,8 @@ def perplexity(device: Device, directory: Path, length: int) -> tuple[float, str
     options, config = artifact.manifest.options, artifact.config
     rows = max(options.decode_batch_sizes)
     program = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
-    pages = 1 + rows * -(-length // config.stride)
-    dtype = config.paged_kv_cache.dtype
-    slabs = [device.allocate((pages, elements), dtype) for elements in config.page_elements]
     tokens = windows(artifact, rows, length)
+    slabs = allocate_slabs(device, config, tokens)
     total = 0.0
     for position, logprobs in enumerate(decode(device, program, slabs, config.stride, tokens)):
         total -= float(logprobs[np.arange(rows), tokens[:, position + 1]].sum())

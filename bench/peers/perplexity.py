@@ -26,7 +26,7 @@ from bench.peers.cache import Cache, SetUpError
 from bench.peers.kinds import KINDS
 from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.subject import Subject
-from bench.perplexity import content, decode
+from bench.perplexity import allocate_slabs, content, decode
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
@@ -131,9 +131,8 @@ def scored_columns(artifact: Artifact, tokens: Array, first: int) -> Iterator[tu
     config = artifact.config
     device = open_device("cpu")
     program = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
-    pages = 1 + len(tokens) * -(-tokens.shape[1] // config.stride)
-    cache = device.allocate((pages, *config.page_elements), config.paged_kv_cache.dtype)
-    for column, logprobs in enumerate(decode(device, program, cache, config.stride, tokens)):
+    slabs = allocate_slabs(device, config, tokens)
+    for column, logprobs in enumerate(decode(device, program, slabs, config.stride, tokens)):
         if column >= first:
             yield column, logprobs
     device.close()

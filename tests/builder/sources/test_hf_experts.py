@@ -43,8 +43,9 @@ def directory(tmp_path: Path) -> Path:
 
 def resized(tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """With sizes that are whole blocks in place of the golden model's."""
-    sizes = {48: HIDDEN, 80: FEATURES, 160: 2 * FEATURES}
-    return np.resize(tensor, tuple(sizes.get(size, size) for size in tensor.shape))
+    sizes: dict[int, int] = {48: HIDDEN, 80: FEATURES, 160: 2 * FEATURES}
+    shape: tuple[int, ...] = tensor.shape
+    return np.resize(tensor, [sizes.get(size, size) for size in shape])
 
 
 def written(directory: Path, change: Callable[[Tensors], object]) -> Path:
