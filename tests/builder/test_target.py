@@ -12,6 +12,7 @@ import pytest
 
 from shortfin_apps.llm.builder import kernels
 from shortfin_apps.llm.builder import target as target_module
+from shortfin_apps.llm.builder.blocks import MXFP4
 from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
@@ -36,7 +37,13 @@ CASES: list[tuple[str, WeightType]] = [
 SPEC = replace(TINY, head_dim=32)
 # Attention uses AMX here, in layers of either kind, and matmuls do not.
 UNEVEN = replace(SPEC, hidden_size=80, window=40, windowed_layers=(1,), score_cap=30.0)
-ROUTED = replace(SPEC, experts=RoutedExperts(count=7, per_token=3, features=96))
+ROUTED = replace(
+    SPEC,
+    activation="clamped",
+    has_sinks=True,
+    experts=RoutedExperts(count=7, per_token=3, features=96, has_biases=True),
+)
+OWN_BLOCKS = (("blk.0.ffn_down_exps.weight", MXFP4),)
 
 
 def module(device: str, weights: WeightType, spec: ModelSpec = SPEC, kv: KVType = "bf16") -> str:
@@ -48,6 +55,7 @@ def module(device: str, weights: WeightType, spec: ModelSpec = SPEC, kv: KVType 
         decode_batch_sizes=(2,),
         chunk_sizes=(),
         top_k=4,
+        block_types=OWN_BLOCKS if weights == "q4" and spec is ROUTED else (),
     )
     return ModelModule(spec, options, resolve_target(device)).text()
 
