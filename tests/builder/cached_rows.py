@@ -49,20 +49,12 @@ class CachedRows:
         pages[:, :, 0] *= key_scale
         if kv == "q8_0":
             quants, scales = quantised_heads(pages)
-            slabs = [self._bytes_of(quants[:, layers], scales[:, layers]) for layers in spec.slabs]
-            self._model.set_cache(*slabs)
+            rows = rows_in_bytes(quants, scales, row_elements(spec, self._model.options))
+            self._model.set_cache(*(rows[:, layers].reshape(num_pages, -1) for layers in spec.slabs))
             return dequantised_heads(quants, scales)
         kept = pages.astype(DTYPES[kv])
         self._model.set_cache(*(kept[:, layers].reshape(num_pages, -1) for layers in spec.slabs))
         return kept.astype(np.float32)
-
-    def _bytes_of(self, quants: npt.NDArray[np.int8], scales: F32) -> npt.NDArray[np.int8]:
-        """[pages, bytes]: in each row of the cache the heads, their scales, and padding, which is NaN."""
-        rows = quants.shape[:4]
-        parts = [quants.reshape(*rows, -1), scales.view(np.int8)]
-        used = sum(part.shape[-1] for part in parts)
-        padding = np.full((*rows, row_elements(self._model.spec, self._model.options) - used), -1, np.int8)
-        return np.concatenate([*parts, padding], axis=-1).reshape(rows[0], -1)
 
     def _history(self, pages: F32, row: int, length: int) -> F32:
         """[layers, 2, positions, kv_heads, head_dim] of a row."""
@@ -134,6 +126,14 @@ class CachedRows:
         np.testing.assert_array_equal(result.indices[real], order[real], err_msg=entry)
         best = np.take_along_axis(result.logits, order, axis=1)
         np.testing.assert_array_equal(result.values[real], best[real], err_msg=entry)
+
+
+def rows_in_bytes(quants: npt.NDArray[np.int8], scales: F32, row_bytes: int) -> npt.NDArray[np.int8]:
+    """[.., row_bytes]: of quants [.., heads, head_dim] and scales [.., heads]; padding is NaN."""
+    rows = scales.shape[:-1]
+    parts = [quants.reshape(*rows, -1), scales.view(np.int8)]
+    used = sum(part.shape[-1] for part in parts)
+    return np.concatenate([*parts, np.full((*rows, row_bytes - used), -1, np.int8)], axis=-1)
 
 
 def _num_rows(entry: str) -> int:

@@ -13,13 +13,15 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
-from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.config import page_elements, row_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
+from tests.builder.cached_rows import rows_in_bytes
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
+from tests.builder.reference import dequantised_heads, quantised_heads
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -233,6 +235,25 @@ DECODES = [
 @pytest.mark.parametrize("rows", [PACKED, PREFILLS, DECODES], ids=["packed", "prefills", "decodes"])
 def test_attention(rows: list[Rows], spec: ModelSpec, dtype: FloatType, chip: str, launch: Launch) -> None:
     check(spec, dtype, chip, launch, rows)
+
+
+@pytest.mark.parametrize("rows", [PACKED[2], DECODES[3]], ids=["packed", "decode"])
+def test_keys_and_values_in_bytes(rows: Rows, chip: str, launch: Launch) -> None:
+    """In bf16, for the matrix instructions. Bytes are exact in it, and scales are multiplied in f32."""
+    spec, in_bytes = SPECS["smollm2"], replace(options(chip, "bf16", rows.stride), kv="q8_0")
+    context = context_of(spec, chip, in_bytes)
+    inputs = {
+        **inputs_of(spec, "bf16", rows.stride),
+        "cache": ("i8", ("pages", page_elements(spec, in_bytes))),
+    }
+    program = launch(inputs, lambda e, given: attend_twice(e, context, given, rows.chunk), context)
+    given = arguments(spec, "bf16", rows)
+    quants, scales = quantised_heads(given["cache"].reshape(-1, spec.num_key_value_heads, spec.head_dim))
+    as_floats = dequantised_heads(quants, scales).reshape(given["cache"].shape)
+    as_bytes = rows_in_bytes(quants, scales, row_elements(spec, in_bytes)).reshape(len(as_floats), -1)
+    expected = reference(spec, rows, {**given, "cache": as_floats})
+    for out in program(**{**given, "cache": as_bytes}):
+        assert np.abs(out - expected)[: rows.compared].max() <= TOLERANCES["bf16"]
 
 
 @pytest.mark.parametrize("stride", [1, 24])
