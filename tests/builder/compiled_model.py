@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.builder.cache import BuildCache, content_key, user_cache
 from shortfin_apps.llm.builder.model.config import slab_elements
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.rope import LinearScaling, YarnScaling
@@ -105,6 +106,16 @@ ROUTED = replace(
     windowed_layers=(1,),
     experts=RoutedExperts(count=7, per_token=3, features=96, has_biases=True, dense_layers=(0, 2)),
 )
+# With states in the first and the last of three layers, and gates of attention's result.
+HYBRID = replace(
+    TINY,
+    architecture="qwen35",
+    num_hidden_layers=3,
+    qk_norm=True,
+    rotated_dim=4,
+    attention_gate=True,
+    delta_net=DeltaNet(layers=(0, 2), key_heads=2, value_heads=6, key_dim=12, value_dim=24),
+)
 
 
 @dataclass(frozen=True)
@@ -120,8 +131,8 @@ class Result:
 class CompiledModel:
     """A loaded program over one page table of PAGES pages, NaN at first, and the weights as f32.
 
-    Layers with windows have the pages of the same ids in a slab of their own, but for those that no token of
-    an invocation sees: they are named as a page of NaN.
+    Layers with windows or states have the pages of the same ids in a slab of their own, but for those that no
+    token of an invocation sees: they are named as a page of NaN.
     """
 
     spec: ModelSpec
@@ -179,8 +190,9 @@ class CompiledModel:
         """The block table, and that of windows if there is one."""
         if not self.window_cache:
             return [blocks]
-        assert self.spec.window is not None
-        first_seen = np.maximum(0, np.asarray(starts) - self.spec.window + 1) // self.options.block_seq_stride
+        window, stride = self.spec.second_window, self.options.block_seq_stride
+        assert window is not None
+        first_seen = np.maximum(0, np.asarray(starts) - window + 1) // stride
         is_hidden = np.arange(np.shape(blocks)[1]) < first_seen[:, None]
         [window_cache] = self.window_cache
         return [blocks, np.where(is_hidden, window_cache.shape[0] - 1, blocks)]

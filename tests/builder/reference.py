@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.rope import (
     LinearScaling,
@@ -43,12 +44,16 @@ def forward(
             k.removeprefix(f"blk.{layer}."): w for k, w in weights.items() if k.startswith(f"blk.{layer}.")
         }
         h = _rms_norm(spec, x, block.get("attn_norm.weight"))
-        q, k, v = _rotated_qkv(spec, _qkv(spec, h, block), *turns[spec.rotation_of(layer)])
-        if has_quantised_cache:
-            k, v = (dequantised_heads(*quantised_heads(x)) for x in (k, v))
-        window, sinks = spec.window_of(layer), block.get("attn_sinks.weight")
-        attended = _attention(spec, q, k, v, past[layer], window, sinks)
-        added = attended @ block["attn_output.weight"].T + block.get("attn_output.bias", 0)
+        if spec.delta_net is not None and spec.has_state(layer):
+            assert not past.shape[2], "a state is not among keys and values"
+            added = _delta_net(spec, spec.delta_net, h, block) @ block["ssm_out.weight"].T
+        else:
+            q, k, v = _rotated_qkv(spec, _qkv(spec, h, block), *turns[spec.rotation_of(layer)])
+            if has_quantised_cache:
+                k, v = (dequantised_heads(*quantised_heads(x)) for x in (k, v))
+            window, sinks = spec.window_of(layer), block.get("attn_sinks.weight")
+            attended = _attention(spec, q, k, v, past[layer], window, sinks) * _gates(spec, h, block)
+            added = attended @ block["attn_output.weight"].T + block.get("attn_output.bias", 0)
         x = x + _rms_norm(spec, added, block.get("post_attention_norm.weight"))
         h = _rms_norm(spec, x, block.get("ffn_norm.weight"))
         experts = spec.experts_of(layer)
@@ -94,7 +99,10 @@ def _rms_norm(spec: ModelSpec, x: F32, weight: F32 | None) -> F32:
 
 def _qkv(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
     """[tokens, heads, head_dim]: q, k and v before the rotation."""
-    qkv = x @ block["attn_qkv.weight"].T + block.get("attn_qkv.bias", 0)
+    weight, queries = block["attn_qkv.weight"], spec.num_attention_heads * spec.head_dim
+    if spec.attention_gate:
+        weight = np.delete(weight, slice(queries, 2 * queries), axis=0)
+    qkv = x @ weight.T + block.get("attn_qkv.bias", 0)
     if spec.whole_qk_norm:
         whole = block["attn_qk_norm.weight"]
         borders = [spec.num_attention_heads * spec.head_dim, len(whole)]
@@ -107,6 +115,46 @@ def _qkv(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32:
         weights = np.repeat(block["attn_qk_norm.weight"].reshape(2, -1), [heads, kv_heads], axis=0)
         qkv[:, : heads + kv_heads] = _rms_norm(spec, qkv[:, : heads + kv_heads], weights)
     return qkv
+
+
+def _gates(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32 | float:
+    queries = spec.num_attention_heads * spec.head_dim
+    if not spec.attention_gate:
+        return 1.0
+    gates: F32 = 1 / (1 + np.exp(-x @ block["attn_qkv.weight"][queries : 2 * queries].T))
+    return gates
+
+
+def _delta_net(spec: ModelSpec, net: DeltaNet, x: F32, block: Mapping[str, F32]) -> F32:
+    """[tokens, value features], from position 0 on."""
+    mixed, gates = np.split(x @ block["ssm_in.weight"].T, [net.channels], axis=1)
+    padded = np.concatenate([np.zeros((net.taps - 1, net.channels), np.float32), mixed])
+    taps = block["ssm_conv1d.weight"].T
+    convolved = sum((taps[j] * padded[j : j + len(x)] for j in range(net.taps)), np.zeros_like(mixed))
+    convolved = convolved / (1 + np.exp(-convolved))
+    q, k, v = np.split(convolved, [net.key_features, 2 * net.key_features], axis=1)
+    q, k = (_unit(each.reshape(len(x), net.key_heads, -1)) for each in (q, k))
+    repeats = net.value_heads // net.key_heads
+    heads = np.tile(np.arange(net.key_heads), repeats) if net.tiled else np.arange(net.value_heads) // repeats
+    rates, decays = np.split(x @ block["ssm_rates.weight"].T, 2, axis=1)
+    shift, slope = np.split(block["ssm_steps.bias"], 2)
+    decays = np.exp(slope * np.logaddexp(0, decays + shift))
+    read = np.zeros((len(x), net.value_heads, net.value_dim), np.float32)
+    state = np.zeros((net.value_heads, net.key_dim, net.value_dim), np.float32)
+    for t, values in enumerate(v.reshape(read.shape)):
+        state *= decays[t][:, None, None]
+        error = values - np.einsum("hk,hkv->hv", k[t, heads], state)
+        rate = 1 / (1 + np.exp(-rates[t]))
+        state += np.einsum("hk,hv,h->hkv", k[t, heads], error, rate)
+        read[t] = np.einsum("hk,hkv->hv", q[t, heads], state) / np.float32(net.key_dim**0.5)
+    gates = gates.reshape(read.shape)
+    gated: F32 = _rms_norm(spec, read, block["ssm_norm.weight"]) * gates / (1 + np.exp(-gates))
+    return gated.reshape(len(x), -1)
+
+
+def _unit(x: F32) -> F32:
+    units: F32 = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float32(1e-6))
+    return units
 
 
 def quantised_heads(x: F32) -> tuple[npt.NDArray[np.int8], F32]:

@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.errors import BuildError
 from shortfin_apps.llm.iree_release import OF_SHORTFIN, Release
-from tests.builder.compiled_model import TINY
+from tests.builder.compiled_model import HYBRID, TINY
 from tests.kernel_families import note_compiled
 
 AMX, WIDE, NARROW, ARM = "cpu:sapphirerapids", "cpu:znver4", "cpu:haswell", "cpu:neoverse-v1"
@@ -86,6 +86,11 @@ def test_compiles_keys_and_values_in_bytes_for_another_cpu(device: str, tmp_path
     check_compiles(device, module(device, "bf16", kv="q8_0"), tmp_path)
 
 
+@pytest.mark.parametrize(("device", "weights"), [(AMX, "bf16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")])
+def test_compiles_gated_delta_nets_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
+    check_compiles(device, module(device, weights, HYBRID), tmp_path)
+
+
 def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: set[str] = set()
 
@@ -98,6 +103,7 @@ def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> N
         module(device, weights)
     module(AMX, "bf16", UNEVEN)
     module(WIDE, "bf16", ROUTED)
+    module(WIDE, "bf16", HYBRID)
     loader = jinja2.Environment(loader=jinja2.PackageLoader(kernels.__name__, "."))
     templates = {name for name in loader.list_templates() if name.endswith(".j2")}
     assert _with_references(rendered, loader) == templates

@@ -196,11 +196,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3-bias": ("Qwen3", {"head_dim": 20, "attention_bias": True, "tie_word_embeddings": True}),
+    "qwen35": (
+        "Qwen3_5",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+            "head_dim": 20,
+            **rope("default", partial_rotary_factor=0.4),
+        },
+    ),
 }
+WITH_TEXT_CONFIG = ("Gemma3", "Qwen3_5")  # whose other configuration has a vision tower
 
 
 def record(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
-    config = getattr(transformers, f"{kind}{'Text' if kind == 'Gemma3' else ''}Config")(
+    config = getattr(transformers, f"{kind}{'Text' if kind in WITH_TEXT_CONFIG else ''}Config")(
         **{**SIZES, **changes}
     )
     config._attn_implementation = "eager"  # others leave out caps of scores

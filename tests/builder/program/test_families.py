@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.agreement import Tokens
-from tests.builder.compiled_model import GENERIC, HOST, OTHERS, ROUTED, CompiledModel, block_table
+from tests.builder.compiled_model import GENERIC, HOST, OTHERS, ROUTED, CompiledModel, Result, block_table
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights
 
 OPTIONS = BuildOptions(
@@ -38,6 +38,7 @@ COMPILED = (
     "gemma3",
     "gemma2",
     "gpt-oss",
+    "qwen35",
 )
 
 
@@ -68,20 +69,24 @@ def test_every_entry_has_the_logits_of_transformers(
 
 
 def compute(model: CompiledModel, prompt: Tokens) -> list[F32]:
-    """The logits of the last token from a prefill, a decode and an extend."""
+    """The logits of the last token from a decode, a prefill and an extend, each behind what is before it."""
     count = len(prompt)
     table = block_table(np.random.default_rng(count), [-(-count // 16), 0], -(-count // CHUNK) * CHUNK // 16)
-    for start in range(0, count, CHUNK):
-        end = min(start + CHUNK, count)
+
+    def prefill(start: int, end: int) -> Result:
         tokens = np.zeros((1, CHUNK), np.int64)
         tokens[0, : end - start] = prompt[start:end]
-        prefilled = model.prefill("prefill_bs1", tokens, np.array([start]), np.array([end]), table[:1])
+        return model.prefill("prefill_bs1", tokens, np.array([start]), np.array([end]), table[:1])
+
+    for start in range(0, count, CHUNK):
+        prefill(start, min(start + CHUNK, count - 1))
     last = np.array([[prompt[-1]], [0]])
     decoded = model.decode("decode_bs2", last, np.array([count - 1, 0]), table)
+    prefilled = prefill(start, count)
     extended = model.extend(
         "extend", prompt[start:], np.array([0]), np.array([start]), np.array([count]), table[:1]
     )
-    return [prefilled.logits[0], decoded.logits[0], extended.logits[0]]
+    return [decoded.logits[0], prefilled.logits[0], extended.logits[0]]
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -19,11 +19,13 @@ from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
+from shortfin_apps.llm.builder.lowering.cpu.delta_net import VectorDeltaNet
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
+from shortfin_apps.llm.builder.lowering.linalg.gates import LinalgGates
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, Prepare
 from shortfin_apps.llm.builder.model.family import operations
@@ -32,7 +34,10 @@ from shortfin_apps.llm.builder.model.operations import (
     AddNormed,
     Attend,
     CapLogits,
+    DeltaRule,
+    DropGates,
     Embed,
+    Gate,
     GatedExperts,
     GatedLinear,
     LastTokens,
@@ -58,6 +63,7 @@ KINDS: tuple[Kind, ...] = (
     *(CapLogits, TopK, Sample),
 )
 EXPERTS: tuple[Kind, ...] = (Route, GatedExperts, SumExperts)
+GATES: tuple[Kind, ...] = (DropGates, Gate)  # of attention
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -101,6 +107,7 @@ def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
         "AMX with int8 and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_int8_dot,
         "activations in bf16": c.options.activations == "bf16",
         "no routed experts": c.spec.experts is None,
+        "no gated delta nets": c.spec.delta_net is None,
         f"sizes in multiples of {PANEL}": fills_tiles(c.spec, c.target),
     }
 
@@ -182,6 +189,11 @@ def _vector_experts(c: LoweringContext) -> VectorExperts:
     return VectorExperts(c.spec, c.spec.experts, c.options, c.target, c.weights, c.render)
 
 
+def _vector_delta_net(c: LoweringContext) -> VectorDeltaNet:
+    assert c.spec.delta_net
+    return VectorDeltaNet(c.spec, c.spec.delta_net, c.options, c.weights, c.render)
+
+
 def _linalg(c: LoweringContext) -> LinalgOperations:
     return LinalgOperations(c.spec, c.options, c.weights)
 
@@ -230,12 +242,14 @@ CANDIDATES = (
         _cpu,
         lambda c: VectorAttention(c.spec, c.options, c.target, c.weights, c.render),
     ),
+    Candidate("cpu/delta_net", (DeltaRule,), _cpu, _vector_delta_net),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
     TRITON,
     Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
     Candidate("linalg/experts", EXPERTS, _row_major, _linalg_experts),
+    Candidate("linalg/gates", GATES, _always, lambda c: LinalgGates(c.spec, c.options)),
     Candidate("linalg", tuple(kind for kind in KINDS if kind not in (Linear, GatedLinear)), _always, _linalg),
 )
 
@@ -243,13 +257,21 @@ CANDIDATES = (
 def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATES) -> tuple[Choice, ...]:
     """A choice for each kind of operation. Raises BuildError for a model or target that has none."""
     _check_sizes(context)
-    kinds = KINDS if context.spec.experts is None else (*KINDS, *EXPERTS)
+    kinds = _kinds(context)
     choices = {kind: _choose(kind, context, candidates) for kind in kinds}
     attend = choices[Attend]
     if choices[Linear].candidate is FUSED_LAYER and attend.candidate is AMX_ATTENTION:
         reason = f"{attend.reason}; a decode's is a stage of {FUSED_LAYER.name}"
         choices[Attend] = replace(attend, reason=reason)
     return tuple(choices.values())
+
+
+def _kinds(c: LoweringContext) -> tuple[Kind, ...]:
+    """The kinds of operations that the model may have."""
+    experts = () if c.spec.experts is None else EXPERTS
+    gates = GATES if c.spec.attention_gate else ()
+    states = () if c.spec.delta_net is None else (DeltaRule,)
+    return (*KINDS, *experts, *gates, *states)
 
 
 def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Lowering:
@@ -320,6 +342,10 @@ def _check_sizes(c: LoweringContext) -> None:
         sizes["size of an expert"] = c.spec.experts.features
         if weights == "int8":
             raise BuildError("weights in int8 are not for models with routed experts; use q8_0")
+    if c.spec.delta_net is not None:
+        sizes["size of all value heads"] = c.spec.delta_net.value_features
+        if weights == "int8":
+            raise BuildError("weights in int8 are not for models with gated delta nets; use q8_0")
     for name, size in sizes.items():
         if size % LANES:
             raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")

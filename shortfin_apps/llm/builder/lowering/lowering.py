@@ -15,6 +15,9 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
     SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
     Attend       attend(e, qkv, layer, batch) -> Tensor
+    DropGates    drop_gates(e, x) -> Tensor
+    Gate         gate(e, x, gates) -> Tensor
+    DeltaRule    delta_rule(e, operation, x, rates, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
     CapLogits    cap_logits(e, logits) -> Tensor
     TopK         top_k(e, logits) -> two Tensors
@@ -41,7 +44,10 @@ from shortfin_apps.llm.builder.model.operations import (
     AddNormed,
     Attend,
     CapLogits,
+    DeltaRule,
+    DropGates,
     Embed,
+    Gate,
     GatedExperts,
     GatedLinear,
     LastTokens,
@@ -257,6 +263,14 @@ class Lowering:
                 values[operation.out] = kernels.sum_experts(e, x, *weights, routing, residual)
             case Attend():
                 values[operation.out] = kernels.attend(e, x, operation.layer, values.batch)
+            case DropGates():
+                values[operation.out] = kernels.drop_gates(e, x)
+            case Gate():
+                values[operation.out] = kernels.gate(e, x, values[operation.gates])
+            case DeltaRule():
+                values[operation.out] = kernels.delta_rule(
+                    e, operation, x, values[operation.rates], values.batch
+                )
             case LastTokens():
                 values[operation.out] = kernels.last_tokens(e, x, values.batch)
             case CapLogits():
@@ -273,10 +287,12 @@ class Lowering:
 
 
 def _turn(run: Sequence[Operation], values: Values) -> None:
-    """Readies the batch for the attention of `run`, of which it has one at most."""
+    """Readies the batch for the attention or state of `run`, of which it has one at most."""
     for operation in run:
         if isinstance(operation, Attend):
             values.batch.turn_to(operation.layer, operation.rotation)
+        elif isinstance(operation, DeltaRule):
+            values.batch.turn_to(operation.layer, Rotation.NONE)
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:

@@ -40,7 +40,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     if options.top_k > spec.vocab_size:
         raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
     spec = within(spec, max_seq_len)
-    elements = page_elements(spec, options)
+    elements = sum(slab_elements(spec, options))
     return ModelConfig(
         max_seq_len=max_seq_len,
         transformer_block_count=spec.num_hidden_layers,
@@ -56,7 +56,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             device_block_count=_page_count(options, max_seq_len, elements),
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
             paged_kv_block_size_elements_per_device=slab_elements(spec, options),
-            window_tokens=spec.window if len(spec.slabs) > 1 else None,
+            window_tokens=spec.second_window,
         ),
     )
 
@@ -108,8 +108,12 @@ def page_elements(spec: ModelSpec, options: BuildOptions, num_layers: int | None
 
 
 def slab_elements(spec: ModelSpec, options: BuildOptions) -> tuple[int, ...]:
-    """Elements of one page of each slab (`ModelSpec.slabs`)."""
-    return tuple(page_elements(spec, options, len(layers)) for layers in spec.slabs)
+    """Elements of one page of each slab (`ModelSpec.slabs`); states are f32, in elements of the KV type."""
+    if spec.delta_net is None:
+        return tuple(page_elements(spec, options, len(layers)) for layers in spec.slabs)
+    attention, states = spec.slabs
+    state = 4 // kv_item_bytes(options.kv) * spec.delta_net.state_elements
+    return page_elements(spec, options, len(attention)), len(states) * state
 
 
 def row_elements(spec: ModelSpec, options: BuildOptions) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.operations import (
     AddBias,
     AddNormed,
     Attend,
     CapLogits,
+    DeltaRule,
+    DropGates,
     Embed,
+    Gate,
     GatedExperts,
     GatedLinear,
     LastTokens,
@@ -43,7 +47,10 @@ def tensors(spec: ModelSpec) -> Iterator[ModelTensor]:
 
 def _layer(spec: ModelSpec, number: int) -> Iterator[ModelTensor]:
     """A layer's tensors by their names within it."""
-    yield from (ModelTensor(*each) for each in _attention_tensors(spec))
+    if spec.delta_net is not None and spec.has_state(number):
+        yield from (ModelTensor(*each) for each in _delta_net_tensors(spec, spec.delta_net))
+    else:
+        yield from (ModelTensor(*each) for each in _attention_tensors(spec))
     experts = spec.experts_of(number)
     if experts is None:
         yield from (ModelTensor(*each) for each in _dense_tensors(spec))
@@ -56,7 +63,7 @@ def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], 
     hidden = spec.hidden_size
     queries = spec.num_attention_heads * spec.head_dim
     keys = spec.num_key_value_heads * spec.head_dim
-    heads = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
+    heads = {"attn_q": (1 + spec.attention_gate) * queries, "attn_k": keys, "attn_v": keys}
     if spec.norms_before:
         yield "attn_norm.weight", (hidden,), "attn_norm.weight"
     if spec.has_fused_qkv:
@@ -82,6 +89,22 @@ def _attention_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], 
         yield "post_attention_norm.weight", (hidden,), "post_attention_norm.weight"
     if spec.norms_before:
         yield "ffn_norm.weight", (hidden,), "ffn_norm.weight"
+
+
+def _delta_net_tensors(spec: ModelSpec, net: DeltaNet) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """As of `_attention_tensors`."""
+    hidden, heads = spec.hidden_size, net.value_heads
+    yield "attn_norm.weight", (hidden,), "attn_norm.weight"
+    yield "attn_qkv.weight", (net.channels, hidden), "ssm_in.weight"
+    yield "attn_gate.weight", (net.value_features, hidden), "ssm_in.weight"
+    yield "ssm_beta.weight", (heads, hidden), "ssm_rates.weight"
+    yield "ssm_alpha.weight", (heads, hidden), "ssm_rates.weight"
+    yield "ssm_conv1d.weight", (net.channels, net.taps), "ssm_conv1d.weight"
+    yield "ssm_dt.bias", (heads,), "ssm_steps.bias"
+    yield "ssm_a", (heads,), "ssm_steps.bias"
+    yield "ssm_norm.weight", (net.value_dim,), "ssm_norm.weight"
+    yield "ssm_out.weight", (hidden, net.value_features), "ssm_out.weight"
+    yield "ffn_norm.weight", (hidden,), "ffn_norm.weight"
 
 
 def _dense_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -123,7 +146,7 @@ def operations(spec: ModelSpec) -> Iterator[Operation]:
     """Token ids `tokens` [tokens] i64 -> `logits` [rows, vocab] f32 of each row's last valid token."""
     yield Embed("tokens", "x", "token_embd.weight")
     for number in range(spec.num_hidden_layers):
-        yield from _attention(spec, number, f"blk.{number}.")
+        yield from (_delta_net if spec.has_state(number) else _attention)(spec, number, f"blk.{number}.")
         yield from (_experts if spec.experts_of(number) else _feed_forward)(spec, f"blk.{number}.")
     yield LastTokens("x", "x")
     yield Norm("x", "normed", "output_norm.weight")
@@ -134,7 +157,9 @@ def operations(spec: ModelSpec) -> Iterator[Operation]:
 
 def _attention(spec: ModelSpec, number: int, block: str) -> Iterator[Operation]:
     yield _before(spec, "x", f"{block}attn_norm.weight")
-    yield Linear("normed", "qkv", f"{block}attn_qkv.weight")
+    yield Linear("normed", "gated_qkv" if spec.attention_gate else "qkv", f"{block}attn_qkv.weight")
+    if spec.attention_gate:
+        yield DropGates("gated_qkv", "qkv")
     if spec.qkv_bias:
         yield AddBias("qkv", "qkv", f"{block}attn_qkv.bias")
     if spec.qk_norm:
@@ -142,12 +167,32 @@ def _attention(spec: ModelSpec, number: int, block: str) -> Iterator[Operation]:
     if spec.whole_qk_norm:
         yield NormWhole("qkv", "qkv", f"{block}attn_qk_norm.weight")
     yield Attend("qkv", "attended", number, spec.rotation_of(number))
+    if spec.attention_gate:
+        yield Gate("attended", "attended", "gated_qkv")
     projected, residual = ("projected", None) if spec.norms_after else ("sum", "x")
     yield Linear("attended", projected, f"{block}attn_output.weight", residual)
     if spec.output_bias:
         yield AddBias(projected, projected, f"{block}attn_output.bias")
     if spec.norms_after:
         yield AddNormed(projected, "sum", f"{block}post_attention_norm.weight", "x")
+
+
+def _delta_net(spec: ModelSpec, number: int, block: str) -> Iterator[Operation]:
+    assert spec.norms_before
+    assert not spec.norms_after
+    yield _before(spec, "x", f"{block}attn_norm.weight")
+    yield Linear("normed", "mixed", f"{block}ssm_in.weight")
+    yield Linear("normed", "rates", f"{block}ssm_rates.weight")
+    yield DeltaRule(
+        "mixed",
+        "attended",
+        "rates",
+        number,
+        conv=f"{block}ssm_conv1d.weight",
+        steps=f"{block}ssm_steps.bias",
+        norm=f"{block}ssm_norm.weight",
+    )
+    yield Linear("attended", "sum", f"{block}ssm_out.weight", residual="x")
 
 
 def _feed_forward(spec: ModelSpec, block: str) -> Iterator[Operation]:

@@ -176,6 +176,49 @@ class Attend(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class DropGates(Operation):
+    """[tokens, q features + qkv features] f32 -> [tokens, qkv features]: q, k and v without the gates of
+    attention's result, which are between q and k."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(Operation):
+    """[tokens, heads * head_dim] -> the same shape and type: `x` times the sigmoid of the gates in `gates`,
+    which is what DropGates reads."""
+
+    gates: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.gates)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule(Operation):
+    """The inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the type that matmuls read.
+
+    `x` [tokens, channels + value features] f32 are the convolution's inputs and gates of the result; `rates`
+    [tokens, 2 * value_heads] f32 has b before its sigmoid, and what the decay is made of: g is the second
+    half of `steps` times the softplus of that plus the first half. q and k are divided by their lengths, q
+    also by sqrt(key_dim), and the result of each head is an RMS norm of o by `norm`, times the SiLU of its
+    gates. Padding yields zeros.
+
+    A layer's state is in its page of the cache's second slab: that of the block of the token before, which
+    is read, and those of the blocks that tokens are in, which have the state behind the last of them.
+    """
+
+    rates: str
+    layer: int
+    conv: str  # [channels, taps]
+    steps: str  # [2 * value_heads]
+    norm: str  # [value_dim]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.rates)
+
+
+@dataclass(frozen=True, slots=True)
 class LastTokens(Operation):
     """[tokens, hidden] -> [rows, hidden]: each row's last token that is not padding."""
 

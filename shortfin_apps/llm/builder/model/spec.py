@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shortfin_apps.llm.builder.blocks import BlockType
+from shortfin_apps.llm.builder.model.delta_net import STATE_WINDOW, DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.rope import RopeScaling, Rotation
 
@@ -63,6 +64,8 @@ class ModelSpec:
     score_cap: float | None = None  # attention's scores are cap * tanh(score / cap)
     logit_cap: float | None = None
     experts: RoutedExperts | None = None  # in place of one feed-forward for all tokens
+    attention_gate: bool = False  # attention's result is multiplied by the sigmoid of what q has beside it
+    delta_net: DeltaNet | None = None  # in place of attention in some layers
 
     @property
     def qkv_features(self) -> int:
@@ -76,16 +79,27 @@ class ModelSpec:
         """The layer's weight [heads] f32 of attention sinks; None without such."""
         return f"blk.{layer}.attn_sinks.weight" if self.has_sinks else None
 
+    def has_state(self, layer: int) -> bool:
+        """Whether the layer is a gated delta net."""
+        return self.delta_net is not None and layer in self.delta_net.layers
+
     @property
     def slabs(self) -> tuple[tuple[int, ...], ...]:
-        """The layers whose keys and values share pages: all, or those without and those with a window.
+        """The layers that share pages: all, or those without and those with a window or a state.
 
         What is outside a window can be freed only if no layer without one has its tokens in the same pages.
         """
         layers = range(self.num_hidden_layers)
-        whole = tuple(layer for layer in layers if self.window_of(layer) is None)
-        windowed = tuple(layer for layer in layers if self.window_of(layer) is not None)
-        return tuple(slab for slab in (whole, windowed) if slab)
+        short = tuple(n for n in layers if self.window_of(n) is not None or self.has_state(n))
+        whole = tuple(n for n in layers if n not in short)
+        return tuple(slab for slab in (whole, short) if slab)
+
+    @property
+    def second_window(self) -> int | None:
+        """The tokens that a token sees of pages in the second slab; None if there is one slab."""
+        if self.delta_net is not None:
+            return STATE_WINDOW
+        return self.window if len(self.slabs) > 1 else None
 
     def rotation_of(self, layer: int) -> Rotation:
         if layer in self.unrotated_layers:

@@ -86,16 +86,41 @@ def rotary_row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
     None if their order is the same.
     """
     queries, keys = spec.num_attention_heads, spec.num_key_value_heads
-    heads = {"attn_q": queries, "attn_k": keys, "attn_qkv": queries + keys}.get(name.split(".")[-2])
+    if name.startswith("blk.") and spec.has_state(int(name.split(".")[1])):
+        return None
+    if spec.attention_gate and name.endswith(".attn_q.weight"):
+        return _ungated_row_order(spec)
+    normed = (queries, keys) if spec.whole_qk_norm else (1, 1)  # heads that norms have weights for
+    heads = {
+        "attn_q": queries,
+        "attn_k": keys,
+        "attn_qkv": queries + keys,
+        "attn_q_norm": normed[0],
+        "attn_k_norm": normed[1],
+    }.get(name.split(".")[-2])
     if spec.rotated_dim is None or heads is None:
         return None
-    half, kept = spec.rotated_dim // 2, (spec.head_dim - spec.rotated_dim) // 2
-    halves = np.split(np.arange(spec.head_dim), [half, 2 * half, 2 * half + kept])
-    head = np.concatenate([halves[0], halves[2], halves[1], halves[3]])
+    head = _head_row_order(spec)
     rows = tensor_shapes(spec)[name][0]
     order = np.arange(rows)
     order[: heads * spec.head_dim] = (np.arange(heads)[:, None] * spec.head_dim + head).reshape(-1)
     return order
+
+
+def _head_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
+    """The row in a file's head of each row of a head of q or k."""
+    if spec.rotated_dim is None:
+        return np.arange(spec.head_dim)
+    half, kept = spec.rotated_dim // 2, (spec.head_dim - spec.rotated_dim) // 2
+    halves = np.split(np.arange(spec.head_dim), [half, 2 * half, 2 * half + kept])
+    return np.concatenate([halves[0], halves[2], halves[1], halves[3]])
+
+
+def _ungated_row_order(spec: ModelSpec) -> npt.NDArray[np.intp]:
+    """The same of q with its gates, which follow each head in a file, and all heads here."""
+    file = np.arange(2 * spec.num_attention_heads * spec.head_dim)
+    heads = file.reshape(spec.num_attention_heads, 2, spec.head_dim)
+    return np.concatenate([heads[:, 0, _head_row_order(spec)].reshape(-1), heads[:, 1].reshape(-1)])
 
 
 def check_spec(where: str, spec: ModelSpec) -> None:
@@ -112,6 +137,7 @@ def check_spec(where: str, spec: ModelSpec) -> None:
             f"{where}: {spec.rotated_dim} elements of a head of {spec.head_dim} cannot be rotated"
         )
     _check_experts(where, spec.experts)
+    _check_delta_net(where, spec)
     if spec.rope_theta <= 1:
         raise BuildError(
             f"{where}: a rotary base of {spec.rope_theta} makes no wavelengths; it must exceed 1"
@@ -123,6 +149,20 @@ def _check_experts(where: str, experts: RoutedExperts | None) -> None:
         return
     if not 0 < experts.per_token <= experts.count:
         raise BuildError(f"{where}: a token cannot have {experts.per_token} of {experts.count} experts")
+
+
+def _check_delta_net(where: str, spec: ModelSpec) -> None:
+    net = spec.delta_net
+    if net is None:
+        return
+    if net.value_heads % net.key_heads:
+        raise BuildError(
+            f"{where}: {net.value_heads} value heads do not divide among {net.key_heads} key heads"
+        )
+    if spec.window is not None:
+        raise unsupported(where, "a model with windows and states")
+    if len(spec.slabs) < 2:
+        raise unsupported(where, "a model with no attention beside gated delta nets, or none of these")
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:

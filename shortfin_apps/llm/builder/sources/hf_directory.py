@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from safetensors import SafetensorError, safe_open
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
@@ -145,6 +146,13 @@ class _Config(BaseModel):
     decoder_sparse_step: PositiveInt = 1
     mlp_only_layers: list[int] | None = None
     eos_token_id: int | list[int] | None = None
+    attn_output_gate: bool = True
+    full_attention_interval: PositiveInt = 4
+    linear_conv_kernel_dim: PositiveInt = 4
+    linear_key_head_dim: PositiveInt = 128
+    linear_value_head_dim: PositiveInt = 128
+    linear_num_key_heads: PositiveInt = 16
+    linear_num_value_heads: PositiveInt = 32
 
     @property
     def rope(self) -> HfRope:
@@ -180,7 +188,7 @@ class _Config(BaseModel):
     @property
     def rotated_dim(self) -> int:
         """The elements of a head that rotate."""
-        share = self.partial_rotary_factor or self.rope.partial_rotary_factor or 1.0
+        share = self.rope.partial_rotary_factor or self.partial_rotary_factor or 1.0
         return int(self.own_head_dim * share)
 
     @property
@@ -229,6 +237,23 @@ class _Config(BaseModel):
             dense_layers=tuple(
                 layer for layer in range(self.num_hidden_layers) if layer in listed or (layer + 1) % step
             ),
+        )
+
+    @property
+    def delta_net(self) -> DeltaNet | None:
+        """Of the layers that `layer_types` names; else of all but the last of each interval."""
+        if not self.family.has_delta_nets:
+            return None
+        layers, interval = range(self.num_hidden_layers), self.full_attention_interval
+        by_interval = ["linear_attention" if (n + 1) % interval else "full_attention" for n in layers]
+        kinds = zip(layers, self.layer_types or by_interval, strict=True)
+        return DeltaNet(
+            layers=tuple(layer for layer, kind in kinds if kind == "linear_attention"),
+            key_heads=self.linear_num_key_heads,
+            value_heads=self.linear_num_value_heads,
+            key_dim=self.linear_key_head_dim,
+            value_dim=self.linear_value_head_dim,
+            taps=self.linear_conv_kernel_dim,
         )
 
     @property
@@ -285,7 +310,11 @@ class HfDirectorySource(ModelSource):
             path, hf_name = place = self._tensors[name]
             array = as_float(f"{path}: tensor `{hf_name}`", read_tensor(self._files, place))
         if self._config.family.norms_from_zero and name.endswith("norm.weight"):
-            array = array.astype(np.float32) + 1
+            array = array.astype(np.float32) + (not name.endswith("ssm_norm.weight"))
+        if name.endswith("ssm_a"):
+            array = -np.exp(array.astype(np.float32))
+        if name.endswith("ssm_conv1d.weight"):
+            array = array.reshape(_matrix_of(array.shape))
         order = rotary_row_order(self.spec, name)
         return array if order is None else array[order]
 
@@ -339,6 +368,8 @@ class HfDirectorySource(ModelSource):
             score_cap=config.attn_logit_softcapping,
             logit_cap=config.final_logit_softcapping,
             experts=config.experts,
+            attention_gate=family.has_delta_nets and config.attn_output_gate,
+            delta_net=config.delta_net,
             has_fused_qkv=family.has_fused_qkv,
             has_fused_gate_up=family.has_fused_gate_up,
             rotated_dim=None if config.rotated_dim == config.own_head_dim else config.rotated_dim,
@@ -354,8 +385,10 @@ class HfDirectorySource(ModelSource):
             raise unsupported(
                 self._where, f"rotary scaling `{config.local_rope.kind}` of layers with a window"
             )
-        windows = {"full_attention", "attention", *(["sliding_attention"] if config.window else [])}
-        if odd := set(config.layer_types or ()) - windows:
+        kinds = {"full_attention", "attention", *(["sliding_attention"] if config.window else [])}
+        if config.family.has_delta_nets:
+            kinds.add("linear_attention")
+        if odd := set(config.layer_types or ()) - kinds:
             raise unsupported(self._where, f"`layer_types` of `{min(odd)}`")
         if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
             raise BuildError(f"{self._where}/config.json: `layer_types` has not one item for each layer")
@@ -381,6 +414,8 @@ class HfDirectorySource(ModelSource):
             for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
                 ours = _gguf_name(hf_name, {**GGUF_NAMES, **self._config.family.renamed})
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
+                if hf_name.startswith(self._config.family.ignored):
+                    continue
                 if not tied and not hf_name.endswith("rotary_emb.inv_freq"):
                     yield ours, (path, hf_name)
 
@@ -399,6 +434,8 @@ class HfDirectorySource(ModelSource):
             if header.get_dtype() not in FLOAT_TYPES:
                 raise unsupported(str(path), f"tensor `{hf_name}` of type {header.get_dtype()}")
             shapes[name] = tuple(header.get_shape())
+            if name.endswith("ssm_conv1d.weight"):
+                shapes[name] = _matrix_of(shapes[name])
         return shapes
 
     def _tokenizer_config(self) -> dict[str, Any]:
@@ -436,6 +473,11 @@ def _open(path: Path) -> Any:
         raise BuildError(f"{path}: not a readable safetensors file ({error})") from error
 
 
+def _matrix_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[channels, taps] of a convolution, whose groups have one channel each."""
+    return (shape[0], shape[2]) if len(shape) == 3 and shape[1] == 1 else shape
+
+
 def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     """The GGUF name of a Hugging Face tensor by `names`, or the same name if there is none."""
     if name.endswith(_SINKS):
@@ -445,5 +487,7 @@ def _gguf_name(name: str, names: Mapping[str, str]) -> str:
         layer, part = match.groups()
         if expert := _EXPERT.fullmatch(part):
             return f"blk.{layer}.ffn_{_OF_EXPERT.get(expert[2], expert[2])}.{expert[1]}{dot}{kind}"
+        if f"{part}{dot}{kind}" in names:
+            return f"blk.{layer}.{names[f'{part}{dot}{kind}']}"
         return f"blk.{layer}.{names[part]}{dot}{kind}" if part in names else name
     return f"{names[stem]}{dot}{kind}" if stem in names else name

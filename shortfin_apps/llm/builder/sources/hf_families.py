@@ -32,6 +32,8 @@ class HfFamily:
     stacks_experts: bool = False  # one tensor for all of a layer, which have biases (hf_experts.py)
     has_sinks: bool = False
     activation: Activation | None = None  # whatever `hidden_act` says
+    has_delta_nets: bool = False  # in layers of `linear_attention`; others have gates of attention's result
+    ignored: tuple[str, ...] = ()  # beginnings of the names of tensors that the decoder does not have
     window_has_switch: bool = False  # `sliding_window` counts only with `use_sliding_window`
 
 
@@ -52,6 +54,13 @@ MAMBA = frozenset(
     }
 )
 SMOLLM3 = frozenset({"no_rope_layers", "no_rope_layer_interval"})
+QWEN3_5 = frozenset(
+    {
+        *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
+        *("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval"),
+        *("attn_output_gate", "partial_rotary_factor", "mrope_section", "mrope_interleaved"),
+    }
+)
 GEMMA = frozenset({"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"})
 
 _NORMS_AFTER = {
@@ -153,6 +162,28 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         harmless=ROUTER_TRAINING,
         defaults={"moe_intermediate_size": 768, "num_experts_per_tok": 8},
         window_has_switch=True,
+    ),
+    "qwen3_5_text": HfFamily(
+        architecture="qwen35",
+        qk_norm=True,
+        norms_from_zero=True,
+        has_delta_nets=True,
+        fields=QWEN3_5,
+        # The type of states, which are f32 here, and a draft model.
+        harmless=frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}),
+        ignored=("mtp.",),
+        defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
+        renamed={
+            "linear_attn.in_proj_qkv": "attn_qkv",
+            "linear_attn.in_proj_z": "attn_gate",
+            "linear_attn.in_proj_b": "ssm_beta",
+            "linear_attn.in_proj_a": "ssm_alpha",
+            "linear_attn.conv1d": "ssm_conv1d",
+            "linear_attn.dt_bias": "ssm_dt.bias",
+            "linear_attn.A_log": "ssm_a",
+            "linear_attn.norm": "ssm_norm",
+            "linear_attn.out_proj": "ssm_out",
+        },
     ),
     "smollm3": HfFamily(
         fields=SMOLLM3, window_has_switch=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True}

@@ -11,6 +11,7 @@ bytes), or 1:
                                        [out, 2 * K / group + K / size] i8: a row's f16, then its i8, padded
                                        to a multiple of 4
                         name.minima    as the scales, of types with minima
+    Taps                name           [taps, channels] f32, of a convolution's [channels, taps]
     Fp8Rows             name           [out, K] of the target's 8-bit floats
                         name.scales    [out] f32
     Panels              name           [panels, K / pair, 32 * pair]
@@ -51,6 +52,8 @@ WORD = 4  # bytes
 TILE = 64  # bytes along K of an AMX tile
 GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight")
 ROUTER = "ffn_gate_inp.weight"  # small, and what it chooses is discrete, so it is not quantised
+KEPT = (ROUTER, "ssm_rates.weight")  # the latter act on all later tokens
+TAPS = "ssm_conv1d.weight"  # of a convolution, [channels, taps]
 
 Array = npt.NDArray[Any]
 StoredTypes = dict[str, tuple[tuple[int, ...], str]]  # parameter name -> shape, MLIR dtype
@@ -98,6 +101,21 @@ class RowMajor:
     def store(self, value: Array | Blocks) -> list[Array]:
         assert not isinstance(value, Blocks)
         return [cast_floats(value, self.dtype)]
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Implements WeightLayout: what a convolution multiplies, tap by tap."""
+
+    blocks: None = None
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
+        channels, taps = shape
+        return {name: ((taps, channels), "f32")}
+
+    def store(self, value: Array | Blocks) -> list[Array]:
+        assert not isinstance(value, Blocks)
+        return [np.ascontiguousarray(cast_floats(value, "f32").T)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +282,9 @@ def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> Sto
 
 
 def fills_tiles(spec: ModelSpec, target: Target) -> bool:
-    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles, none of an expert."""
-    if spec.experts is not None:
+    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles, none of an expert or a
+    delta net."""
+    if spec.experts is not None or spec.delta_net is not None:
         return False
     heads = spec.num_attention_heads * spec.head_dim
     sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
@@ -276,7 +295,9 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     """The layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", "sinks.weight", ".bias")):
         return RowMajor("f32")
-    if name.endswith(ROUTER):
+    if name.endswith(TAPS):
+        return Taps()
+    if name.endswith(KEPT):
         options = replace(options, weights=options.activations)
     blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))
     if not target.is_cpu:

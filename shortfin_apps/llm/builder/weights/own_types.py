@@ -9,7 +9,7 @@ from shortfin_apps.llm.builder.blocks import Q8_0, BlockType, common_type
 from shortfin_apps.llm.builder.model.family import weight_parts
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.base import ModelSource
-from shortfin_apps.llm.builder.weights.layout import ROUTER, made_blocks
+from shortfin_apps.llm.builder.weights.layout import KEPT, TAPS, made_blocks
 
 
 def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:
@@ -28,7 +28,7 @@ def with_own_types(source: ModelSource, options: BuildOptions) -> BuildOptions:
 
 def _own_blocks(source: ModelSource) -> Iterator[tuple[str, BlockType | None]]:
     for name, parts in weight_parts(source.spec).items():
-        if len(parts[0].shape) > 1 and not name.endswith(ROUTER):
+        if len(parts[0].shape) > 1 and not name.endswith((*KEPT, TAPS)):
             yield name, _stacked([source.block_type(part.name) for part in parts], name)
 
 

@@ -1,0 +1,59 @@
+"""Geometry of delta_net.mlir.j2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
+from shortfin_apps.llm.builder.weights.layout import LANES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetGeometry:
+    """A layer of `net`, of which there are `layers`; a page has `stride` tokens and f32, whatever the cache's
+    type is. The result is `dtype`."""
+
+    net: DeltaNet
+    layers: int
+    stride: int
+    eps: float  # of the result's norm
+    dtype: str
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Of q, k and v: where a head's is among its channels, and its elements."""
+        key, value = self.net.key_dim, self.net.value_dim
+        return {"q": (0, key), "k": (key, key), "v": (2 * key, value)}
+
+    @property
+    def head_elements(self) -> int:
+        """Of a head's state: past inputs [taps - 1, channels of the head], then S [key_dim, value_dim]."""
+        return self.net.state_elements // self.net.value_heads
+
+    @property
+    def copied(self) -> int:
+        """Elements that are copied at once."""
+        return math.gcd(self.head_elements, LANES)
+
+    @property
+    def interface(self) -> Interface:
+        net = self.net
+        rows = {name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")}
+        return Interface(
+            constants=("tokens", "rows", "width", "pages", "layer"),
+            reads={
+                "mixed": buffer("f32", "tokens", net.channels + net.value_features),
+                "rates": buffer("f32", "tokens", 2 * net.value_heads),
+                "conv": buffer("f32", net.taps, net.channels),
+                "steps": buffer("f32", 2 * net.value_heads),
+                "norm": buffer("f32", net.value_dim),
+                **rows,
+                "blocks": buffer("i64", "rows", "width"),
+            },
+            writes={
+                "cache": buffer("f32", "pages", self.layers * net.state_elements),
+                "out": buffer(self.dtype, "tokens", net.value_features),
+            },
+        )

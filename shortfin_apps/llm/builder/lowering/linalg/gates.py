@@ -1,0 +1,40 @@
+"""The gates of attention's result in linalg, for every target."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+
+
+class LinalgGates:
+    """Kernels of DropGates and Gate."""
+
+    def __init__(self, spec: ModelSpec, options: BuildOptions) -> None:
+        self._queries = spec.num_attention_heads * spec.head_dim
+        self._features = spec.qkv_features
+        self._act = options.activations
+
+    def drop_gates(self, e: Emitter, x: Tensor) -> Tensor:
+        body = f"""\
+  %t = linalg.index 0 : index
+  %d = linalg.index 1 : index
+  %queries = arith.constant {self._queries} : index
+  %behind = arith.addi %d, %queries : index
+  %is_query = arith.cmpi ult, %d, %queries : index
+  %column = arith.select %is_query, %d, %behind : index
+  %value = tensor.extract {x.name}[%t, %column] : {x.type}
+  linalg.yield %value : f32"""
+        return e.elementwise("td", ("td", (x.shape[0], self._features), "f32"), [], body)
+
+    def gate(self, e: Emitter, x: Tensor, gates: Tensor) -> Tensor:
+        wide = "" if x.dtype == "f32" else f"  %wide = arith.extf %a : {x.dtype} to f32\n"
+        body = f"""\
+{wide}  %one = arith.constant 1.0 : f32
+  %negative = arith.negf %b : f32
+  %power = math.exp %negative : f32
+  %divisor = arith.addf %power, %one : f32
+  %y = arith.divf {"%wide" if wide else "%a"}, %divisor : f32
+{yield_as("%y", self._act)}"""
+        own = e.columns(gates, self._queries, self._queries)
+        return e.elementwise("td", ("td", x.shape, self._act), [(x, "td"), (own, "td")], body)
