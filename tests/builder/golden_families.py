@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,12 @@ WITH_WINDOWS = ("gemma2", "gemma3", "gpt-oss", "phi3")
 WITH_PAIRS = ("granite", "llama", "smollm3")  # architectures whose q and k are permuted by the converter
 
 # Architectures of GGUF files that have another name.
-ARCHITECTURES = {"gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {
+    "gpt_oss": "gpt-oss",
+    "mixtral": "llama",
+    "qwen3_5": "qwen35",
+    "qwen3_moe": "qwen3moe",
+}
 SCALARS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -86,10 +91,11 @@ class GoldenFamily:
             "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
             "attention.key_length": head_dim,
             "attention.value_length": head_dim,
-            "rope.dimension_count": int(head_dim * config.get("partial_rotary_factor", 1.0)),
+            "rope.dimension_count": int(head_dim * _rotated_share(config)),
             "rope.freq_base": _rope(config)["rope_theta"],
             **_rope_keys(config),
             **_expert_keys(config),
+            **_delta_net_keys(config),
             **({"attention.sliding_window": config["sliding_window"]} if has_window else {}),
             **{key: config[field] for key, field in SCALARS.items() if config.get(field)},
             **(other_keys or {}),
@@ -106,14 +112,18 @@ class GoldenFamily:
         names = gguf.get_tensor_name_map(kinds[architecture], self.config["num_hidden_layers"])
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         tensors = {}
-        for hf_name, tensor in _with_stacked_experts(self.tensors).items():
+        whole = _with_stacked_experts(self.tensors)
+        if "linear_num_value_heads" in self.config:
+            whole = dict(_with_tiled_heads(self.config, whole))
+        for hf_name, tensor in whole.items():
             name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
             assert name is not None, hf_name
             if name.endswith("_sinks"):
                 name = f"{name}.weight"
             rotated = heads.get(hf_name.split(".")[-2]) if architecture in WITH_PAIRS else None
             tensors[name] = interleaved(tensor, self.config[rotated]) if rotated else tensor
-            if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            from_zero = architecture.startswith(("gemma", "qwen35")) and not name.endswith("ssm_norm.weight")
+            if from_zero and name.endswith("norm.weight"):
                 tensors[name] = tensor + 1
         rope = _rope(self.config)
         for length in ("short", "long") if rope["rope_type"] == "longrope" else ():
@@ -137,6 +147,53 @@ def _expert_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
         "expert_used_count": config["num_experts_per_tok"],
         **({"expert_feed_forward_length": features} if features else {}),
     }
+
+
+def _rotated_share(config: dict[str, Any]) -> float:
+    share: float = config.get("partial_rotary_factor") or _rope(config).get("partial_rotary_factor", 1.0)
+    return share
+
+
+def _delta_net_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
+    if "linear_num_value_heads" not in config:
+        return {}
+    heads = config["linear_num_value_heads"]
+    return {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+        "full_attention_interval": config["layer_types"].index("full_attention") + 1,
+    }
+
+
+def _with_tiled_heads(config: dict[str, Any], tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
+    """Value heads that share a key head so many apart as there are key heads, as the converter has them."""
+    heads, key_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
+    keys = 2 * key_heads * config["linear_key_head_dim"]
+    order = np.arange(heads).reshape(key_heads, -1).T.reshape(-1)
+    for name, tensor in tensors.items():
+        *_, kind = name.removesuffix(".weight").partition(".linear_attn.")
+        match kind:
+            case "in_proj_qkv" | "conv1d":
+                rows = tensor.reshape(len(tensor), -1)
+                yield name, np.concatenate([rows[:keys], _by_head(rows[keys:], order)])
+            case "A_log":
+                yield name, -np.exp(tensor[order])
+            case "dt_bias":
+                yield name.replace("dt_bias", "dt_proj.bias"), tensor[order]
+            case "in_proj_z" | "in_proj_a" | "in_proj_b":
+                yield name, _by_head(tensor, order)
+            case "out_proj":
+                yield name, _by_head(tensor.T, order).T.copy()
+            case _:
+                yield name, tensor
+
+
+def _by_head(rows: F32, order: npt.NDArray[np.int64]) -> F32:
+    """`rows` of all heads, by heads in another order."""
+    return rows.reshape(len(order), -1, *rows.shape[1:])[order].reshape(rows.shape)
 
 
 def _with_stacked_experts(tensors: dict[str, F32]) -> dict[str, F32]:

@@ -30,6 +30,7 @@ class GgufFamily:
     has_expert_biases: bool = False
     has_sinks: bool = False
     yarn_truncates: bool = True  # rounds the borders of what it slows to an index
+    has_delta_nets: bool = False  # in all but the last of each interval of layers, which have gates
     finetuned_rotates: bool = False  # `rope.scaling.finetuned` false means that nothing rotates
     unrotated_interval: int | None = None  # the last of each so many layers does not rotate
     keys: frozenset[str] = frozenset()  # that Llama refuses unless they are neutral
@@ -95,6 +96,18 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
         qk_norm=True,
         has_experts=True,
         keys=_EXPERT_KEYS,
+    ),
+    "qwen35": GgufFamily(
+        qk_norm=True,
+        has_delta_nets=True,
+        renamed={"post_attention_norm": "ffn_norm"},
+        keys=frozenset(
+            {
+                *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
+                *("ssm.inner_size", "full_attention_interval"),
+                "rope.dimension_sections",  # of images
+            }
+        ),
     ),
     "smollm3": GgufFamily(has_pairs=True, unrotated_interval=4),
 }

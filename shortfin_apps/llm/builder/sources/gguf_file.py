@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from shortfin_apps.llm.builder.blocks import Blocks, BlockType
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.granite import Multipliers
 from shortfin_apps.llm.builder.model.rope import RopeScaling
@@ -82,10 +83,30 @@ class _Hyperparameters(BaseModel):
     expert_count: NonNegativeInt = 0
     expert_used_count: NonNegativeInt = 0
     expert_feed_forward_length: NonNegativeInt = 0
+    attention_interval: PositiveInt = Field(4, alias="full_attention_interval")
+    conv_kernel: PositiveInt = Field(4, alias="ssm.conv_kernel")
+    key_dim: PositiveInt = Field(128, alias="ssm.state_size")
+    key_heads: PositiveInt = Field(16, alias="ssm.group_count")
+    value_heads: PositiveInt = Field(32, alias="ssm.time_step_rank")
+    value_features: PositiveInt = Field(4096, alias="ssm.inner_size")
 
     @property
     def head_dim(self) -> int:
         return self.key_length or self.embedding_length // self.head_count
+
+    def delta_net(self, family: GgufFamily) -> DeltaNet | None:
+        """Value heads are in the order in which llama.cpp repeats key heads."""
+        if not family.has_delta_nets:
+            return None
+        return DeltaNet(
+            layers=tuple(n for n in range(self.block_count) if (n + 1) % self.attention_interval),
+            key_heads=self.key_heads,
+            value_heads=self.value_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_features // self.value_heads,
+            taps=self.conv_kernel,
+            tiled=True,
+        )
 
     def multipliers(self, family: GgufFamily) -> Multipliers:
         """Of 0 is none, as in llama.cpp."""
@@ -236,6 +257,8 @@ class GgufSource(ModelSource):
             score_cap=found.score_cap or None,
             logit_cap=found.logit_cap or None,
             experts=self._experts(found, family),
+            attention_gate=family.has_delta_nets,
+            delta_net=found.delta_net(family),
             unrotated_layers=family.unrotated_layers(found.block_count),
             has_fused_qkv=family.has_fused_tensors,
             has_fused_gate_up=family.has_fused_tensors,
