@@ -35,10 +35,16 @@ def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BLOCK_TYPES if kind.bits == 8], ids=str)
-@pytest.mark.parametrize("target", [NO_TILES, NARROW], ids=lambda target: NAMES[target.features])
-def test_a_row_has_the_terms_of_its_blocks(kind: BlockType, target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "spec"),
+    [(HOST, WHOLE), (NO_TILES, UNEVEN), (NARROW, UNEVEN)],
+    ids=["host", "no-tiles", "narrow"],
+)
+def test_a_row_has_the_terms_of_its_blocks(
+    kind: BlockType, target: Target, spec: ModelSpec, tmp_path: Path
+) -> None:
     options = BuildOptions(weights="q8_0", block_types=((NAME, kind),))
-    check_rows(options, target, replace(UNEVEN, hidden_size=512), tmp_path)
+    check_rows(options, target, replace(spec, hidden_size=512), tmp_path)
 
 
 def check_rows(options: BuildOptions, target: Target, spec: ModelSpec, tmp_path: Path) -> None:
