@@ -10,6 +10,7 @@ from shortfin_apps.llm.components.kvcache import (
     SCRATCH_PAGE,
     CacheUsage,
     KVCache,
+    Lease,
     WindowOptions,
     make_cache,
 )
@@ -199,6 +200,59 @@ class TrieWindowMachine(WindowMachine):
 
 
 TestBaseWindows = BaseWindowMachine.TestCase
-TestBaseWindows.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestBaseWindows.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestTrieWindows = TrieWindowMachine.TestCase
-TestTrieWindows.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestTrieWindows.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+
+
+def trie(num_window_pages: int) -> KVCache:
+    """A token sees the four before it: those of one full page, or of parts of two."""
+    return make_cache("trie", 20, STRIDE, WindowOptions(tokens=5, num_pages=1 + num_window_pages))
+
+
+def tables(lease: Lease) -> list[int]:
+    assert lease.window_page_ids is not None
+    return lease.window_page_ids
+
+
+def test_a_lease_begins_with_the_pages_that_its_first_token_sees() -> None:
+    cache, tokens = trie(8), list(range(13))
+    first = cache.acquire(tokens)
+    assert cache.reserve(first, 13)
+    kept = list(tables(first))
+    cache.publish(first, tokens, 12)
+    assert first.num_given_up == 2, "the token at 12 sees 8 to 11"
+    second = cache.acquire(tokens)
+    assert second.num_cached_tokens == 12
+    assert tables(second) == [SCRATCH_PAGE, SCRATCH_PAGE, kept[2]]
+    assert cache.window_usage() == CacheUsage(total=8, free=4, cached=2, leased=2)
+
+
+def test_a_window_page_is_evicted_without_its_node_and_shortens_what_is_found() -> None:
+    cache, tokens = trie(4), list(range(13))
+    first = cache.acquire(tokens)
+    assert cache.reserve(first, 13)
+    cache.publish(first, tokens, 12)
+    cache.release(first)
+    other = cache.acquire([99] * 9)
+    found = [cache.match_length(tokens)]
+    for num_tokens in (4, 8, 12, 16):  # the page that is free, and then those released longest ago
+        assert cache.reserve(other, num_tokens)
+        found.append(cache.match_length(tokens))
+    assert found == [12, 12, 12, 12, 0]
+    assert cache.usage().cached == 3, "the nodes are still there"
+    assert not cache.reserve(other, 20)
+
+
+def test_pages_that_a_suspect_lease_gives_up_are_suspect() -> None:
+    cache = make_cache("none", 20, STRIDE, WindowOptions(tokens=5, num_pages=9))
+    lease = cache.acquire([])
+    assert cache.reserve(lease, 16)
+    before = list(tables(lease))
+    cache.give_up(lease, 8)
+    lease.is_suspect = True
+    cache.give_up(lease, 12)
+    assert cache.window_suspects == {before[1]}
+    cache.release(lease)
+    assert cache.window_suspects == set(before[1:])
+    assert cache.has_suspects

@@ -46,6 +46,7 @@ class DecodeLoop:
         self, requests: Sequence[Request], state: Mapping[str, DeviceBuffer], stride: int, step: Step
     ) -> None:
         self.requests = tuple(requests)
+        self._has_windows = any(request.window_page_ids is not None for request in requests)
         self._state = state
         self._stride = stride
         self._step = step
@@ -63,17 +64,19 @@ class DecodeLoop:
 
     def queue(self) -> None:
         """Starts a step, behind those in flight; every request must have a page for it."""
-        pages = tuple(
-            request.page_ids[position // self._stride]
-            for request, position in zip(self.requests, self._next_position, strict=True)
-        )
-        windows = tuple(
-            request.window_page_ids[position // self._stride]
-            for request, position in zip(self.requests, self._next_position, strict=True)
-            if request.window_page_ids is not None
-        )
+        pages = self._written([request.page_ids for request in self.requests])
+        windows: tuple[int, ...] = ()
+        if self._has_windows:
+            windows = self._written([request.window_page_ids or () for request in self.requests])
         self._queued.append(_Queued(pages, windows, self._step(self.requests, self._state)))
         self._next_position = [position + 1 for position in self._next_position]
+
+    def _written(self, tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The page that the next step writes in each request's table."""
+        return tuple(
+            page_ids[position // self._stride]
+            for page_ids, position in zip(tables, self._next_position, strict=True)
+        )
 
     def wait(self) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
         """The token ids of the oldest step in flight, and the page and window page it wrote for each request.
