@@ -29,7 +29,10 @@ serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 
 
 test: lint ## run every check and test
 	@$(MAKE) --no-print-directory amd
-	@$(BIN)/python -m pytest -m "not (emulated or by_hand)" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not (emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
+
+# Files of tests are dealt out to two processes, beside which benchmarks would measure nothing.
+IN_TWO := -n 2 --dist loadfile --benchmark-disable
 
 # The emulated GPU belongs to a process, so its tests run in several, two at a time.
 AMD_TESTS := amd-isa amd-device amd-model amd-server

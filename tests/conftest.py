@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -37,6 +38,18 @@ def pytest_configure() -> None:
         "unhurried", settings.get_profile("ci" if "CI" in os.environ else "default"), deadline=None
     )
     settings.load_profile("unhurried")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Has a worker of pytest-xdist send the families of kernels that it saw."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["kernels"] = kernel_families.noted()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Adds what a worker of pytest-xdist sent; one that crashed sent nothing."""
+    kernel_families.add(getattr(node, "workeroutput", {}).get("kernels", ([], [])))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -38,6 +38,18 @@ def note_compiled(text: str, architecture: str) -> None:
     _compiled.update(families_of(text, architecture))
 
 
+def noted() -> tuple[list[str], list[str]]:
+    """What was executed and compiled in this process, for `add` in another."""
+    return sorted(_executed), sorted(_compiled)
+
+
+def add(noted_elsewhere: tuple[Iterable[str], Iterable[str]]) -> None:
+    """Records what another process noted."""
+    executed, compiled = noted_elsewhere
+    _executed.update(executed)
+    _compiled.update(compiled)
+
+
 def summary() -> str | None:
     """One line about this run so far; None if there were no kernels."""
     return describe(_executed, _compiled)
