@@ -41,7 +41,7 @@ def chunks(draw: st.DrawFn) -> Task:
     return Task(start, start + draw(st.integers(1, 50)))
 
 
-@pytest.fixture(params=["f32", "bf16", *OTHERS])
+@pytest.fixture(params=["f32", "bf16", *OTHERS, "routed"])
 def model(request: pytest.FixtureRequest, models: dict[str, CompiledModel]) -> CompiledModel:
     chosen: CompiledModel = models[request.param]
     chosen.fill_cache(NAN_BYTE)
