@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.request.messages import Delta, FinishReason, G
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import InvocationError
-from tests.conftest import TINY_OPTIONS
+from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.runtimes import needs_shortfin
 
 PADDING, BAD, INFINITE = 0, 251, 252
@@ -159,6 +159,20 @@ def test_a_prompt_with_nan_fails_alone(
     for answers in open_and_serve(spoiled, options, requests, requests):
         assert answers[: len(good)] == alone
         assert answers[len(good) :] == [Answer((), (), error=True)] * len(bad)
+
+
+def test_a_prompt_with_nan_fails_alone_with_keys_and_values_in_bytes(
+    build_tiny: BuildTiny, prompts: Sequence[Tokens], tmp_path: Path
+) -> None:
+    """Bytes have no NaN: the scales of the token's heads have it, and its pages are zeroed as others are."""
+    artifact = build_tiny(replace(TINY_OPTIONS, kv="q8_0"))
+    options = EngineOptions(runtime="iree", pages=PAGES)
+    good = [(2 * index, prompt) for index, prompt in enumerate(prompts)]
+    [expected] = open_and_serve(artifact, options, good)
+    bad = [(1, (*prompts[-1][:66], BAD, *prompts[-1][67:])), (3, (BAD,))]
+    spoiled = spoil(artifact, tmp_path, {PADDING: np.nan, BAD: np.nan})
+    for answers in open_and_serve(spoiled, options, [*good, *bad], [*good, *bad]):
+        assert answers == [*expected, *[Answer((), (), error=True)] * len(bad)]
 
 
 def test_nan_in_a_decode_ends_that_request(
