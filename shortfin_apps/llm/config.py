@@ -51,7 +51,9 @@ class PagedKVCacheConfig:
     gives the elements of a page in each slab. `device_block_count` may be changed at deploy time.
 
     With `window_tokens`, the last slab has the transformer blocks that see as many tokens alone, and a number
-    of pages of its own. Upstream has no such field, and config.json has it only where it is needed.
+    of pages of its own. Of `state_block_count` transformer blocks that slab has states instead, each as of
+    the last token of a page, which are what a window of two tokens sees; and the first slab has no keys and
+    values of these. Upstream has neither field, and config.json has them only where they are needed.
     """
 
     attention_head_count_kv: int
@@ -60,6 +62,7 @@ class PagedKVCacheConfig:
     kv_cache_dtype: str
     paged_kv_block_size_elements_per_device: tuple[int, ...] | None = None
     window_tokens: int | None = None
+    state_block_count: int | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -103,10 +106,10 @@ class ModelConfig:
 
     @property
     def token_elements(self) -> int:
-        """Elements of all slabs for one token."""
+        """Elements of K and V of one token, in all slabs."""
         cache = self.paged_kv_cache
         row = cache_row_elements(cache.attention_head_count_kv, self.attn_head_dim, cache.dtype)
-        return self.transformer_block_count * 2 * row
+        return (self.transformer_block_count - (cache.state_block_count or 0)) * 2 * row
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -146,8 +149,9 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, loadable by upstream too."""
         fields = dataclasses.asdict(self)
-        if self.window_tokens is None:
-            del fields["paged_kv_cache"]["window_tokens"]
+        for name in ("window_tokens", "state_block_count"):
+            if fields["paged_kv_cache"][name] is None:
+                del fields["paged_kv_cache"][name]
         return fields
 
     def _check(self) -> None:
@@ -172,6 +176,12 @@ class ModelConfig:
             _require_positive("paged_kv_cache.window_tokens", cache.window_tokens)
             if len(self.page_elements) != 2:
                 raise ArtifactError("`paged_kv_cache.window_tokens` takes two slabs, the second for windows")
+        if cache.state_block_count is not None:
+            _require_positive("paged_kv_cache.state_block_count", cache.state_block_count)
+            if cache.window_tokens is None or cache.state_block_count >= self.transformer_block_count:
+                raise ArtifactError(
+                    "`paged_kv_cache.state_block_count` takes `window_tokens` and blocks without a state"
+                )
         if not isinstance(self.has_prefill_position, bool):
             raise ArtifactError(
                 f"`has_prefill_position` must be true or false, not {self.has_prefill_position!r}"

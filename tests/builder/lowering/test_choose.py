@@ -20,7 +20,7 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.compiled_kernels import ConstantWeights, function, load
-from tests.builder.compiled_model import GENERIC, HOST, ROUTED, TINY
+from tests.builder.compiled_model import GENERIC, HOST, HYBRID, ROUTED, TINY
 
 TILES = replace(TINY, head_dim=32)  # fills the tiles of AMX
 ODD = RoutedExperts(count=4, per_token=2, features=40)
@@ -146,6 +146,8 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
         (GPU, TILES, "int8", "weights in int8 are for CPUs"),
         (VNNI, ROUTED, "int8", "int8 are not for models with routed experts; use q8_0"),
         (VNNI, replace(ROUTED, experts=ODD), "bf16", "size of an expert 40 is not a multiple of 16"),
+        (VNNI, HYBRID, "int8", "int8 are not for models with gated delta nets; use q8_0"),
+        (GPU, HYBRID, "bf16", "gated delta nets are computed by CPUs alone, not by hip:gfx942"),
         (VNNI, TILES, "fp8", "weights in fp8 are for GPUs"),
         (replace(GPU, cpu="gfx1100"), TILES, "fp8", "gfx1100 does not multiply 8-bit floats; use q8_0"),
         (GPU, replace(TILES, hidden_size=72), "q8_0", "not triton/layers, .* hidden_size in multiples of 16"),

@@ -53,6 +53,16 @@ def test_value_heads_of_a_gguf_file_share_key_heads_in_turn(tmp_path: Path) -> N
     np.testing.assert_allclose(logits, family.logits, rtol=1e-4, atol=1e-4 * np.abs(family.logits).max())
 
 
+def test_draft_layers_of_a_gguf_file_are_left_out(tmp_path: Path) -> None:
+    """The last block is taken for one here."""
+    family = GoldenFamily.of("qwen35")
+    source = GgufSource(family.write_gguf(tmp_path / "model.gguf", {"nextn_predict_layers": 1}))
+    assert source.spec.num_hidden_layers == 2
+    assert source.spec.delta_net is not None
+    assert source.spec.delta_net.layers == (0,)
+    assert not any(name.startswith("blk.2.") for name in stored_weights(source))
+
+
 def values_of(spec: ModelSpec) -> dict[str, object]:
     """Its fields and those of its scaling, each item of a tuple by itself."""
     fields = asdict(replace(spec, name="", architecture=spec.architecture.replace("_", "")))

@@ -214,6 +214,24 @@ def test_there_is_one_slab_per_pipeline_stage() -> None:
         check_program(Listed(*WHOLE), config)
 
 
+def test_pages_of_states_are_not_of_keys_and_values() -> None:
+    cache = dataclasses.replace(
+        CONFIG.paged_kv_cache,
+        paged_kv_block_size_elements_per_device=(256, 99),
+        window_tokens=2,
+        state_block_count=1,
+    )
+    config = dataclasses.replace(CONFIG, transformer_block_count=3, paged_kv_cache=cache)
+    slabs = (TensorType((None, 256), F16), TensorType((None, 99), F16))
+    staged = [
+        dataclasses.replace(PREFILL_ENTRY, arguments=(*PREFILL, PREFILL[-1], *slabs)),
+        *(decode(size, TensorType((size, None), I64), *slabs) for size in (2, 4)),
+    ]
+    check_program(Listed(*staged), config)
+    with pytest.raises(ArtifactError, match=r"K and V of 10\.6667 tokens"):
+        check_program(Listed(*staged), dataclasses.replace(config, transformer_block_count=4))
+
+
 def test_layers_with_windows_have_a_slab_and_a_table() -> None:
     cache = dataclasses.replace(
         CONFIG.paged_kv_cache, paged_kv_block_size_elements_per_device=(192, 64), window_tokens=5

@@ -332,6 +332,8 @@ def _check_sizes(c: LoweringContext) -> None:
     """Raises BuildError for weights or sizes that the target's kernels cannot have."""
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
     if not target.is_cpu:
+        if c.spec.delta_net is not None:
+            raise BuildError(f"gated delta nets are computed by CPUs alone, not by {target.device}")
         if weights == "int8":
             raise BuildError(f"weights in int8 are for CPUs; use q8_0 or bf16 for {target.device}")
         if weights == "fp8" and target.fp8 is None:

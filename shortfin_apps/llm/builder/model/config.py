@@ -40,7 +40,8 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     if options.top_k > spec.vocab_size:
         raise BuildError(f"--top-k: {options.top_k} exceeds the vocabulary of {spec.vocab_size} tokens")
     spec = within(spec, max_seq_len)
-    elements = sum(slab_elements(spec, options))
+    # States have a number of pages of their own, which the server chooses.
+    elements = page_elements(spec, options, spec.num_hidden_layers - spec.num_states)
     return ModelConfig(
         max_seq_len=max_seq_len,
         transformer_block_count=spec.num_hidden_layers,
@@ -57,6 +58,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
             paged_kv_block_size_elements_per_device=slab_elements(spec, options),
             window_tokens=spec.second_window,
+            state_block_count=spec.num_states or None,
         ),
     )
 

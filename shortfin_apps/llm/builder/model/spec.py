@@ -84,6 +84,11 @@ class ModelSpec:
         return self.delta_net is not None and layer in self.delta_net.layers
 
     @property
+    def num_states(self) -> int:
+        """Layers that are gated delta nets."""
+        return 0 if self.delta_net is None else len(self.delta_net.layers)
+
+    @property
     def slabs(self) -> tuple[tuple[int, ...], ...]:
         """The layers that share pages: all, or those without and those with a window or a state.
 

@@ -104,7 +104,7 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
         keys=frozenset(
             {
                 *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
-                *("ssm.inner_size", "full_attention_interval"),
+                *("ssm.inner_size", "full_attention_interval", "nextn_predict_layers"),
                 "rope.dimension_sections",  # of images
             }
         ),

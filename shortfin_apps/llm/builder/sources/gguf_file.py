@@ -83,12 +83,18 @@ class _Hyperparameters(BaseModel):
     expert_count: NonNegativeInt = 0
     expert_used_count: NonNegativeInt = 0
     expert_feed_forward_length: NonNegativeInt = 0
+    draft_layers: NonNegativeInt = Field(0, alias="nextn_predict_layers")  # the last of the blocks
     attention_interval: PositiveInt = Field(4, alias="full_attention_interval")
     conv_kernel: PositiveInt = Field(4, alias="ssm.conv_kernel")
     key_dim: PositiveInt = Field(128, alias="ssm.state_size")
     key_heads: PositiveInt = Field(16, alias="ssm.group_count")
     value_heads: PositiveInt = Field(32, alias="ssm.time_step_rank")
     value_features: PositiveInt = Field(4096, alias="ssm.inner_size")
+
+    @property
+    def num_layers(self) -> int:
+        """Without those of a draft model, which is not computed."""
+        return self.block_count - self.draft_layers
 
     @property
     def head_dim(self) -> int:
@@ -99,7 +105,7 @@ class _Hyperparameters(BaseModel):
         if not family.has_delta_nets:
             return None
         return DeltaNet(
-            layers=tuple(n for n in range(self.block_count) if (n + 1) % self.attention_interval),
+            layers=tuple(n for n in range(self.num_layers) if (n + 1) % self.attention_interval),
             key_heads=self.key_heads,
             value_heads=self.value_heads,
             key_dim=self.key_dim,
@@ -168,7 +174,8 @@ class GgufSource(ModelSource):
         self._tensors = {self._own_name(tensor.name): tensor for tensor in tensors}
         self.spec = self._read_spec(whole_stem(path.stem))
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
-        shapes = {name: shape for name, shape in shapes.items() if name not in FACTORS}
+        drafts = tuple(f"blk.{n}." for n in range(self.spec.num_hidden_layers, self._num_blocks))
+        shapes = {n: s for n, s in shapes.items() if n not in FACTORS and not n.startswith(drafts)}
         check_tensors(self._where, self.spec, shapes)
 
     @property
@@ -224,6 +231,7 @@ class GgufSource(ModelSource):
         architecture = self._architecture
         family, keys = self._family, self._keys(f"{architecture}.")
         found = parse(self._where, _Hyperparameters, keys)
+        self._num_blocks = found.block_count
         self._check_family(found, family)
         self._check_keys(f"{architecture}.", family)
         if "token_embd.weight" not in self._tensors:
@@ -234,7 +242,7 @@ class GgufSource(ModelSource):
             vocab_size=_shape(self._tensors["token_embd.weight"])[0],
             hidden_size=found.embedding_length,
             intermediate_size=found.feed_forward_length,
-            num_hidden_layers=found.block_count,
+            num_hidden_layers=found.num_layers,
             num_attention_heads=found.head_count,
             num_key_value_heads=found.head_count_kv or found.head_count,
             head_dim=found.head_dim,
@@ -289,6 +297,8 @@ class GgufSource(ModelSource):
             known.check(self._where, self._keys(prefix), self._accepted, prefix)
 
     def _check_family(self, found: _Hyperparameters, family: GgufFamily) -> None:
+        if found.draft_layers >= found.block_count:
+            raise unsupported(self._where, "a draft model alone")
         if found.expert_count > 0 and not family.has_experts:
             raise unsupported(self._where, "a mixture of experts")
         if family.finetuned_rotates and not found.rope_finetuned:

@@ -43,8 +43,9 @@ def check_vocabulary(vocab_size: int | None, tokenizer_vocab_size: int | None) -
 
 def _check_stride(config: ModelConfig) -> None:
     """Checks `block_seq_stride` against the elements of a page, which were checked against the entries."""
-    per_token = config.token_elements
-    elements = sum(config.page_elements)
+    slabs = config.page_elements
+    has_states = config.paged_kv_cache.state_block_count is not None
+    per_token, elements = config.token_elements, slabs[0] if has_states else sum(slabs)
     if elements != per_token * config.stride:
         raise ArtifactError(
             f"a page has {elements} elements, which are K and V of {elements / per_token:g} tokens, where "

@@ -25,6 +25,7 @@ OPTIONS = BuildOptions(
 assert HYBRID.delta_net is not None
 TILED = replace(HYBRID, delta_net=replace(HYBRID.delta_net, tiled=True))
 TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
+PADDING = TOKENS[:0]
 PAGE_IDS = np.array([[7, 3, 9, 1, 8, 2, 5, 4], [11, 12, 13, 14, 15, 16, 17, 18]])
 
 
@@ -33,8 +34,10 @@ def model(device: Device, tmp_path_factory: pytest.TempPathFactory) -> CompiledM
     return CompiledModel.build(HYBRID, OPTIONS, device, tmp_path_factory.mktemp("hybrid"))
 
 
-def prefill(model: CompiledModel, tokens: Array, starts: Sequence[int], blocks: Array = PAGE_IDS) -> Array:
-    """Logits of two rows, of which the second is padding unless there are tokens for it."""
+def prefill(
+    model: CompiledModel, tokens: Sequence[Array], starts: Sequence[int], blocks: Array = PAGE_IDS
+) -> Array:
+    """Logits of two rows."""
     rows = np.zeros((2, -(-max(map(len, tokens)) // STRIDE) * STRIDE), np.int64)
     for row, of_row in zip(rows, tokens, strict=True):
         row[: len(of_row)] = of_row
@@ -53,8 +56,9 @@ def in_chunks(model: CompiledModel, borders: Sequence[int]) -> Array:
     """Logits behind the last border of TOKENS, each chunk of which is an invocation of its own."""
     model.fill_cache(NAN_BYTE)
     for start, end in zip([0, *borders], borders, strict=False):
-        logits = prefill(model, [TOKENS[start:end], []], [start, 0])[0]
-    return logits
+        logits = prefill(model, [TOKENS[start:end], PADDING], [start, 0])
+    last: Array = logits[0]
+    return last
 
 
 @pytest.mark.parametrize("borders", [[29], [8, 29], [1, 2, 3, 29], [4, 20, 28, 29], [13, 14, 29]])
@@ -94,7 +98,7 @@ def test_a_block_without_a_page_of_its_own_is_left_out(
     window_ids = PAGE_IDS.copy()
     window_ids[0, [0, 2, 3, 4, 6]] = 0
     monkeypatch.setattr(model, "tables", lambda *_: [PAGE_IDS, window_ids])
-    got = prefill(model, [TOKENS[6:], []], [6, 0])[0]
+    got = prefill(model, [TOKENS[6:], PADDING], [6, 0])[0]
     np.testing.assert_array_equal(got, expected)
     after = model.device.download(model.window_cache[0])
     changed = {page for page in range(PAGES) if before[page].tobytes() != after[page].tobytes()}

@@ -1,0 +1,111 @@
+"""A model with states beside attention gives the same tokens: batched, chunked, cached, after preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.loading import EngineOptions, UseDecodeLoops
+from tests.builder.golden_families import GoldenFamily
+from tests.golden.family_weights import weight
+from tests.integration.generation import Continuation, assert_same, generate, open_engine
+
+TOLERANCE = 0.05  # bf16 weights, activations and K/V
+MAX_TOKENS = 20
+LENGTHS = (1, 15, 16, 17, 33, 64, 130)
+OPTIONS = BuildOptions(
+    context_length=256, prefill_batch_sizes=(1, 2), decode_batch_sizes=(2, 8), decode_loop_sizes=(8,), top_k=8
+)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The golden model with a vocabulary of bytes."""
+    folder, tokenizer = tmp_path_factory.mktemp("hybrid"), RandomTinySource()
+    family = GoldenFamily.of("qwen35")
+    family.config["vocab_size"] = tokenizer.spec.vocab_size
+    for name, tensor in family.tensors.items():
+        if "embed" in name or "lm_head" in name:
+            family.tensors[name] = weight(name, (tokenizer.spec.vocab_size, tensor.shape[1]))
+    source = family.write_hf(folder / "source")
+    Path(source, "tokenizer.json").write_text(tokenizer.tokenizer_files().tokenizer)
+    return build(str(source), folder / "artefact", OPTIONS, QuietProgress())
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(11)
+    return [random.integers(0, 256, n).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def alone(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
+    options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=256))
+    with open_engine(artifact, options) as engine:
+        return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
+
+
+def check(alone: Sequence[Continuation], got: Sequence[Continuation]) -> None:
+    compared = [assert_same(a, g.token_ids, TOLERANCE) for a, g in zip(alone, got, strict=True)]
+    assert sum(compared) > len(alone) * MAX_TOKENS / 2, "near ties ended almost every comparison"
+
+
+@pytest.mark.parametrize(
+    ("prefix_cache", "mode", "decode_ahead"),
+    [
+        ("none", DefaultModeOptions(chunk_tokens=16), "off"),
+        ("trie", DefaultModeOptions(chunk_tokens=48), "on"),
+        ("trie", ExtendAttentionOptions(), "off"),
+    ],
+)
+def test_batched_and_chunked(
+    artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    alone: Sequence[Continuation],
+    prefix_cache: PrefixCache,
+    mode: ModeOptions,
+    decode_ahead: UseDecodeLoops,
+) -> None:
+    options = EngineOptions(runtime="iree", prefix_cache=prefix_cache, mode=mode, decode_ahead=decode_ahead)
+    with open_engine(artifact, options) as engine:
+        cold = generate(engine, prompts, MAX_TOKENS)
+        warm = generate(engine, prompts, MAX_TOKENS)
+        cached = engine.stats().cached_tokens
+    check(alone, cold)
+    check(alone, warm)
+    assert cached == (0 if prefix_cache == "none" else sum((n - 1) // 16 * 16 for n in LENGTHS))
+
+
+def test_after_preemption(
+    artifact: Artifact, prompts: Sequence[Sequence[int]], alone: Sequence[Continuation]
+) -> None:
+    with open_engine(artifact, EngineOptions(runtime="iree", pages=13)) as engine:
+        got = generate(engine, prompts, MAX_TOKENS)
+        assert engine.stats().preemptions > 0
+    check(alone, got)
+
+
+def test_a_conversation_is_never_prefilled_twice(artifact: Artifact) -> None:
+    """Each turn computes its new tokens and less than two pages more."""
+    turn, token_ids = list(b"What is next? "), list(b"You count. ")
+    with open_engine(artifact, EngineOptions(runtime="iree")) as engine:
+        for _ in range(6):
+            token_ids += turn
+            before = engine.stats().cached_tokens
+            [answer] = generate(engine, [token_ids], 9)
+            cached = engine.stats().cached_tokens - before
+            assert cached >= len(token_ids) - len(turn) - 9 - 2 * artifact.config.stride
+            token_ids += answer.token_ids
+    assert cached > 5 * artifact.config.stride
