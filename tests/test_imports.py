@@ -41,7 +41,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("builder.sources", "builder.target", "irpa"),
     ),
     "builder.kernels": (
-        *("abi", "builder.blocks", "builder.weights", "config", "errors", "iree_release", "sampling_rule"),
+        *(
+            "abi",
+            "builder.blocks",
+            "builder.model",
+            "builder.weights",
+            "config",
+            "errors",
+            "iree_release",
+            "sampling_rule",
+        ),
     ),
     "builder.lowering": (
         *("abi", "sampling_rule"),
