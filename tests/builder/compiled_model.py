@@ -114,7 +114,7 @@ HYBRID = replace(
     qk_norm=True,
     rotated_dim=4,
     attention_gate=True,
-    delta_net=DeltaNet(layers=(0, 2), key_heads=2, value_heads=6, key_dim=12, value_dim=24),
+    delta_net=DeltaNet(layers=(0, 2), key_heads=2, value_heads=6, key_dim=12, value_dim=16),
 )
 
 

@@ -105,7 +105,6 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
             {
                 *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
                 *("ssm.inner_size", "full_attention_interval", "nextn_predict_layers"),
-                "rope.dimension_sections",  # of images
             }
         ),
     ),

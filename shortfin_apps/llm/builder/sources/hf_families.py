@@ -58,7 +58,7 @@ QWEN3_5 = frozenset(
     {
         *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
         *("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval"),
-        *("attn_output_gate", "partial_rotary_factor", "mrope_section", "mrope_interleaved"),
+        *("attn_output_gate", "partial_rotary_factor"),
     }
 )
 GEMMA = frozenset({"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"})

@@ -136,6 +136,7 @@ HF_ROPE = KnownFields(
         "attention_factor mscale mscale_all_dim beta_fast beta_slow truncate short_factor long_factor "
         "full_attention sliding_attention"
     ),
+    harmless=_names("mrope_section mrope_interleaved"),  # a text has one position in all three of them
     neutral={"partial_rotary_factor": _ONE},
 )
 
@@ -150,7 +151,8 @@ GGUF_MODEL = KnownFields(
         "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow "
         "expert_count"
     ),
-    harmless=_names("vocab_size tensor_data_layout"),
+    # The sections are of images' positions, where a text has the same ones.
+    harmless=_names("vocab_size tensor_data_layout rope.dimension_sections"),
     neutral={
         **dict.fromkeys(
             ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
