@@ -30,10 +30,10 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
             "regex": "a+",
             "json_schema": "{}",
             "repeat_penalty": 1.1,
-            "typical_p": 0.9,
+            "xtc_probability": 0.9,
             "lora": [{"id": 0, "scale": 1.0}],
             "prompt_embeds": "AAAA",
-            "return_token_ids": True,
+            "return_progress": True,
             "stop_regex": "a+",
             "max_completion_tokens": 5,
         }.items()
@@ -49,11 +49,15 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHAT, {"messages": MESSAGES, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     ("/generate", {"text": "a", "temperature": 1.0}, "temperature"),
-    ("/generate", {"text": "a", "sampling_params": {"typical_p": 0.5}}, "sampling_params.typical_p"),
     (
         "/generate",
-        {"text": "a", "sampling_params": [{"n": 1, "typical_p": 0.5}]},
-        "sampling_params.typical_p",
+        {"text": "a", "sampling_params": {"xtc_probability": 0.5}},
+        "sampling_params.xtc_probability",
+    ),
+    (
+        "/generate",
+        {"text": "a", "sampling_params": [{"n": 1, "xtc_probability": 0.5}]},
+        "sampling_params.xtc_probability",
     ),
     ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
     ("/detokenize", {"tokens": [4], "skip_special_tokens": True}, "skip_special_tokens"),
@@ -101,7 +105,7 @@ async def test_the_answer_names_the_ignored_fields(
 
 async def test_strict_accepts_known_fields_and_nulls() -> None:
     harness = Harness(strict_fields=True)
-    inert = {"metadata": {"a": "b"}, "mine": None, "frequency_penalty": 0, "typical_p": None}
+    inert = {"metadata": {"a": "b"}, "mine": None, "mirostat": 0, "xtc_probability": None}
     response = await harness.post(CHAT, {"messages": [{**MESSAGES[0], "name": "Ann"}], **inert})
     assert response.status_code == 200, response.text
     assert response.headers[HEADER] == "metadata"

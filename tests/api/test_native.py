@@ -106,11 +106,21 @@ async def test_sampling_params_reach_the_engine(harness: Harness) -> None:
         "min_new_tokens": 2,
     }
     sampling |= {"ignore_eos": True, "stop_token_ids": [4], "temperature": 2}
+    penalties = {
+        "presence_penalty": 1,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.2,
+        "typical_p": 0.9,
+    }
+    sampling |= penalties | {"logit_bias": [[5, -1.5]], "bad_words": ["b"], "allowed_token_ids": [4, 5]}
     await answers(harness, {"text": PROMPT, "sampling_params": sampling, "cache_salt": "s"})
     [call] = harness.engine.calls
     params = call.params
     assert (params.top_k, params.top_p, params.min_p, params.seed, params.min_tokens) == (3, 0.5, 0.1, 9, 2)
     assert (params.ignore_eos, params.stop_token_ids, params.temperature) == (True, frozenset({4}), 2.0)
+    assert {name: getattr(params, name) for name in penalties} == penalties
+    assert (params.logit_bias, params.allowed_token_ids) == (((5, -1.5),), frozenset({4, 5}))
+    assert params.bad_words == (tuple(TOKENIZER.encode("b", add_special_tokens=False)),)
     assert call.cache_salt == "s"
 
 
@@ -240,7 +250,16 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 5}, "num_beams"),
     ({"num_beams": 2, "stop": "a"}, "stop"),
     ({"num_beams": 2, "n": 2}, "n"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"presence_penalty": -2.5}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"typical_p": 0}, "typical_p"),
+    ({"num_beams": 2, "bad_words": ["a"]}, "bad_words"),
+    ({"num_beams": 2, "repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"dry_multiplier": 0.5}, "dry_multiplier"),
     ({"json_schema": "{}"}, "json_schema"),
 ]
 CASES = REFUSED + [({"text": "a", "sampling_params": s}, f"sampling_params.{f}") for s, f in REFUSED_SAMPLING]
@@ -325,7 +344,7 @@ async def test_more_sequences_than_the_queue_holds_are_refused(harness: Harness)
 
 async def test_inert_and_unknown_fields_are_ignored(harness: Harness) -> None:
     body = {"text": "a", "modalities": ["x"], "is_single": True, "image_data": None, "new_field": 1}
-    await answers(harness, body | {"sampling_params": {"frequency_penalty": 0.0, "num_beams": 1}})
+    await answers(harness, body | {"sampling_params": {"dry_multiplier": 0.0, "num_beams": 1}})
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -151,10 +151,13 @@ async def test_echo_with_zero_max_tokens_returns_only_the_prompt(
 
 async def test_extra_fields_reach_the_engine(harness: Harness) -> None:
     body = {"top_k": 7, "min_p": 0.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [4]}
+    body |= {"presence_penalty": 0.5, "logit_bias": {"7": 100}, "bad_words": ["b"], "allowed_token_ids": [7]}
     await harness.post(CHAT, {"messages": MESSAGES, "cache_salt": "s", "seed": 3, "max_tokens": 5, **body})
     [call] = harness.engine.calls
     params = call.params
     assert (params.top_k, params.min_p, params.ignore_eos, params.min_tokens) == (7, 0.1, True, 2)
+    assert (params.presence_penalty, params.logit_bias) == (0.5, ((7, 100),))
+    assert (len(params.bad_words), params.allowed_token_ids) == (1, frozenset({7}))
     assert (params.seed, params.max_tokens, call.cache_salt) == (3, 5, "s")
 
 
@@ -211,8 +214,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
     (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
-    (CHAT, {"messages": MESSAGES, "frequency_penalty": 1}, "frequency_penalty"),
-    (CHAT, {"messages": MESSAGES, "logit_bias": {"1": 1}}, "logit_bias"),
+    (CHAT, {"messages": MESSAGES, "frequency_penalty": 2.1}, "frequency_penalty"),
+    (CHAT, {"messages": MESSAGES, "presence_penalty": "1"}, "presence_penalty"),
+    (CHAT, {"messages": MESSAGES, "repetition_penalty": -1}, "repetition_penalty"),
+    *(
+        (CHAT, {"messages": MESSAGES, "logit_bias": bias}, "logit_bias")
+        for bias in (
+            *({"a": 1}, {"-1": 1}, {"99999": 1}, {"1": "1"}, {"1": True}, {"1": 100.5}, {"1": 1e300}),
+            *({"9" * 5000: 1}, {str(i): 0 for i in range(1025)}, [1], [[1]], [["a", 1]], [[1.0, 1]], 5),
+        )
+    ),
+    (COMPLETIONS, {"prompt": "a", "bad_words": ["b" * 129]}, "bad_words"),
+    (COMPLETIONS, {"prompt": "a", "bad_words": ["b"] * 257}, "bad_words"),
+    (COMPLETIONS, {"prompt": "a", "bad_words": [1]}, "bad_words"),
+    (COMPLETIONS, {"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
+    (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [99999]}, "allowed_token_ids"),
+    (COMPLETIONS, {"prompt": "a", "typical_p": 1.5}, "typical_p"),
     (CHAT, {"messages": MESSAGES, "top_p": 0}, "top_p"),
 ]
 
@@ -229,7 +246,7 @@ async def test_invalid_fields_are_refused_by_name(
 
 
 async def test_values_without_effect_are_accepted(harness: Harness) -> None:
-    harmless = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "user": "u"}
+    harmless = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": [], "tools": [], "user": "u"}
     harmless |= {"response_format": {"type": "text"}, "tool_choice": "none", "best_of": 1, "store": False}
     response = await harness.post(CHAT, {"messages": MESSAGES, **harmless})
     assert response.status_code == 200, response.text

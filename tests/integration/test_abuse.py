@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number for a text": ({"text": 5}, "text"),
     "mixed ids": ({"input_ids": [1, [2]]}, "input_ids"),
     "a fraction of an id": ({"input_ids": [1.5]}, "input_ids"),
-    "logit_bias is not there": (with_params(logit_bias={"5": 100}), "sampling_params.logit_bias"),
+    "a bias of no token": (with_params(logit_bias={"x": 100}), "sampling_params.logit_bias"),
 }
 
 

@@ -12,6 +12,8 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_CONTAINERS = 20_000  # objects and arrays in one body: a long conversation has some thousands
 
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 128  # tokenised in milliseconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -75,6 +77,18 @@ class Limits:
         if not all(0 < len(string) <= self.stop_chars for string in stops):
             raise InvalidRequestError(
                 f"`{prefix}stop`: a stop string must have 1 to {self.stop_chars} characters", prefix + "stop"
+            )
+
+    def check_bad_words(self, words: Sequence[str] | None, prefix: str = "") -> None:
+        """Checks `bad_words`, all of which are tokenised at once on the event loop."""
+        param, words = prefix + "bad_words", words or ()
+        if len(words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(
+                f"`{param}` has {len(words)} words, but may have at most {MAX_BAD_WORDS}", param
+            )
+        if not all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in words):
+            raise InvalidRequestError(
+                f"`{param}`: a word must have 1 to {MAX_BAD_WORD_CHARS} characters", param
             )
 
     def check_logprobs(self, logprobs: int | None, param: str) -> None:

@@ -46,6 +46,9 @@ router = APIRouter(route_class=JsonRoute, tags=["native"])
 DEFAULT_MAX_TOKENS = 50  # upstream's
 MAX_ID_CHARS = 128
 PREFIX = "sampling_params."
+NOT_WITH_BEAMS = (
+    *("stop", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids"),
+)
 ANSWERS = whole_or_streamed(GenerateAnswer) | errors(NativeErrorAnswer)
 
 T = TypeVar("T")
@@ -102,6 +105,8 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     sampling = _per_prompt("sampling_params", body.sampling_params, count, SamplingBody())
     for params in sampling:
         service.limits.check_choices(params.n, params.stop, PREFIX)
+    given = {id(params): params for params in sampling}.values()
+    service.limits.check_bad_words([word for each in given for word in each.bad_words or ()], PREFIX)
     generator.check_count(sum(params.n or 1 for params in sampling), PREFIX + "n")
     rids = _request_ids(body.rid, count, request_id_of(request))
     terms = terms_of(body, request)
@@ -141,7 +146,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
         params = sampling_params(
             body,
             model.native_defaults,
-            vocab_size=generator.tokenizer.vocab_size,
+            tokenizer=generator.tokenizer,
             max_tokens=generator.fit(
                 item.prompt_token_ids, max_tokens, default=DEFAULT_MAX_TOKENS, param=prompt_field
             ),
@@ -312,7 +317,9 @@ def _num_beams(body: SamplingBody, model: ServedModel) -> int:
         check_num_beams(num_beams, model.exported_top_k)
     if num_beams == 1:
         return 1
-    for other, given in (("stop", body.stop), ("n", (body.n or 1) > 1)):
+    changes = [(field, getattr(body, field)) for field in NOT_WITH_BEAMS]
+    changes.append(("repetition_penalty", body.repetition_penalty not in (None, 1)))
+    for other, given in (*changes, ("n", (body.n or 1) > 1)):
         if given:
             raise InvalidRequestError(
                 f"`{PREFIX}{other}` cannot be combined with {num_beams} beams;"

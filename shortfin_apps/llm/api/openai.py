@@ -117,6 +117,7 @@ def _prepare(service: Service, body: OpenAIBody, request: Request) -> ServedMode
     check_model(service, body.model)
     check_fields(body, request)
     service.limits.check_choices(body.n, body.stop)
+    service.limits.check_bad_words(body.bad_words)
     return service.model
 
 
@@ -188,7 +189,7 @@ def _requests(
         params = sampling_params(
             body,
             model.openai_defaults,
-            vocab_size=generator.tokenizer.vocab_size,
+            tokenizer=generator.tokenizer,
             max_tokens=_max_tokens(
                 body, generator, prompt_token_ids, max_value, default_max_tokens, prompt_field
             ),

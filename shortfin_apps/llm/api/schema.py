@@ -79,6 +79,13 @@ class SamplingFields(Body):
     top_p: Number | None = None
     top_k: int | None = None
     min_p: Number | None = None
+    typical_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[str, Any] | list[Any] | None = None  # entries are checked in api/sampling.py
+    bad_words: Strings | None = None
+    allowed_token_ids: TokenIds | None = None
     n: int | None = None
     seed: int | None = None
     stop: str | Strings | None = None

@@ -20,6 +20,7 @@ INSTEAD = {
     "n_predict": "use `max_tokens`",
     "n_cmpl": "use `n`",
     "n_probs": "use `logprobs`",
+    "repeat_penalty": "use `repetition_penalty`",
     "no_stop_trim": "use `include_stop_str_in_output`",
     "extra_key": "use `cache_salt`",
     "t_max_predict_ms": "use `timeout_s`",
@@ -28,13 +29,8 @@ INSTEAD = {
 
 # Sampling.
 _SAMPLING: Refused = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "repeat_penalty": (1,),
     "dry_multiplier": (0,),
-    "logit_bias": ({}, []),
-    "typical_p": (1,),
     "top_n_sigma": (-1, 0),
     "xtc_probability": (0,),
     "dynatemp_range": (0,),
@@ -48,8 +44,6 @@ _SAMPLING: Refused = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "custom_params": ({},),
     "custom_logit_processor": (),
     "logits_processors": ([],),

@@ -18,7 +18,8 @@ Message = Mapping[str, str]
 class Sampling(TypedDict, total=False):
     """Sampling parameters and stop conditions; the server has defaults for those left out.
 
-    Beyond OpenAI's own: `top_k` (0: off), `min_p`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
+    Beyond OpenAI's own: `top_k` (0: off), `min_p`, `typical_p`, `repetition_penalty`, `bad_words` (strings),
+    `allowed_token_ids`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
     `cache_salt` (prompts share cached pages only under the same salt), and `return_token_ids`.
     """
 
@@ -28,6 +29,13 @@ class Sampling(TypedDict, total=False):
     top_p: float
     top_k: int
     min_p: float
+    typical_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[str, float]
+    bad_words: Sequence[str]
+    allowed_token_ids: Sequence[int]
     seed: int
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]

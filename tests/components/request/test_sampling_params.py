@@ -26,9 +26,20 @@ def test_below_the_normal_numbers_of_f32_a_temperature_is_greedy() -> None:
         ("min_p", 2.0),
         ("seed", -1),
         ("logprobs", 21),
+        ("presence_penalty", 2.01),
+        ("frequency_penalty", float("nan")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("logit_bias", ((1, float("nan")),)),
+        ("logit_bias", ((1, 10**400),)),
+        ("logit_bias", ((1, 0.0),) * 1025),
+        ("bad_words", ((),)),
+        ("bad_words", ((1,),) * 1025),
+        ("allowed_token_ids", frozenset()),
+        ("typical_p", 0.0),
     ],
 )
-def test_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+def test_out_of_range_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(InvalidRequestError, match=field) as raised:
         SamplingParams(**{"max_tokens": 4, field: value})  # type: ignore[arg-type]
     assert raised.value.param == field

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.sampling.filters import kept
 from tests.components.engine_fixture import call
 from tests.components.sampling.rows import LOGITS, SAMPLER, draws, row, softmax
 
@@ -123,3 +124,19 @@ def test_a_draw_is_among_what_the_filters_keep(
     params = replace(request.call.params, min_tokens=1, stop_token_ids=banned)
     banning = Request(replace(request.call, params=params))
     assert SAMPLER.sample(candidates, banning) not in banned
+
+
+@given(st.lists(st.integers(-40, 40), min_size=2, max_size=12), st.floats(0.01, 0.99), st.booleans())
+def test_typical_p_keeps_what_transformers_keeps(levels: list[int], mass: float, full: bool) -> None:
+    """The least set of the most typical tokens that reaches the mass, of a softmax in f64."""
+    logits = np.array(levels, np.float32) / 8
+    probs = softmax(logits.astype(np.float64))
+    atypical = np.abs(-np.log(probs) + (probs * np.log(probs)).sum())
+    order = np.argsort(atypical, kind="stable")
+    num_kept = int((np.cumsum(probs[order])[:-1] < mass).sum()) + 1
+    margin = np.abs(np.cumsum(probs[order]) - mass).min()
+    last = atypical[order[num_kept - 1]]
+    assume(margin > 1e-6 and (np.abs(np.delete(atypical, order[:num_kept]) - last) > 1e-6).all())
+    wanted = row(logits, len(logits), full=full)
+    ids, weights = kept(wanted, wanted.best, call("a", [1], temperature=1.0, typical_p=mass).params)
+    assert set(ids[: len(weights)][weights > 0]) == set(order[:num_kept])

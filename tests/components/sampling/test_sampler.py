@@ -57,6 +57,13 @@ def test_one_nan_is_an_error_though_it_is_not_among_the_candidates(
         ({"temperature": 1, "top_p": 0.5}, 0, True),
         ({"temperature": 1, "top_k": 5}, 0, True),
         ({"temperature": 0, "logprobs": 0}, 0, True),
+        ({"temperature": 0, "presence_penalty": 0.1}, 0, True),
+        ({"temperature": 0, "logit_bias": ((1, 1.0),)}, 0, True),
+        ({"temperature": 0, "allowed_token_ids": frozenset({1})}, 0, True),
+        ({"temperature": 0, "bad_words": ((1,), (2,), (3, 2))}, 1, False),
+        ({"temperature": 0, "bad_words": ((1,), (2,), (3,))}, 1, True),
+        ({"temperature": 1, "top_k": 4, "typical_p": 0.5}, 0, False),
+        ({"temperature": 1, "typical_p": 0.5}, 0, True),
     ],
 )
 def test_logits_are_needed_only_when_the_candidates_do_not_decide(
@@ -76,6 +83,9 @@ def test_logits_are_needed_only_when_the_candidates_do_not_decide(
         ({"temperature": 1, "top_k": 5}, 0, False),
         ({"temperature": 1}, 0, False),
         ({"temperature": 0, "logprobs": 0}, 0, False),
+        ({"temperature": 0, "repetition_penalty": 1.1}, 0, False),
+        ({"temperature": 0, "bad_words": ((3,),)}, 0, False),
+        ({"temperature": 1, "top_k": 4, "typical_p": 0.5}, 0, False),
         ({"temperature": 0, "min_tokens": 2, "stop_token_ids": frozenset({3})}, 1, False),
         ({"temperature": 0, "min_tokens": 2, "stop_token_ids": frozenset({3})}, 2, True),
     ],
@@ -99,6 +109,8 @@ def test_a_device_samples_what_the_candidates_decide_from_now_on(
         ({"temperature": 1, "top_k": 4}, False),
         ({"temperature": 1, "top_k": 5}, False),
         ({"temperature": 1, "logprobs": 0}, False),
+        ({"temperature": 1, "frequency_penalty": 0.1}, False),
+        ({"temperature": 1, "typical_p": 0.5}, False),
         ({"temperature": 1, "min_tokens": 2, "stop_token_ids": frozenset({3})}, False),
     ],
 )
@@ -111,7 +123,7 @@ def test_a_device_that_can_draws_from_whole_rows(params: dict[str, Any], drawn: 
     assert sampler.needs_logits(request) is (without.needs_logits(request) and not drawn)
     assert sampler.suits_device(request) is (without.suits_device(request) or drawn)
     assert (sampler.device_fields(request)[SamplingField.TOP_K] == NO_TOP_K) is (
-        drawn or "min_tokens" in params or "logprobs" in params
+        drawn or not {"min_tokens", "logprobs", "frequency_penalty", "typical_p"}.isdisjoint(params)
     )
     assert not without.is_drawn_from_row(request)
 
@@ -124,6 +136,9 @@ def test_a_device_that_can_draws_from_whole_rows(params: dict[str, Any], drawn: 
         ({"min_tokens": 1, "stop_token_ids": frozenset({3, 4})}, None),
         ({"min_tokens": 1, "stop_token_ids": frozenset({3, 4, 5})}, "min_tokens"),
         ({"stop_token_ids": frozenset({3, 4, 5})}, None),
+        ({"min_tokens": 1, "bad_words": ((3,), (4,), (5,))}, "min_tokens"),
+        ({"bad_words": ((3,), (4,), (5,))}, None),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
     ],
 )
 def test_what_cannot_be_done_without_logits_is_refused(params: dict[str, Any], refused: str | None) -> None:

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
+from shortfin_apps.llm.components.request.token_counts import TokenCounts
 
 
 class State(StrEnum):
@@ -60,6 +61,7 @@ class Request:
         "queue_s",
         "seed",
         "state",
+        "token_counts",
         "token_ids",
     )
 
@@ -68,6 +70,7 @@ class Request:
         self.arrival_s = arrival_s
         self.queue_s = 0.0  # between arrival and its first task
         self.token_ids: list[int] = list(call.prompt_token_ids)
+        self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, once they are asked for
         self.num_computed = 0
         self.num_cached = 0  # prompt tokens found in the cache at the first start
         self.num_overtakes = 0  # requests that arrived later and started earlier

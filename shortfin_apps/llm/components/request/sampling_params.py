@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20  # alternatives that can be reported for a token
+MAX_PENALTY = 2.0  # OpenAI's bound on presence and frequency penalties, either way
+MAX_REPETITION_PENALTY = 100.0
+MAX_BIAS = 100.0
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 1024  # token sequences, of which a word has one or two
 # The smallest normal f32, the type in which logits are divided by the temperature: a smaller one becomes 0
 # there, or has a reciprocal that overflows.
 SMALLEST_TEMPERATURE = 2.0**-126
@@ -20,6 +25,13 @@ class SamplingParams:
     Any `temperature` below SMALLEST_TEMPERATURE is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
     `logprobs` is the number of alternatives to report for each generated token (0: the chosen token
     alone); None reports nothing.
+
+    Penalties and biases change the logits, as in vLLM: `repetition_penalty` (1: off) divides those of tokens
+    in prompt and output that are positive and multiplies the others; `frequency_penalty` (0: off) is
+    subtracted for each time that a token was generated, `presence_penalty` (0: off) once. `logit_bias` has
+    pairs of a token id and what is added to its logit. `bad_words` are token sequences that the output never
+    has; `allowed_token_ids` the only tokens that it may have, None for all. `typical_p` (1: off) keeps the
+    tokens whose information is nearest to the entropy (locally typical sampling, arXiv:2202.00666).
     """
 
     max_tokens: int
@@ -32,6 +44,13 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: frozenset[int] | None = None
+    typical_p: float = 1.0
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens >= 1, "must be at least 1")
@@ -44,6 +63,22 @@ class SamplingParams:
         _check("seed", self.seed is None or 0 <= self.seed < 2**63, "must lie in [0, 2**63)")
         few = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
         _check("logprobs", few, f"must lie in [0, {MAX_LOGPROBS}]")
+        self._check_adjustments()
+
+    def _check_adjustments(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            ok = abs(getattr(self, name)) <= MAX_PENALTY  # NaN is not
+            _check(name, ok, f"must lie in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]")
+        within = 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY
+        _check("repetition_penalty", within, f"must lie in (0, {MAX_REPETITION_PENALTY:g}]")
+        _check("logit_bias", len(self.logit_bias) <= MAX_BIASES, f"may have at most {MAX_BIASES} tokens")
+        biases = all(abs(bias) <= MAX_BIAS for _, bias in self.logit_bias)
+        _check("logit_bias", biases, f"must have values in [-{MAX_BIAS:g}, {MAX_BIAS:g}]")
+        _check("bad_words", len(self.bad_words) <= MAX_BAD_WORDS, "has too many words")
+        _check("bad_words", all(self.bad_words), "must not have an empty word")
+        some = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
+        _check("allowed_token_ids", some, "must have at least one token")
+        _check("typical_p", 0 < self.typical_p <= 1, "must lie in (0, 1]")
 
     @property
     def greedy(self) -> bool:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints
 
 WHOLE_ROW = math.inf
 
@@ -48,18 +51,158 @@ class MinTokens(Adjustment):
         return len(self._banned(params)) if num_generated < params.min_tokens else 0
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
-        banned = list(self._banned(request.call.params))
-        allowed = ~np.isin(row.token_ids, banned)
-        logits = row.logits
-        if logits is not None:
-            logits = logits.copy()
-            logits[[token_id for token_id in banned if token_id < len(logits)]] = -np.inf
-        return Candidates(row.values[allowed], row.token_ids[allowed], logits)
+        return _without(row, list(self._banned(request.call.params)))
 
     def _banned(self, params: SamplingParams) -> frozenset[int]:
         return params.stop_token_ids | self._eos_token_ids
 
 
+class AllowedTokens(Adjustment):
+    """Bans every token that is not among the `allowed_token_ids`."""
+
+    param = "allowed_token_ids"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> float:
+        return 0 if params.allowed_token_ids is None else WHOLE_ROW
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        allowed = _within(_array_of(request.call.params.allowed_token_ids or frozenset()), row)
+        logits = _logits_of(row)
+        only = np.full_like(logits, -np.inf)
+        only[allowed] = logits[allowed]
+        return whole_row(only)
+
+
+class BadWords(Adjustment):
+    """Bans the last token of each of the `bad_words` whose other tokens were just generated."""
+
+    param = "bad_words"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> int:
+        return len({word[-1] for word in params.bad_words})
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        words = request.call.params.bad_words
+        return _without(row, [word[-1] for word in words if _has_generated(request, word[:-1])])
+
+
+class LogitBias(Adjustment):
+    """Adds the `logit_bias` of each token that has one."""
+
+    param = "logit_bias"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> float:
+        return WHOLE_ROW if params.logit_bias else 0
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        logits = _logits_of(row)
+        for token_id, bias in request.call.params.logit_bias:
+            if token_id < len(logits):
+                logits[token_id] += np.float32(bias)
+        return whole_row(logits)
+
+
+class RepetitionPenalty(Adjustment):
+    """Makes tokens of prompt and output less likely, by a factor (arXiv:1909.05858)."""
+
+    param = "repetition_penalty"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> float:
+        return 0 if params.repetition_penalty == 1 else WHOLE_ROW
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        logits, penalty = _logits_of(row), np.float32(request.call.params.repetition_penalty)
+        seen = _within(request.token_counts.catch_up(request.token_ids)[0], row)
+        known = logits[seen]
+        logits[seen] = np.where(known > 0, known / penalty, known * penalty)
+        return whole_row(logits)
+
+
+class FrequencyPenalty(Adjustment):
+    """Subtracts the `frequency_penalty` for each time that a token was generated."""
+
+    param = "frequency_penalty"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> float:
+        return WHOLE_ROW if params.frequency_penalty else 0
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        penalty = np.float32(request.call.params.frequency_penalty)
+        return _subtracted(row, request, lambda counts: penalty * counts.astype(np.float32))
+
+
+class PresencePenalty(Adjustment):
+    """Subtracts the `presence_penalty` from every token that was generated."""
+
+    param = "presence_penalty"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> float:
+        return WHOLE_ROW if params.presence_penalty else 0
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        penalty = np.float32(request.call.params.presence_penalty)
+        return _subtracted(row, request, lambda counts: penalty * (counts > 0))
+
+
 def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
-    """Every adjustment, in the order in which they are applied."""
-    return (MinTokens(eos_token_ids),)
+    """Every adjustment, in the order in which they are applied: vLLM's, bans and biases before penalties."""
+    return (
+        AllowedTokens(),
+        BadWords(),
+        MinTokens(eos_token_ids),
+        LogitBias(),
+        RepetitionPenalty(),
+        FrequencyPenalty(),
+        PresencePenalty(),
+    )
+
+
+def whole_row(logits: Floats) -> Candidates:
+    """A row of which all `logits` [V] are known, and no candidates."""
+    return Candidates(np.empty(0, logits.dtype), np.empty(0, np.int64), logits)
+
+
+def _logits_of(row: Candidates) -> npt.NDArray[np.float32]:
+    """A copy of the row's logits [V], in the type in which penalties are computed."""
+    assert row.logits is not None, "a request that needs logits was admitted to a VMFB without them"
+    return row.logits.astype(np.float32)
+
+
+@lru_cache(maxsize=256)
+def _array_of(token_ids: frozenset[int]) -> Ints:
+    """Cached by identity, in effect: a request asks with the same set in each of its steps."""
+    return np.fromiter(token_ids, np.int64)
+
+
+def _within(token_ids: Ints, row: Candidates) -> Ints:
+    """Those that have a logit: a tokenizer may know tokens that the model does not."""
+    assert row.logits is not None
+    return token_ids[token_ids < len(row.logits)]
+
+
+def _without(row: Candidates, banned: Sequence[int]) -> Candidates:
+    """The row in which the `banned` tokens cannot be chosen."""
+    allowed = ~np.isin(row.token_ids, banned)
+    logits = row.logits
+    if logits is not None:
+        logits = logits.copy()
+        logits[[token_id for token_id in banned if token_id < len(logits)]] = -np.inf
+    return Candidates(row.values[allowed], row.token_ids[allowed], logits)
+
+
+def _has_generated(request: Request, tokens: tuple[int, ...]) -> bool:
+    """Whether the output ends with these tokens."""
+    count = len(tokens)
+    return (
+        count <= request.num_generated
+        and tuple(request.token_ids[len(request.token_ids) - count :]) == tokens
+    )
+
+
+def _subtracted(row: Candidates, request: Request, penalties: Callable[[Ints], Floats]) -> Candidates:
+    """The row less the penalties of the tokens seen, computed from how often each was generated."""
+    logits = _logits_of(row)
+    seen, counts = request.token_counts.catch_up(request.token_ids)
+    known = seen < len(logits)
+    logits[seen[known]] -= penalties(counts[known])
+    return whole_row(logits)

@@ -1,7 +1,7 @@
 """Filters: the second step of sampling, which keeps the likeliest tokens.
 
-They apply in the order temperature, top_k, top_p, min_p. Without top_k, a whole row is filtered as its token
-is drawn (`whole_row.py`).
+They apply in the order temperature, top_k, top_p, min_p, typical_p. Without top_k and typical_p, a whole row
+is filtered as its token is drawn (`whole_row.py`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ def kept(row: Candidates, best: float, params: SamplingParams) -> tuple[Ints, In
 
 
 def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
-    """The `top_k` best logits and their tokens, best first; without `top_k`, the candidates."""
-    if row.logits is not None and len(row.token_ids) < top_k:
-        token_ids = leading(row.logits, top_k)
+    """The `top_k` best logits and their tokens, best first; without `top_k`, all that are known."""
+    if row.logits is not None and len(row.token_ids) < (top_k or len(row.logits)):
+        token_ids = leading(row.logits, top_k or len(row.logits))
         return row.logits[token_ids], token_ids
     num_kept = top_k or len(row.token_ids)
     return row.values[:num_kept], row.token_ids[:num_kept]
 
 
 def _filtered(weights: Ints, params: SamplingParams) -> Ints:
-    """The leading `weights` that pass top-p and min-p; the first one passes always."""
+    """The leading `weights` that pass top-p and min-p, of which the first one passes always.
+
+    Those that do not pass typical_p are 0.
+    """
     passing = weights
     if params.top_p < 1:
         before = np.cumsum(weights) - weights
@@ -46,4 +49,20 @@ def _filtered(weights: Ints, params: SamplingParams) -> Ints:
         passing = passing[: max(1, np.count_nonzero(before < share))]
     if params.min_p > 0:
         passing = passing[: max(1, np.count_nonzero(passing >= least_weight(params.min_p)))]
-    return passing
+    return passing if params.typical_p == 1 else _typical(passing, params.typical_p)
+
+
+def _typical(weights: Ints, mass: float) -> Ints:
+    """The weights with those set to 0 that are not among the most typical ones with this share of the mass.
+
+    Most typical is the token whose information is nearest to the entropy (arXiv:2202.00666); of equals, the
+    likelier one, and then the one with the lower id.
+    """
+    probs = weights[weights > 0] / weights.sum()
+    information = -np.log(probs)
+    order = np.argsort(np.abs(information - (probs * information).sum()), kind="stable")
+    before = np.cumsum(probs[order]) - probs[order]
+    passing = order[: max(1, np.count_nonzero(before < mass))]
+    typical = np.zeros_like(weights)
+    typical[passing] = weights[passing]
+    return typical

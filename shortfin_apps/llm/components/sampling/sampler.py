@@ -20,6 +20,8 @@ from shortfin_apps.llm.components.sampling.filters import kept
 from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
 
+NO_TOKEN_LEFT = "no token is left that the request's `bad_words` and other bans allow"
+
 
 class Sampler:
     """Stateless. `num_candidates` is the K of the VMFB's top-k, 0 if it returns logits only.
@@ -35,21 +37,40 @@ class Sampler:
         returns_logits: bool = True,
         draws_rows: bool = False,
     ) -> None:
+        self._eos_token_ids = eos_token_ids
         self._adjustments = adjustments(eos_token_ids)
         self._num_candidates = num_candidates
         self._returns_logits = returns_logits
         self._draws_rows = draws_rows
 
     def check(self, params: SamplingParams) -> None:
-        """Raises InvalidRequestError for what needs the logits of a VMFB that returns none."""
+        """Raises InvalidRequestError for bans that leave no token, and for what needs logits of a VMFB that
+        returns none."""
+        self._check_bans(params)
         if self._returns_logits:
             return
-        refused = [a.param for a in self._adjustments if a.num_lost(params, 0) >= self._num_candidates]
+        refused, num_lost = [], 0.0
+        for adjustment in self._adjustments:
+            num_lost += adjustment.num_lost(params, 0)
+            if num_lost >= self._num_candidates:
+                refused.append(adjustment.param)
         if params.logprobs is not None:
             refused.append("logprobs")
         if refused:
             raise InvalidRequestError(
                 f"this model was compiled without logits, so no `{refused[0]}`", refused[0]
+            )
+
+    def _check_bans(self, params: SamplingParams) -> None:
+        """One of the allowed tokens must never be banned, or there might be no token to go on with."""
+        if params.allowed_token_ids is None:
+            return
+        left = params.allowed_token_ids - {word[-1] for word in params.bad_words}
+        if params.min_tokens:
+            left -= params.stop_token_ids | self._eos_token_ids
+        if not left:
+            raise InvalidRequestError(
+                "`allowed_token_ids`: `bad_words` and `min_tokens` may ban all of them", "allowed_token_ids"
             )
 
     def needs_logits(self, request: Request) -> bool:
@@ -60,7 +81,7 @@ class Sampler:
     def is_drawn_from_row(self, request: Request) -> bool:
         """Whether the device draws the next token, from the whole row that an entry has left there."""
         params = request.call.params
-        if not self._draws_rows or params.logprobs is not None or self._is_adjusted(request):
+        if not self._draws_rows or params.logprobs is not None or not self._is_plain(request):
             return False
         return not params.greedy and not params.top_k
 
@@ -72,7 +93,7 @@ class Sampler:
         params = request.call.params
         if params.logprobs is not None or not self._num_candidates:
             return False
-        return not self._is_adjusted(request) and not self.needs_logits(request)
+        return self._is_plain(request) and not self.needs_logits(request)
 
     def device_fields(self, request: Request) -> list[int]:
         """How the device samples the request: a column of the `sampling` argument."""
@@ -82,22 +103,24 @@ class Sampler:
         """The next token id. Raises InvocationError when the logits are not finite."""
         if isinstance(row, Drawn):
             return row.token_id
-        params = request.call.params
+        params, computed = request.call.params, row
         for adjustment in self._adjustments:
             if adjustment.num_lost(params, request.num_generated):
                 row = adjustment.apply(row, request)
         best = row.best
         if not np.isfinite(best):
-            raise InvocationError(NOT_FINITE)
+            raise InvocationError(NO_TOKEN_LEFT if computed.is_finite else NOT_FINITE)
         if params.greedy:
             return row.best_token_id
-        if row.logits is not None and not params.top_k:
+        if row.logits is not None and not params.top_k and params.typical_p == 1:
             return draw_from_row(row.logits, best, params, request.seed, request.num_generated)
         token_ids, weights = kept(row, best, params)
         return int(token_ids[draw(weights, request.seed, request.num_generated)])
 
-    def _is_adjusted(self, request: Request) -> bool:
-        return any(a.num_lost(request.call.params, request.num_generated) for a in self._adjustments)
+    def _is_plain(self, request: Request) -> bool:
+        """Whether the next token takes no more than the filters and the draw that devices know."""
+        params, num_generated = request.call.params, request.num_generated
+        return params.typical_p == 1 and not any(a.num_lost(params, num_generated) for a in self._adjustments)
 
     def _num_needed(self, request: Request) -> float:
         """How many of the row's best logits decide the next token."""
