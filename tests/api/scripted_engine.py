@@ -156,6 +156,8 @@ def failing(error: LlmError, after: Sequence[int] = (), reason: FinishReason = F
 
 
 def _spell(call: GenerateCall, ids: list[int], last: FinishReason, cached: int) -> Iterator[Delta]:
+    if call.params.forced_token_ids:
+        ids, last = list(call.params.forced_token_ids), FinishReason.LENGTH
     count = min(len(ids), call.params.max_tokens)
     for position, token_id in enumerate(ids[:count]):
         ended = position + 1 == count
@@ -179,4 +181,4 @@ def _entries() -> dict[str, EntryCounts]:
 
 def _logprobs(token_id: int, count: int) -> TokenLogprobs:
     top = tuple((token_id + i, -0.5 * (i + 1)) for i in range(count))
-    return TokenLogprobs(logprob=-0.5, top=top)
+    return TokenLogprobs(logprob=-0.5, top=top, rank=1)

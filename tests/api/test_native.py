@@ -151,6 +151,43 @@ async def test_logprobs_have_sglangs_format(harness: Harness) -> None:
     assert [pair[:2] for pair in meta["output_top_logprobs"][0]] == [[-0.5, token_id], [-1.0, token_id + 1]]
 
 
+@pytest.mark.parametrize("start", [0, 1, 2])
+async def test_logprobs_of_the_prompt_have_sglangs_format(harness: Harness, start: int) -> None:
+    """Those of the tokens from `logprob_start_len` on; the tokens before them are given to the model."""
+    prompts = [TOKENIZER.encode("a b c"), [5, 6, 7]]
+    body = {"input_ids": prompts, "return_logprob": True, "logprob_start_len": [start, -1]}
+    scored, other = await answers(harness, body | {"sampling_params": {"max_tokens": 1, "n": 2}})
+    [call] = [call for call in harness.engine.calls if call.params.forced_token_ids]
+    assert len(call.prompt_token_ids) == max(1, start)
+    for response in scored["responses"]:
+        values = [-0.5] * (len(prompts[0]) - start)
+        values[0] = None if start == 0 else -0.5
+        got = response["meta_info"]["input_token_logprobs"]
+        expected = zip(values, prompts[0][start:], strict=True)
+        assert got == [[value, i, TOKENIZER.token_text(i)] for value, i in expected]
+        assert len(response["meta_info"]["input_top_logprobs"]) == len(values)
+    assert "input_token_logprobs" not in other["responses"][0]["meta_info"]
+
+
+async def test_logprobs_of_a_prompt_are_not_streamed(harness: Harness) -> None:
+    body = {"text": "a", "return_logprob": True, "logprob_start_len": 0, "stream": True}
+    response = await harness.post("/generate", body)
+    assert response.status_code == 400
+    assert "`logprob_start_len`" in response.json()["error"]
+
+
+async def test_zero_tokens_are_an_empty_answer_among_others(harness: Harness) -> None:
+    body = {"text": ["a", "b"], "sampling_params": [{"max_new_tokens": 0, "n": 2}, {"max_new_tokens": 1}]}
+    empty, other = await answers(harness, body)
+    assert [each["output_ids"] for each in empty["responses"]] == [[], []]
+    reason = empty["responses"][0]["meta_info"]["finish_reason"]
+    assert reason == {"type": "length", "length": 0}
+    assert len(other["responses"][0]["output_ids"]) == 1
+    assert len(harness.engine.calls) == 1
+    events = events_of(await harness.post("/generate", {**body, "stream": True}))
+    assert {event["index"]: len(event["output_ids"]) for event in events} == {0: 0, 1: 0, 2: 1}
+
+
 async def test_a_sentencepiece_token_keeps_its_space(tmp_path: Path) -> None:
     tokenizer = sentencepiece_tokenizer(tmp_path)
     harness = Harness(forever(tokenizer, "world"), tokenizer=tokenizer)
@@ -222,13 +259,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text": ["a", "b"], "rid": ["r"]}, "rid"),
     ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
     ({"text": "a", "sampling_params": 3}, "sampling_params"),
-    ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+    ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, "logprob_start_len"),
+    ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
     ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
     ({"text": "a", "image_data": "x"}, "image_data"),
     ({"text": "a", "lora_path": "x"}, "lora_path"),
 ]
 REFUSED_SAMPLING: list[tuple[dict[str, Any], str]] = [
-    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"max_new_tokens": 0, "min_new_tokens": 1}, "min_new_tokens"),
     ({"max_new_tokens": MAX_SEQ_LEN}, "max_new_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": 3, "max_new_tokens": 4}, "max_tokens"),

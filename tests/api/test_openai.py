@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,77 @@ async def test_echo_with_zero_max_tokens_returns_only_the_prompt(
     assert not harness.engine.calls
 
 
+async def test_zero_max_tokens_compute_nothing(harness: Harness) -> None:
+    answer = (await harness.post(COMPLETIONS, {"prompt": "a", "max_tokens": 0})).json()
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "length")
+    assert answer["usage"]["completion_tokens"] == 0
+    assert not harness.engine.calls
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+async def test_the_prompt_is_scored_once_for_all_its_choices(harness: Harness, max_tokens: int) -> None:
+    prompts = [TOKENIZER.encode("a b c"), [5]]
+    body = {"prompt": prompts, "n": 2, "max_tokens": max_tokens, "prompt_logprobs": 1}
+    answer = (await harness.post(COMPLETIONS, body)).json()
+    [scored] = [call for call in harness.engine.calls if call.params.forced_token_ids]
+    assert [*scored.prompt_token_ids, *scored.params.forced_token_ids] == prompts[0]
+    assert len(harness.engine.calls) == 1 + (4 if max_tokens else 0)
+    of_choices = [choice["prompt_logprobs"] for choice in answer["choices"]]
+    assert of_choices[2:] == [[None]] * 2
+    assert of_choices[0] == of_choices[1]
+    first, *rest = of_choices[0]
+    assert first is None
+    for token_id, each in zip(prompts[0][1:], rest, strict=True):
+        text = TOKENIZER.token_text(token_id)
+        assert each[str(token_id)] == {"logprob": -0.5, "rank": 1, "decoded_token": text}
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompts[0]) + 1, 4 * max_tokens)
+
+
+async def test_prompt_logprobs_of_a_chat(harness: Harness) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 2, "prompt_logprobs": 0, "return_token_ids": True}
+    answer = (await harness.post(CHAT, body)).json()
+    assert (
+        len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
+    )
+    assert answer["prompt_logprobs"][0] is None
+    assert all(len(each) == 1 for each in answer["prompt_logprobs"][1:])
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+async def test_echo_with_logprobs_has_those_of_the_prompt(harness: Harness, max_tokens: int) -> None:
+    """OpenAI's way to score a text."""
+    body = {"prompt": "a b", "echo": True, "logprobs": 2, "max_tokens": max_tokens}
+    [choice] = (await harness.post(COMPLETIONS, body)).json()["choices"]
+    logprobs, prompt = choice["logprobs"], TOKENIZER.encode("a b")
+    assert len(set(map(len, logprobs.values()))) == 1
+    assert logprobs["tokens"][: len(prompt)] == [TOKENIZER.token_text(i) for i in prompt]
+    assert logprobs["token_logprobs"] == [None] + [-0.5] * (len(prompt) - 1 + max_tokens)
+    assert logprobs["top_logprobs"][0] is None
+    for token, start in zip(logprobs["tokens"][1:], logprobs["text_offset"][1:], strict=True):
+        assert choice["text"][start:].startswith(token)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_token_ids_are_returned_whole_and_streamed(harness: Harness, path: str) -> None:
+    """Those of the prompt once: of a completion with the choice, of a chat beside the choices."""
+    body = {"prompt": "a", "messages": MESSAGES, "return_token_ids": True, "max_tokens": 9, "n": 2}
+    del body["messages" if path == COMPLETIONS else "prompt"]
+    whole = (await harness.post(path, body)).json()
+    ids = [*TOKENIZER.encode("the end"), *TOKENIZER.eos_token_ids]
+    assert [choice["token_ids"] for choice in whole["choices"]] == [ids, ids]
+    chunks = events_of(await harness.post(path, {**body, "stream": True}))
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    for index in (0, 1):
+        deltas = [choice.get("token_ids", []) for choice in streamed if choice["index"] == index]
+        assert list(chain.from_iterable(deltas)) == ids
+    prompts = [prompt for each in [*chunks, *streamed] if (prompt := each.get("prompt_token_ids"))]
+    expected = whole["prompt_token_ids"] if path == CHAT else whole["choices"][0]["prompt_token_ids"]
+    assert prompts == [expected] * (1 if path == CHAT else 2)
+    assert len(expected) == whole["usage"]["prompt_tokens"]
+
+
 async def test_extra_fields_reach_the_engine(harness: Harness) -> None:
     body = {"top_k": 7, "min_p": 0.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [4]}
     body |= {"presence_penalty": 0.5, "logit_bias": {"7": 100}, "bad_words": ["b"], "allowed_token_ids": [7]}
@@ -188,17 +260,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ["a", [1]]}, "prompt"),
     (COMPLETIONS, {"prompt": "7" * 900_000}, "prompt"),
     (COMPLETIONS, {"prompt": ["a", "7" * 900_000]}, "prompt"),
-    (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": -1}, "max_tokens"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": MAX_SEQ_LEN}, "max_tokens"),
     (COMPLETIONS, {"prompt": "", "echo": True, "max_tokens": 1}, "prompt"),
     (COMPLETIONS, {"prompt": [99999], "echo": True, "max_tokens": 0}, "prompt"),
     (COMPLETIONS, {"prompt": [1] * (MAX_SEQ_LEN + 1), "echo": True, "max_tokens": 0}, "prompt"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0, "top_p": 2}, "top_p"),
-    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0, "logprobs": 1}, "echo"),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "echo"),
+    (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    (CHAT, {"messages": MESSAGES, "prompt_logprobs": -1}, "prompt_logprobs"),
     (COMPLETIONS, {"prompt": "a", "suffix": "x"}, "suffix"),
     (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
-    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
     (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
     (COMPLETIONS, {"prompt": "a", "temperature": "warm"}, "temperature"),

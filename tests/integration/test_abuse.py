@@ -62,7 +62,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no beams: an empty answer": (with_params(num_beams=0), "sampling_params.num_beams"),
     "more beams than candidates": (with_params(num_beams=1000), "sampling_params.num_beams"),
-    "no tokens: one token": (with_params(max_completion_tokens=0), "sampling_params.max_completion_tokens"),
     "negative tokens": (with_params(max_completion_tokens=-1), "sampling_params.max_completion_tokens"),
     "more choices than the queue": ({"text": ["a"] * 9, "sampling_params": {"n": 128}}, "sampling_params.n"),
     "too many choices": (with_params(n=10**9), "sampling_params.n"),

@@ -49,6 +49,9 @@ class CompletionChoice(BaseModel):
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: dict[str, Any] | None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # if asked for, as the next two
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionAnswer(BaseModel):
@@ -72,6 +75,7 @@ class ChatChoice(BaseModel):
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: dict[str, Any] | None
+    token_ids: list[int] | None = None
 
 
 class ChatAnswer(BaseModel):
@@ -81,6 +85,8 @@ class ChatAnswer(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ModelCard(BaseModel):

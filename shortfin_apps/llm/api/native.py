@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -29,8 +30,14 @@ from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
+from shortfin_apps.llm.components.frontend.prompt_scoring import (
+    PromptLogprobs,
+    prompt_logprobs,
+    scoring_request,
+)
 from shortfin_apps.llm.components.frontend.text_generation import with_seed
 from shortfin_apps.llm.components.frontend.text_stream import (
+    EMPTY_ANSWER,
     TextDelta,
     TextRequest,
     TextStream,
@@ -63,6 +70,7 @@ class Item:
     sampling: SamplingBody
     request_id: str
     logprobs: int | None
+    logprob_start: int | None  # of the prompt's tokens that are scored
     cache_salt: str | None
     terms: Terms
 
@@ -73,7 +81,8 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     model = service_of(request).model
     items = await read_items(body, request)
-    requests = [text_request for item in items for text_request in text_requests(item, model)]
+    by_item = [text_requests(item, model) for item in items]
+    requests = list(chain.from_iterable(by_item))
     new_answer = partial(
         CumulativeAnswer,
         tokenizer=model.generator.tokenizer,
@@ -81,18 +90,54 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     )
     access = access_of(request)
     access.requests = requests
+    generating = [text_request for text_request in requests if text_request.generates]
     if body.stream:
         _refuse_streamed_beams(requests)
-        access.pending = streams = await model.generator.submit(requests)
+        access.pending = streams = await model.generator.submit(generating)
         return EventStream(request, _events(streams, list(map(new_answer, requests))), streams)
-    with params_named({"num_beams": PREFIX + "num_beams", "stop_token_ids": PREFIX + "stop_token_ids"}):
-        access.pending = pending = await model.generator.submit_whole(requests)
-    results = await unless_disconnected(request, gather_answers(pending))
+    scorings = [_scoring(item, first) for item, (first, *_) in zip(items, by_item, strict=True)]
+    names = {name: PREFIX + name for name in ("num_beams", "stop_token_ids")}
+    with params_named(names | {"prompt_logprobs": "logprob_start_len"}):
+        pending = await model.generator.submit_whole([*generating, *filter(None, scorings)])
+    access.pending = pending[: len(generating)]
+    results = iter(await unless_disconnected(request, gather_answers(pending)))
     answers = [
-        [await _whole(new_answer(text_request), result) for result in several]
-        for text_request, several in zip(requests, results, strict=True)
+        [
+            await _whole(new_answer(text_request), result)
+            for result in (next(results) if text_request.generates else _empty(text_request))
+        ]
+        for text_request in requests
     ]
-    return JsonResponse({"responses": _by_prompt(items, answers, bool(body.return_input_ids))})
+    inputs = [
+        _input_logprobs(item, None if scoring is None else next(results)[0], new_answer(requests[0]))
+        for item, scoring in zip(items, scorings, strict=True)
+    ]
+    return JsonResponse({"responses": _by_prompt(items, answers, inputs, bool(body.return_input_ids))})
+
+
+def _empty(request: TextRequest) -> list[TextDelta]:
+    return [EMPTY_ANSWER] * request.num_beams
+
+
+def _scoring(item: Item, first: TextRequest) -> TextRequest | None:
+    """The request that scores the item's prompt, if that is asked for and takes one."""
+    if item.logprob_start is None or item.logprobs is None:
+        return None
+    return scoring_request(first, item.logprobs, item.logprob_start)
+
+
+def _input_logprobs(item: Item, answer: TextDelta | None, shape: CumulativeAnswer) -> dict[str, Any]:
+    """SGLang's fields for the prompt's tokens from `logprob_start_len` on."""
+    if item.logprob_start is None:
+        return {}
+    scores: PromptLogprobs = prompt_logprobs(item.prompt_token_ids, answer, item.logprob_start)
+    scored = list(zip(item.prompt_token_ids[item.logprob_start :], scores, strict=True))
+    return {
+        "input_token_logprobs": [shape.triple(i, None if lp is None else lp.logprob) for i, lp in scored],
+        "input_top_logprobs": [
+            None if lp is None else [shape.triple(i, logprob) for i, logprob in lp.top] for _, lp in scored
+        ],
+    }
 
 
 async def read_items(body: GenerateBody, request: Request) -> list[Item]:
@@ -110,7 +155,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     generator.check_count(sum(params.n or 1 for params in sampling), PREFIX + "n")
     rids = _request_ids(body.rid, count, request_id_of(request))
     terms = terms_of(body, request)
-    logprobs = _logprobs(body, count, service.limits)
+    logprobs, starts = _logprobs(body, count, service.limits)
     items = []
     for i in range(count):
         prompt_token_ids = (
@@ -124,6 +169,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 sampling=sampling[i],
                 request_id=rids[i],
                 logprobs=logprobs[i],
+                logprob_start=_checked_start(starts[i], prompt_token_ids),
                 cache_salt=caller_of(request).cache_salt(body.cache_salt),
                 terms=terms,
             )
@@ -141,6 +187,11 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
     names = {name: PREFIX + name for name in PARAM_NAMES}
     names |= {"max_tokens": PREFIX + max_name, "min_tokens": PREFIX + min_name, "seed": PREFIX + seed_name}
     names["logprobs"] = "top_logprobs_num"
+    generates = max_tokens != 0
+    if not generates and min_tokens:
+        raise InvalidRequestError(
+            f"`{PREFIX}{min_name}` must lie in [0, {PREFIX}{max_name}]", PREFIX + min_name
+        )
     prompt_field = "text" if item.text is not None else "input_ids"
     with params_named(names):
         params = sampling_params(
@@ -164,23 +215,36 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
         cache_salt=item.cache_salt,
         num_beams=num_beams,
         terms=item.terms,
+        generates=generates,
     )
     return [replace(first, params=with_seed(params, choice), choice=choice) for choice in range(body.n or 1)]
 
 
-def _logprobs(body: GenerateBody, count: int, limits: Limits) -> list[int | None]:
-    """For each prompt, the number of top log-probabilities to return; None: no log-probabilities."""
+def _logprobs(body: GenerateBody, count: int, limits: Limits) -> tuple[list[int | None], list[int | None]]:
+    """For each prompt, the number of top log-probabilities to return; None: no log-probabilities.
+
+    And the first token of the prompt to return those of; None: of none.
+    """
     wanted = _per_prompt("return_logprob", body.return_logprob, count, False)
     tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count, 0)
     for top in tops:
         limits.check_logprobs(top, "top_logprobs_num")
     starts = _per_prompt("logprob_start_len", body.logprob_start_len, count, -1)
-    if any(w and start != -1 for w, start in zip(wanted, starts, strict=True)):
+    scored = [start if w and start != -1 else None for w, start in zip(wanted, starts, strict=True)]
+    if body.stream and scored.count(None) < count:
         raise InvalidRequestError(
-            "`logprob_start_len`: log-probabilities of the prompt are not supported; use -1",
+            "`logprob_start_len`: log-probabilities of a prompt cannot be streamed; use -1",
             "logprob_start_len",
         )
-    return [top if w else None for w, top in zip(wanted, tops, strict=True)]
+    return [top if w else None for w, top in zip(wanted, tops, strict=True)], scored
+
+
+def _checked_start(start: int | None, prompt_token_ids: Sequence[int]) -> int | None:
+    if start is not None and not 0 <= start < max(1, len(prompt_token_ids)):
+        raise InvalidRequestError(
+            f"`logprob_start_len` must be -1 or lie in [0, {len(prompt_token_ids)})", "logprob_start_len"
+        )
+    return start
 
 
 @dataclass(slots=True)
@@ -211,13 +275,13 @@ class CumulativeAnswer:
         }
         if self.request.params.logprobs is not None:
             pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-            meta_info["output_token_logprobs"] = [self._triple(i, lp.logprob) for i, lp in pairs]
+            meta_info["output_token_logprobs"] = [self.triple(i, lp.logprob) for i, lp in pairs]
             meta_info["output_top_logprobs"] = [
-                [self._triple(i, logprob) for i, logprob in lp.top] for lp in delta.logprobs
+                [self.triple(i, logprob) for i, logprob in lp.top] for lp in delta.logprobs
             ]
         return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta_info}
 
-    def _triple(self, token_id: int, logprob: float) -> tuple[float, int, str | None]:
+    def triple(self, token_id: int, logprob: float | None) -> tuple[float | None, int, str | None]:
         return logprob, token_id, self.tokenizer.token_text(token_id) if self.with_token_texts else None
 
 
@@ -229,18 +293,30 @@ async def _whole(answer: CumulativeAnswer, delta: TextDelta) -> dict[str, Any]:
 async def _events(
     streams: Sequence[TextStream], answers: Sequence[CumulativeAnswer]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    async for index, delta in merge(streams):
+    submitted = [index for index, answer in enumerate(answers) if answer.request.generates]
+    for index in set(range(len(answers))).difference(submitted):
+        yield {**answers[index].add(EMPTY_ANSWER), "index": index}
+    async for position, delta in merge(streams):
+        index = submitted[position]
         yield {**answers[index].add(delta), "index": index}
 
 
 def _by_prompt(
-    items: Sequence[Item], answers: Sequence[Sequence[dict[str, Any]]], with_token_ids: bool
+    items: Sequence[Item],
+    answers: Sequence[Sequence[dict[str, Any]]],
+    inputs: Sequence[dict[str, Any]],
+    with_token_ids: bool,
 ) -> list[dict[str, Any]]:
-    """Groups `answers`, a list for each request, by prompt; an item has `n` requests."""
+    """Groups `answers`, a list for each request, by prompt; an item has `n` requests.
+
+    `inputs` are fields of each prompt for the `meta_info` of its answers.
+    """
     rest = iter(answers)
     responses = []
-    for item in items:
+    for item, fields in zip(items, inputs, strict=True):
         choices = [answer for _ in range(item.sampling.n or 1) for answer in next(rest)]
+        for answer in choices:
+            answer["meta_info"] |= fields
         ids = {"input_ids": item.prompt_token_ids} if with_token_ids else {}
         responses.append({"prompt": item.text, "responses": choices, **ids})
     return responses

@@ -23,22 +23,27 @@ from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.model_name import check_model
-from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Shape, usage
+from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
 from shortfin_apps.llm.api.sampling import params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.terms import terms_of
+from shortfin_apps.llm.components.frontend.prompt_scoring import prompt_logprobs, scoring_request
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
-from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest, gather, merge
-from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.frontend.text_stream import (
+    EMPTY_ANSWER,
+    TextDelta,
+    TextRequest,
+    gather,
+    merge,
+)
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context
-EMPTY_ANSWER = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)
 
 
 @router.post("/completions", responses=whole_or_streamed(CompletionAnswer))
@@ -46,10 +51,6 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     service = service_of(request)
     model = _prepare(service, body, request)
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequestError(
-            "`echo` with `logprobs`: log-probabilities of the prompt are not supported", "echo"
-        )
     service.limits.check_logprobs(body.logprobs, "logprobs")
     batch = _batch(body, service)
     prompts = await _prompt_ids(batch, body, model.generator)
@@ -67,9 +68,9 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         )
     ]
     echoes = _echoes(batch, body.n or 1, model.generator.tokenizer) if body.echo else None
-    shape = CompletionShape(model.generator.tokenizer, requests, echoes)
-    known = [EMPTY_ANSWER] * len(requests) if _is_echo_only(body) else None
-    return await _respond(request, body, model, requests, shape, known)
+    extras = _extras(body, body.logprobs if body.echo else None)
+    shape = CompletionShape(model.generator.tokenizer, requests, echoes, extras)
+    return await _respond(request, body, model, requests, shape, _scorings(requests, extras))
 
 
 @router.post("/chat/completions", responses=whole_or_streamed(ChatAnswer))
@@ -97,8 +98,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         logprobs=logprobs,
         conversation=text,
     )
-    shape = ChatShape(model.generator.tokenizer)
-    return await _respond(request, body, model, requests, shape)
+    extras = _extras(body, None)
+    shape = ChatShape(model.generator.tokenizer, requests[0].prompt_token_ids, extras)
+    return await _respond(request, body, model, requests, shape, _scorings(requests, extras))
 
 
 @router.get("/models", responses={200: {"model": ModelList}})
@@ -118,6 +120,7 @@ def _prepare(service: Service, body: OpenAIBody, request: Request) -> ServedMode
     check_fields(body, request)
     service.limits.check_choices(body.n, body.stop)
     service.limits.check_bad_words(body.bad_words)
+    service.limits.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
     return service.model
 
 
@@ -160,9 +163,35 @@ def _echoes(batch: Sequence[Any], n: int, tokenizer: Tokenizer) -> list[str]:
     return [text for text in texts for _ in range(n)]
 
 
-def _is_echo_only(body: OpenAIBody) -> bool:
-    """`echo` without tokens to generate: OpenAI's API returns the prompt and computes nothing."""
-    return isinstance(body, CompletionBody) and bool(body.echo) and body.max_tokens == 0
+def _is_empty(body: OpenAIBody) -> bool:
+    """Whether no token is to be generated, which is for completions alone: as in OpenAI's API and in vLLM."""
+    return isinstance(body, CompletionBody) and body.max_tokens == 0
+
+
+def _extras(body: OpenAIBody, echoed_logprobs: int | None) -> Extras:
+    """Raises InvalidRequestError where log-probabilities of a prompt would have to be streamed."""
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "`prompt_logprobs` cannot be streamed; leave out `stream`", "prompt_logprobs"
+        )
+    if body.stream and echoed_logprobs is not None:
+        raise InvalidRequestError("`echo` with `logprobs` cannot be streamed; leave out `stream`", "echo")
+    return Extras(
+        token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs,
+        echoed_logprobs=echoed_logprobs,
+    )
+
+
+def _scorings(requests: Sequence[TextRequest], extras: Extras) -> list[TextRequest | None] | None:
+    """For each request, the one that scores its prompt, which choices of one prompt share."""
+    if extras.scored is None:
+        return None
+    scorings: list[TextRequest | None] = []
+    for request in requests:
+        is_new = request.choice == 0
+        scorings.append(scoring_request(request, extras.scored) if is_new else scorings[-1])
+    return scorings
 
 
 def _is_ids(prompt: Sequence[object]) -> bool:
@@ -220,13 +249,12 @@ def _max_tokens(
     default: int | None,
     prompt_field: str,
 ) -> int:
-    """`TextGenerator.fit`, or 1 for a prompt that is only echoed, which is checked but never submitted."""
-    if not _is_echo_only(body):
-        return generator.fit(prompt_token_ids, max_tokens, default=default, param=prompt_field)
-    generator.check_ids(prompt_token_ids, prompt_field)
-    if body.min_tokens:
+    """`TextGenerator.fit`, where 0 tokens are asked for as they may be."""
+    if max_tokens == 0 and not _is_empty(body):
+        raise InvalidRequestError("`max_tokens` must be at least 1", "max_tokens")
+    if max_tokens == 0 and body.min_tokens:
         raise InvalidRequestError("`min_tokens` must lie in [0, max_tokens]", "min_tokens")
-    return 1
+    return generator.fit(prompt_token_ids, max_tokens, default=default, param=prompt_field)
 
 
 def _chat_max_tokens(body: ChatBody) -> tuple[str, int | None]:
@@ -252,12 +280,15 @@ async def _respond(
     model: ServedModel,
     requests: Sequence[TextRequest],
     shape: Shape,
-    known: Sequence[TextDelta] | None = None,
+    scorings: Sequence[TextRequest | None] | None = None,
 ) -> Response:
-    """Answers the requests, whole or streamed. Submits nothing if the answers are already `known`."""
+    """Answers the requests, whole or streamed. `scorings` score the prompt of each, if asked for."""
     service, access = service_of(request), access_of(request)
     access.requests = requests
-    access.pending = streams = await model.generator.submit(requests) if known is None else []
+    generating = [] if _is_empty(body) else requests
+    distinct = list({id(each): each for each in scorings or () if each is not None}.values())
+    streams = await model.generator.submit([*generating, *distinct])
+    access.pending = streams[: len(generating)]
     head = {
         "id": shape.id_prefix + request_id_of(request),
         "created": int(service.clock()),
@@ -265,10 +296,16 @@ async def _respond(
     }
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        deltas = merge(streams) if known is None else _enumerated(known)
+        deltas = merge(streams) if generating else _enumerated([EMPTY_ANSWER] * len(requests))
         return EventStream(request, _events(deltas, shape, head, requests, with_usage), streams)
-    answers = await unless_disconnected(request, gather(streams)) if known is None else known
-    return JsonResponse(await _whole(shape, head, requests, answers))
+    answers = await unless_disconnected(request, gather(streams))
+    of_scoring = dict(zip(map(id, distinct), answers[len(generating) :], strict=True))
+    scores = [
+        prompt_logprobs(requests[index].prompt_token_ids, of_scoring.get(id(scoring)))
+        for index, scoring in enumerate(scorings or ())
+    ]
+    known = answers[: len(generating)] or [EMPTY_ANSWER] * len(requests)
+    return JsonResponse(await _whole(shape, head | shape.head(scores), requests, known))
 
 
 async def _whole(
@@ -295,7 +332,7 @@ async def _events(
     with_usage: bool,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks, and a last one with the usage if asked for."""
-    head = {**head, "object": shape.chunk_object_name}
+    head = {**head, "object": shape.chunk_object_name, **shape.head([])}
     if with_usage:
         head["usage"] = None
     generated, cached = [0] * len(requests), [0] * len(requests)
@@ -304,5 +341,6 @@ async def _events(
         cached[index] = max(cached[index], delta.num_cached_tokens)
         for choice in shape.chunks(index, delta):
             yield {**head, "choices": [choice]}
+            head.pop("prompt_token_ids", None)  # in the first chunk alone
     if with_usage:
         yield {**head, "choices": [], "usage": usage(requests, generated, cached)}

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from shortfin_apps.llm.components.frontend.prompt_scoring import PromptLogprobs
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
+from shortfin_apps.llm.components.text.detokenizer import Detokenizer
 from shortfin_apps.llm.components.text.tokenizer import REPLACEMENT, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What answers have beside text, if asked for.
+
+    `prompt_logprobs` and `echoed_logprobs` are numbers of alternatives: for the field of that name, and for
+    the prompt in the `logprobs` of an echo.
+    """
+
+    token_ids: bool = False
+    prompt_logprobs: int | None = None
+    echoed_logprobs: int | None = None
+
+    @property
+    def scored(self) -> int | None:
+        """The number of alternatives that scoring a prompt has to return; None if it is not to be scored."""
+        wanted = [n for n in (self.prompt_logprobs, self.echoed_logprobs) if n is not None]
+        return max(wanted, default=None)
+
+
+NO_EXTRAS = Extras()
 
 
 class Shape(Protocol):
@@ -16,6 +41,10 @@ class Shape(Protocol):
     id_prefix: str
     object_name: str
     chunk_object_name: str
+
+    def head(self, scores: Sequence[PromptLogprobs]) -> dict[str, Any]:
+        """Further fields of the whole answer. `scores` are those of each choice's prompt; this keeps them."""
+        ...
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
         """One element of `choices`, for a complete answer."""
@@ -32,29 +61,85 @@ class CompletionShape:
     chunk_object_name = "text_completion"
 
     def __init__(
-        self, tokenizer: Tokenizer, requests: Sequence[TextRequest], echoes: Sequence[str] | None = None
+        self,
+        tokenizer: Tokenizer,
+        requests: Sequence[TextRequest],
+        echoes: Sequence[str] | None = None,
+        extras: Extras = NO_EXTRAS,
     ) -> None:
         """`echoes` are the prompts to send before each choice's own text."""
         self._tokenizer = tokenizer
+        self._requests = requests
+        self._extras = extras
+        self._scores: Sequence[PromptLogprobs] = ()
+        self._num_begun = [0] * len(requests)
         self._echoes = list(echoes or [""] * len(requests))  # "" once it is sent
         # For the offset of each token in its choice's text. The lengths of token texts do not add up to it:
         # a character may take several tokens, and special tokens have no text.
         self._detokenizers = [r.detokenizer(tokenizer) for r in requests]
         self._offsets = [0] * len(requests)
 
+    def head(self, scores: Sequence[PromptLogprobs]) -> dict[str, Any]:
+        self._scores = scores
+        return {}
+
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
         echo, self._echoes[index] = self._echoes[index], ""
         return {
             "index": index,
             "text": echo + answer.text,
-            "logprobs": self._logprobs(index, answer),
+            "logprobs": self._all_logprobs(index, answer, echo),
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,
+            **self._extra_fields(index, answer),
         }
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
-        if delta.text or delta.logprobs or delta.finish_reason is not None:
+        if has_news(delta, self._extras):
             yield self.choice(index, delta)
+
+    def _extra_fields(self, index: int, answer: TextDelta) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._extras.prompt_logprobs is not None:
+            prompt, scores = self._requests[index].prompt_token_ids, self._scores[index]
+            fields["prompt_logprobs"] = _by_token_id(
+                prompt, scores, self._extras.prompt_logprobs, self._tokenizer
+            )
+        if self._extras.token_ids:
+            is_first, self._num_begun[index] = self._num_begun[index] == 0, 1
+            fields["token_ids"] = list(answer.token_ids)
+            fields["prompt_token_ids"] = list(self._requests[index].prompt_token_ids) if is_first else None
+        return fields
+
+    def _all_logprobs(self, index: int, answer: TextDelta, echo: str) -> dict[str, Any] | None:
+        """Those of the answer, after those of the prompt if they are echoed."""
+        num_top = self._extras.echoed_logprobs
+        if num_top is None:
+            return self._logprobs(index, answer)
+        self._offsets[index] = len(echo)
+        rest = self._logprobs(index, answer) or {}
+        echoed = self._echoed_logprobs(self._requests[index].prompt_token_ids, self._scores[index], num_top)
+        return {name: [*values, *rest.get(name, [])] for name, values in echoed.items()}
+
+    def _echoed_logprobs(
+        self, token_ids: Sequence[int], scores: PromptLogprobs, num_top: int
+    ) -> dict[str, list[Any]]:
+        texts = [self._tokenizer.token_text(i) for i in token_ids]
+        detokenizer = Detokenizer(self._tokenizer, (), skip_special_tokens=True)
+        offsets, end = [], 0
+        for token_id in token_ids:
+            offsets.append(end)
+            end += len(detokenizer.push(token_id))
+        tops = [
+            None if lp is None else self._top(t, cut(lp, num_top))
+            for t, lp in zip(texts, scores, strict=True)
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if lp is None else lp.logprob for lp in scores],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
     def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         if not delta.logprobs:
@@ -81,9 +166,23 @@ class ChatShape:
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), extras: Extras = NO_EXTRAS
+    ) -> None:
         self._tokenizer = tokenizer
+        self._prompt_token_ids = prompt_token_ids
+        self._extras = extras
         self._started: set[int] = set()
+
+    def head(self, scores: Sequence[PromptLogprobs]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._extras.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = _by_token_id(
+                self._prompt_token_ids, scores[0], self._extras.prompt_logprobs, self._tokenizer
+            )
+        if self._extras.token_ids:
+            fields["prompt_token_ids"] = list(self._prompt_token_ids)
+        return fields
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
         message = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -94,7 +193,7 @@ class ChatShape:
             self._started.add(index)
             role = {"role": "assistant", "content": ""}
             yield {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
-        if delta.text or delta.logprobs or delta.finish_reason is not None:
+        if has_news(delta, self._extras):
             content = {"content": delta.text} if delta.text else {}
             yield {"index": index, "delta": content, **self._rest(delta)}
 
@@ -103,6 +202,7 @@ class ChatShape:
             "logprobs": self._logprobs(delta),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
+            **({"token_ids": list(delta.token_ids)} if self._extras.token_ids else {}),
         }
 
     def _logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
@@ -123,6 +223,36 @@ class ChatShape:
         # The text of a partial character is U+FFFD, so its bytes are unknown here.
         data = None if REPLACEMENT in text else list(text.encode())
         return {"token": text, "logprob": logprob, "bytes": data}
+
+
+def has_news(delta: TextDelta, extras: Extras) -> bool:
+    """Whether a chunk is to be sent for the delta, of which the text may be held back."""
+    has_tokens = extras.token_ids and len(delta.token_ids) > 0
+    return bool(delta.text or delta.logprobs or has_tokens) or delta.finish_reason is not None
+
+
+def cut(logprobs: TokenLogprobs, num_top: int) -> TokenLogprobs:
+    """The same with no more than `num_top` alternatives."""
+    return replace(logprobs, top=logprobs.top[:num_top])
+
+
+def _by_token_id(
+    token_ids: Sequence[int], scores: PromptLogprobs, num_top: int, tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token an object by token id, of the token and its alternatives."""
+    return [
+        None if logprobs is None else _ranked(token_id, cut(logprobs, num_top), tokenizer)
+        for token_id, logprobs in zip(token_ids, scores, strict=True)
+    ]
+
+
+def _ranked(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    of_token = (token_id, logprobs.logprob, logprobs.rank)
+    ranked = [of_token, *((i, logprob, place) for place, (i, logprob) in enumerate(logprobs.top, 1))]
+    return {
+        str(i): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.token_text(i)}
+        for i, logprob, rank in reversed(ranked)  # the token's own rank stays
+    }
 
 
 def usage(requests: Sequence[TextRequest], generated: Sequence[int], cached: Sequence[int]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def sampling_params(
     given = {name: getattr(body, name, None) for name in PARAM_NAMES} | resolved
     values: dict[str, Any] = asdict(defaults) | {k: v for k, v in given.items() if v is not None}
     values["stop_token_ids"] = frozenset(stop_token_ids)
-    values["logit_bias"] = biases
+    values["logit_bias"], values["forced_token_ids"] = biases, ()
     values["bad_words"] = bad_word_ids(tokenizer, tuple(body.bad_words or ()))
     if body.allowed_token_ids is not None:
         values["allowed_token_ids"] = frozenset(body.allowed_token_ids)

@@ -157,6 +157,8 @@ class OpenAIBody(ServingFields, SamplingFields):
 
     model: str | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
     stream_options: StreamOptions | None = None
 
 

@@ -7,7 +7,7 @@ from shortfin_apps.llm.components.request.messages import Delta, FinishReason, T
 
 
 def delta(*token_ids: int, reason: FinishReason | None = None, cached: int = 0) -> Delta:
-    logprobs = tuple(TokenLogprobs(-float(i), ()) for i in token_ids)
+    logprobs = tuple(TokenLogprobs(-float(i), (), 1) for i in token_ids)
     return Delta(
         request_id="a",
         token_ids=token_ids,
@@ -34,7 +34,7 @@ async def test_a_late_reader_gets_one_joined_delta() -> None:
     assert await buffer.get() == Delta(
         request_id="a",
         token_ids=(1, 2, 3, 4),
-        logprobs=tuple(TokenLogprobs(-float(i), ()) for i in (1, 2, 3, 4)),
+        logprobs=tuple(TokenLogprobs(-float(i), (), 1) for i in (1, 2, 3, 4)),
         num_cached_tokens=4,
         queue_s=1.5,
         finish_reason=FinishReason.STOP,

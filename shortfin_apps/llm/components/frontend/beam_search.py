@@ -208,7 +208,7 @@ class BeamSearch:
         is_stop = token_id in params.stop_token_ids and not is_eos
         logprobs = parent.logprobs
         if params.logprobs is not None:
-            logprobs += (TokenLogprobs(candidate.logprob, candidate.top[: params.logprobs]),)
+            logprobs += (TokenLogprobs(candidate.logprob, candidate.top[: params.logprobs], candidate.rank),)
         return Hypothesis(
             token_ids=(*parent.token_ids, token_id),
             score=candidate.score,
@@ -226,6 +226,10 @@ class _Candidate(NamedTuple):
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+    @property
+    def rank(self) -> int:
+        return 1 + sum(logprob > self.logprob for _, logprob in self.top)
 
 
 def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candidate]:

@@ -92,10 +92,14 @@ class TextGenerator:
     ) -> int:
         """The number of tokens to generate: `max_tokens` if given, else `default`, else all that fit.
 
+        1 for a `max_tokens` of 0, which is checked but never submitted, so that the prompt may be empty.
         Checks the prompt first (`param` is its field's name). Raises InvalidRequestError when it is
         empty, has an unknown id, or does not fit the context. A default is cut to fit, but a given
         `max_tokens` is not.
         """
+        if max_tokens == 0:
+            self.check_ids(prompt_token_ids, param)
+            return 1
         if not prompt_token_ids:
             raise InvalidRequestError(f"`{param}` must hold at least one token", param)
         room = self.max_seq_len - len(prompt_token_ids)

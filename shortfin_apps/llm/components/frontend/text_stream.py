@@ -36,7 +36,8 @@ class TextRequest:
 
     `choice` numbers the requests for one prompt, from 0. `conversation` is the prompt's text if the answer is
     to be remembered with it. With `num_beams` above 1, it is a beam search with
-    that many answers, which ignores stop strings and the sampling fields of `params`.
+    that many answers, which ignores stop strings and the sampling fields of `params`. Unless it `generates`
+    any token, its answer is EMPTY_ANSWER, and it is not to be submitted.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class TextRequest:
     terms: Terms = DEFAULT_TERMS
     choice: int = 0
     conversation: str | None = None
+    generates: bool = True
 
     def call(self, engine_id: str) -> GenerateCall:
         """The call to the engine, which knows the request as `engine_id`."""
@@ -82,6 +84,9 @@ class TextDelta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: LlmError | None = None
+
+
+EMPTY_ANSWER = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)  # to `max_tokens: 0`
 
 
 class PendingAnswer(ABC):

@@ -64,10 +64,14 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one generated token under the model's own distribution (temperature 1)."""
+    """Log-probabilities of one generated token under the model's own distribution (temperature 1).
+
+    `rank` is its place among all tokens by likelihood, from 1.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token id, logprob), best first
+    rank: int
 
 
 class Delta(NamedTuple):

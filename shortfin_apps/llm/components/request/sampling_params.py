@@ -32,6 +32,9 @@ class SamplingParams:
     pairs of a token id and what is added to its logit. `bad_words` are token sequences that the output never
     has; `allowed_token_ids` the only tokens that it may have, None for all. `typical_p` (1: off) keeps the
     tokens whose information is nearest to the entropy (locally typical sampling, arXiv:2202.00666).
+
+    `forced_token_ids` are the first tokens of the output, whatever their logits: the front end scores prompts
+    so (`components/frontend/prompt_scoring.py`). No route takes it.
     """
 
     max_tokens: int
@@ -51,6 +54,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: frozenset[int] | None = None
     typical_p: float = 1.0
+    forced_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens >= 1, "must be at least 1")

@@ -144,6 +144,19 @@ class PresencePenalty(Adjustment):
         return _subtracted(row, request, lambda counts: penalty * (counts > 0))
 
 
+class ForcedTokens(Adjustment):
+    """Leaves nothing but the next of the `forced_token_ids`."""
+
+    param = "prompt_logprobs"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> float:
+        return WHOLE_ROW if num_generated < len(params.forced_token_ids) else 0
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        token_id = request.call.params.forced_token_ids[request.num_generated]
+        return Candidates(np.zeros(1, np.float32), np.array([token_id]), None)
+
+
 def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
     """Every adjustment, in the order in which they are applied: vLLM's, bans and biases before penalties."""
     return (
@@ -154,6 +167,7 @@ def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
         RepetitionPenalty(),
         FrequencyPenalty(),
         PresencePenalty(),
+        ForcedTokens(),
     )
 
 

@@ -137,4 +137,8 @@ def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
     shifted = wide - wide.max()
     logprobs = shifted - np.log(np.exp(shifted).sum())
     top = leading(logprobs, num_top)
-    return TokenLogprobs(float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in top))
+    return TokenLogprobs(
+        float(logprobs[token_id]),
+        tuple((int(i), float(logprobs[i])) for i in top),
+        rank=1 + int(np.count_nonzero(logprobs > logprobs[token_id])),
+    )

@@ -1,0 +1,45 @@
+"""Log-probabilities of a prompt's tokens. A model's entries do not return them: they have the last token's.
+
+So a second request has the prompt as its output: it starts with the prompt's first token and is made to
+choose the others one by one, a decode each, batched with everybody's. That takes as long as generating the
+prompt would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
+from shortfin_apps.llm.components.request.messages import FinishReason, TokenLogprobs
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.errors import RequestAbortedError
+
+PromptLogprobs = tuple[TokenLogprobs | None, ...]
+"""An entry for each token of a prompt, or for those from some token on: None for the first of the prompt."""
+
+
+def scoring_request(request: TextRequest, num_top: int, start: int = 0) -> TextRequest | None:
+    """The request that scores the prompt's tokens from `start` on, with `num_top` alternatives to each.
+
+    None if there are none but the first, which nothing precedes.
+    """
+    given, forced = request.prompt_token_ids[: max(1, start)], request.prompt_token_ids[max(1, start) :]
+    if not forced:
+        return None
+    params = SamplingParams(
+        max_tokens=len(forced), temperature=0, ignore_eos=True, logprobs=num_top, forced_token_ids=forced
+    )
+    return replace(
+        request, prompt_token_ids=given, params=params, stop=(), num_beams=1, choice=0, conversation=None
+    )
+
+
+def prompt_logprobs(
+    prompt_token_ids: Sequence[int], answer: TextDelta | None, start: int = 0
+) -> PromptLogprobs:
+    """Those of the prompt from `start` on, by the scoring request's answer. Raises what ended it early."""
+    if answer is not None and answer.finish_reason is not FinishReason.LENGTH:
+        raise answer.error or RequestAbortedError("the request was aborted")
+    first: PromptLogprobs = (None,) if start == 0 and prompt_token_ids else ()
+    return first + (() if answer is None else answer.logprobs)
