@@ -70,9 +70,9 @@ def test_counts_do_not_depend_on_when_they_were_asked_for(
     request = Request(call("a", tokens[:num_prompt]))
     for end in sorted(asked_at):
         request.token_counts.catch_up(tokens[:end])
-    seen, counts = request.token_counts.catch_up(tokens)
-    output = tokens[num_prompt:]
-    assert dict(zip(seen.tolist(), counts.tolist(), strict=True)) == {t: output.count(t) for t in set(tokens)}
+    counts, output = request.token_counts, tokens[num_prompt:]
+    counts.catch_up(tokens)
+    assert dict(zip(counts.token_ids, counts.counts, strict=True)) == {t: output.count(t) for t in tokens}
 
 
 def test_min_tokens_bans_what_would_end_the_request() -> None:

@@ -112,7 +112,7 @@ class RepetitionPenalty(Adjustment):
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
         logits, penalty = _logits_of(row), np.float32(request.call.params.repetition_penalty)
-        seen = _within(request.token_counts.catch_up(request.token_ids)[0], row)
+        seen = _within(_seen(request)[0], row)
         known = logits[seen]
         logits[seen] = np.where(known > 0, known / penalty, known * penalty)
         return whole_row(logits)
@@ -188,6 +188,13 @@ def _array_of(token_ids: frozenset[int]) -> Ints:
     return np.fromiter(token_ids, np.int64)
 
 
+def _seen(request: Request) -> tuple[Ints, Ints]:
+    """The distinct tokens of prompt and output, and how often each was generated."""
+    counts = request.token_counts
+    counts.catch_up(request.token_ids)
+    return np.array(counts.token_ids, np.int64), np.array(counts.counts, np.int64)
+
+
 def _within(token_ids: Ints, row: Candidates) -> Ints:
     """Those that have a logit: a tokenizer may know tokens that the model does not."""
     assert row.logits is not None
@@ -216,7 +223,7 @@ def _has_generated(request: Request, tokens: tuple[int, ...]) -> bool:
 def _subtracted(row: Candidates, request: Request, penalties: Callable[[Ints], Floats]) -> Candidates:
     """The row less the penalties of the tokens seen, computed from how often each was generated."""
     logits = _logits_of(row)
-    seen, counts = request.token_counts.catch_up(request.token_ids)
+    seen, counts = _seen(request)
     known = seen < len(logits)
     logits[seen[known]] -= penalties(counts[known])
     return whole_row(logits)
