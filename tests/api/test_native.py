@@ -160,7 +160,7 @@ async def test_logprobs_of_the_prompt_have_sglangs_format(harness: Harness, star
     [call] = [call for call in harness.engine.calls if call.params.forced_token_ids]
     assert len(call.prompt_token_ids) == max(1, start)
     for response in scored["responses"]:
-        values = [-0.5] * (len(prompts[0]) - start)
+        values: list[float | None] = [-0.5] * (len(prompts[0]) - start)
         values[0] = None if start == 0 else -0.5
         got = response["meta_info"]["input_token_logprobs"]
         expected = zip(values, prompts[0][start:], strict=True)

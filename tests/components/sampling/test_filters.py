@@ -126,17 +126,35 @@ def test_a_draw_is_among_what_the_filters_keep(
     assert SAMPLER.sample(candidates, banning) not in banned
 
 
-@given(st.lists(st.integers(-40, 40), min_size=2, max_size=12), st.floats(0.01, 0.99), st.booleans())
-def test_typical_p_keeps_what_transformers_keeps(levels: list[int], mass: float, full: bool) -> None:
-    """The least set of the most typical tokens that reaches the mass, of a softmax in f64."""
+@given(
+    st.lists(st.integers(-40, 40), min_size=2, max_size=12),
+    st.floats(0.01, 0.99),
+    st.sampled_from([{}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_p": 0.7, "min_p": 0.1}]),
+)
+def test_typical_p_keeps_what_transformers_keeps(
+    levels: list[int], mass: float, others: dict[str, Any]
+) -> None:
+    """The least set of the most typical tokens that reaches the mass, of what the other filters keep."""
     logits = np.array(levels, np.float32) / 8
-    probs = softmax(logits.astype(np.float64))
-    atypical = np.abs(-np.log(probs) + (probs * np.log(probs)).sum())
-    order = np.argsort(atypical, kind="stable")
-    num_kept = int((np.cumsum(probs[order])[:-1] < mass).sum()) + 1
-    margin = np.abs(np.cumsum(probs[order]) - mass).min()
-    last = atypical[order[num_kept - 1]]
-    assume(margin > 1e-6 and (np.abs(np.delete(atypical, order[:num_kept]) - last) > 1e-6).all())
-    wanted = row(logits, len(logits), full=full)
-    ids, weights = kept(wanted, wanted.best, call("a", [1], temperature=1.0, typical_p=mass).params)
-    assert set(ids[: len(weights)][weights > 0]) == set(order[:num_kept])
+    all_probs = softmax(logits.astype(np.float64))
+    order = np.argsort(-all_probs, kind="stable")
+    before = np.cumsum(all_probs[order]) - all_probs[order]
+    top_p, min_p = others.get("top_p", 1.0), others.get("min_p", 0.0)
+    assume(np.abs(before - top_p).min() > 1e-6 and np.abs(all_probs / all_probs.max() - min_p).min() > 1e-6)
+    last = order[np.count_nonzero(before < top_p) - 1]
+    likely = np.flatnonzero((all_probs >= all_probs[last]) & (all_probs >= min_p * all_probs.max()))
+    assume(top_p == 1 or np.count_nonzero(all_probs == all_probs[last]) == 1)
+    probs = all_probs[likely] / all_probs[likely].sum()
+    distance = np.abs(-np.log(probs) + (probs * np.log(probs)).sum())
+    reached = np.cumsum(probs[np.argsort(distance)])
+    farthest = np.sort(distance)[np.count_nonzero(reached[:-1] < mass)]
+    gaps = np.abs(distance - farthest)
+    assume(np.abs(reached - mass).min() > 1e-6 and ((gaps < 1e-12) | (gaps > 1e-6)).all())
+    expected = set(likely[distance <= farthest + 1e-9].tolist())
+    params: dict[str, Any] = {"temperature": 1.0, "typical_p": mass, **others}
+    candidates = row(logits, len(logits))
+    ids, weights = kept(candidates, candidates.best, call("a", [1], **params).params)
+    assert set(ids[: len(weights)][weights > 0].tolist()) == expected
+    whole = row(logits, len(logits), full=True)
+    drawn = [SAMPLER.sample(whole, Request(call("a", [1], seed=seed, **params))) for seed in range(20)]
+    assert expected.issuperset(drawn)

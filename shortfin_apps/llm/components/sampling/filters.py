@@ -1,7 +1,7 @@
 """Filters: the second step of sampling, which keeps the likeliest tokens.
 
-They apply in the order temperature, top_k, top_p, min_p, typical_p. Without top_k and typical_p, a whole row
-is filtered as its token is drawn (`whole_row.py`).
+They apply in the order temperature, top_k, top_p, min_p, typical_p. Without top_k, a whole row is filtered as
+its token is drawn (`whole_row.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def kept(row: Candidates, best: float, params: SamplingParams) -> tuple[Ints, In
 
 
 def _best_of(row: Candidates, top_k: int) -> tuple[Floats, Ints]:
-    """The `top_k` best logits and their tokens, best first; without `top_k`, all that are known."""
-    if row.logits is not None and len(row.token_ids) < (top_k or len(row.logits)):
-        token_ids = leading(row.logits, top_k or len(row.logits))
+    """The `top_k` best logits and their tokens, best first; without `top_k`, the candidates."""
+    if row.logits is not None and len(row.token_ids) < top_k:
+        token_ids = leading(row.logits, top_k)
         return row.logits[token_ids], token_ids
     num_kept = top_k or len(row.token_ids)
     return row.values[:num_kept], row.token_ids[:num_kept]
@@ -49,20 +49,23 @@ def _filtered(weights: Ints, params: SamplingParams) -> Ints:
         passing = passing[: max(1, np.count_nonzero(before < share))]
     if params.min_p > 0:
         passing = passing[: max(1, np.count_nonzero(passing >= least_weight(params.min_p)))]
-    return passing if params.typical_p == 1 else _typical(passing, params.typical_p)
+    return passing if params.typical_p == 1 else typical(passing, params.typical_p)
 
 
-def _typical(weights: Ints, mass: float) -> Ints:
-    """The weights with those set to 0 that are not among the most typical ones with this share of the mass.
+def typical(weights: Ints, mass: float) -> Ints:
+    """The weights, in any order, those set to 0 that are not among the most typical ones with this mass.
 
-    Most typical is the token whose information is nearest to the entropy (arXiv:2202.00666); of equals, the
-    likelier one, and then the one with the lower id.
+    Most typical is the token whose information is nearest to the entropy (arXiv:2202.00666); those as far
+    from it as the last one pass, too, as in transformers.
     """
-    probs = weights[weights > 0] / weights.sum()
+    some = weights > 0
+    probs = weights[some] / weights.sum()
     information = -np.log(probs)
-    order = np.argsort(np.abs(information - (probs * information).sum()), kind="stable")
+    distance = np.abs(information - (probs * information).sum())
+    order = np.argsort(distance)
     before = np.cumsum(probs[order]) - probs[order]
-    passing = order[: max(1, np.count_nonzero(before < mass))]
-    typical = np.zeros_like(weights)
-    typical[passing] = weights[passing]
-    return typical
+    num_passing = max(1, int(np.count_nonzero(before < mass)))
+    farthest = distance[order[num_passing - 1]]
+    passing = np.zeros_like(weights)
+    passing[some] = np.where(distance <= farthest, weights[some], 0)
+    return passing

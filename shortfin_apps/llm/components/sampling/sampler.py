@@ -112,7 +112,7 @@ class Sampler:
             raise InvocationError(NO_TOKEN_LEFT if computed.is_finite else NOT_FINITE)
         if params.greedy:
             return row.best_token_id
-        if row.logits is not None and not params.top_k and params.typical_p == 1:
+        if row.logits is not None and not params.top_k:
             return draw_from_row(row.logits, best, params, request.seed, request.num_generated)
         token_ids, weights = kept(row, best, params)
         return int(token_ids[draw(weights, request.seed, request.num_generated)])

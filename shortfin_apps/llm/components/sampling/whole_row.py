@@ -1,6 +1,6 @@
 """Sampling from a whole row of logits, without `top_k`: filters and draw in one, by `sampling_rule.py`.
 
-Nothing is sorted, as a device that searches the parts of a row at once could not sort it either.
+Without typical_p nothing is sorted, as a device that searches the parts of a row at once could not sort it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Floats, Ints
 from shortfin_apps.llm.components.sampling.draw import draw
+from shortfin_apps.llm.components.sampling.filters import typical
 from shortfin_apps.llm.components.sampling.weights import (
     least_weight,
     mass_within,
@@ -28,6 +29,9 @@ def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int
     output of a request with that seed."""
     weights = _weights_of_row(logits, best, scale_of(params.temperature))
     within = max(1, mass_within(share_of(params.top_p), int(weights.sum())))
+    if params.typical_p < 1:
+        likely = _likeliest(weights, within, least_weight(params.min_p))
+        return draw(typical(likely, params.typical_p), seed, index)
     pivot = max(least_weight(params.min_p), 1) - 1
     for attempt in count():
         token_id = draw(np.where(weights > pivot, weights, 0), seed, index, attempt)
@@ -35,6 +39,14 @@ def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int
         if params.top_p == 1 or int(weights[weights > pivot].sum()) < within:
             break
     return token_id
+
+
+def _likeliest(weights: Ints, within: int, least: int) -> Ints:
+    """The weights with those set to 0 that are below `least`, or have as much as `within` in heavier ones."""
+    heaviest = np.sort(weights)[::-1]
+    heavier = np.cumsum(heaviest) - heaviest
+    lightest = int(heaviest[np.count_nonzero(heavier < within) - 1])
+    return np.where(weights >= max(lightest, least), weights, 0)
 
 
 def _weights_of_row(logits: Floats, best: float, scale: np.float32) -> Ints:
