@@ -79,6 +79,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("gpu_code", "host_cpu", "iree_release", "irpa"),
     ),
     "components.request": ("components.kvcache", "errors"),
+    "components.grammar": ("components.request", "errors"),
     "components.sampling": ("abi", "components.request", "errors", "sampling_rule"),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
     "components.invocation": (
@@ -92,7 +93,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "components.text": ("errors",),
     "components.frontend": (
-        *("components.engine", "components.invocation", "components.kvcache", "components.request"),
+        *(
+            "components.engine",
+            "components.grammar",
+            "components.invocation",
+            "components.kvcache",
+            "components.request",
+        ),
         *("components.text", "errors"),
     ),
     "components.loading": (  # where the parts are put together
@@ -111,7 +118,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("builder.target", "builder.weights", "cli", "config", "errors", "inspection"),
     ),
     # Over HTTP.
-    "api": ("components.frontend", "components.request", "components.text", "errors"),
+    "api": ("components.frontend", "components.grammar", "components.request", "components.text", "errors"),
     "server": (
         *("address_space", "api", "artifact", "builder.model", "builder.sources"),
         "components.batching",
@@ -135,6 +142,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 ONLY_IN = {
     "shortfin": ("components.runtime", "builder"),
     "iree": ("components.runtime", "builder"),
+    "llguidance": ("components.grammar",),
     "fastapi": ("api", "server"),
     "fastapi_offline": ("api",),
     "prompt_toolkit": ("terminal",),

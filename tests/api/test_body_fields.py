@@ -25,10 +25,9 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
     *(
         (COMPLETIONS, {"prompt": "a", name: value}, name)
         for name, value in {
-            "response_format": {"type": "json_object"},
-            "grammar": 'root ::= "a"',
-            "regex": "a+",
-            "json_schema": "{}",
+            "structural_tag": "<a>",
+            "grammar_lazy": True,
+            "guided_whitespace_pattern": " ",
             "repeat_penalty": 1.1,
             "xtc_probability": 0.9,
             "lora": [{"id": 0, "scale": 1.0}],
@@ -43,7 +42,7 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
         for name, value in {
             "chat_template": "{{ messages }}",
             "documents": [{"title": "t", "text": "x"}],
-            "grammar": 'root ::= "a"',
+            "structural_tag": "<a>",
             "echo": True,
         }.items()
     ),

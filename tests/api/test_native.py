@@ -299,7 +299,9 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 2, "bad_words": ["a"]}, "bad_words"),
     ({"num_beams": 2, "repetition_penalty": 1.1}, "repetition_penalty"),
     ({"dry_multiplier": 0.5}, "dry_multiplier"),
-    ({"json_schema": "{}"}, "json_schema"),
+    ({"json_schema": "{"}, "json_schema"),
+    ({"num_beams": 2, "regex": "a"}, "num_beams"),
+    ({"ebnf_full_assistant": True}, "ebnf_full_assistant"),
 ]
 CASES = REFUSED + [({"text": "a", "sampling_params": s}, f"sampling_params.{f}") for s, f in REFUSED_SAMPLING]
 

@@ -28,6 +28,7 @@ from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_p
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
+from shortfin_apps.llm.api.structured_output import compiled_grammar
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.components.frontend.prompt_scoring import (
@@ -44,6 +45,7 @@ from shortfin_apps.llm.components.frontend.text_stream import (
     gather_answers,
     merge,
 )
+from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
@@ -68,6 +70,7 @@ class Item:
     text: str | None
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingBody
+    grammar: Grammar | None
     request_id: str
     logprobs: int | None
     logprob_start: int | None  # of the prompt's tokens that are scored
@@ -167,6 +170,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 text=texts[i] if texts else None,
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling[i],
+                grammar=await compiled_grammar(sampling[i], generator, PREFIX),
                 request_id=rids[i],
                 logprobs=logprobs[i],
                 logprob_start=_checked_start(starts[i], prompt_token_ids),
@@ -181,6 +185,11 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
     """The `n` requests of an item. Raises InvalidRequestError with the caller's field name."""
     body, generator = item.sampling, model.generator
     num_beams = _num_beams(body, model)
+    if num_beams > 1 and item.grammar is not None:
+        raise InvalidRequestError(
+            f"structured output cannot be combined with {num_beams} beams; set `{PREFIX}num_beams` to 1",
+            PREFIX + "num_beams",
+        )
     max_name, max_tokens = _first_given(body, "max_completion_tokens", "max_new_tokens", "max_tokens")
     min_name, min_tokens = _first_given(body, "min_new_tokens", "min_tokens")
     seed_name, seed = _first_given(body, "seed", "sampling_seed")
@@ -204,6 +213,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
             min_tokens=min_tokens,
             seed=seed,
             logprobs=item.logprobs,
+            output_grammar=item.grammar,
         )
     first = TextRequest(
         request_id=item.request_id,

@@ -28,6 +28,7 @@ from shortfin_apps.llm.api.sampling import params_named, sampling_params, stop_s
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
+from shortfin_apps.llm.api.structured_output import compiled_grammar
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.prompt_scoring import prompt_logprobs, scoring_request
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
@@ -38,6 +39,7 @@ from shortfin_apps.llm.components.frontend.text_stream import (
     gather,
     merge,
 )
+from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -53,6 +55,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     model = _prepare(service, body, request)
     service.limits.check_logprobs(body.logprobs, "logprobs")
     batch = _batch(body, service)
+    grammar = await compiled_grammar(body, model.generator)
     prompts = await _prompt_ids(batch, body, model.generator)
     requests = [
         request_
@@ -65,6 +68,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             max_tokens=("max_tokens", body.max_tokens),
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
             logprobs=body.logprobs,
+            grammar=grammar,
         )
     ]
     echoes = _echoes(batch, body.n or 1, model.generator.tokenizer) if body.echo else None
@@ -81,6 +85,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     logprobs = _chat_logprobs(body)
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
+    grammar = await compiled_grammar(body, model.generator)
     text = await conversation_text(
         service,
         body.messages,
@@ -97,6 +102,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         default_max_tokens=None,
         logprobs=logprobs,
         conversation=text,
+        grammar=grammar,
     )
     extras = _extras(body, None)
     shape = ChatShape(model.generator.tokenizer, requests[0].prompt_token_ids, extras)
@@ -208,6 +214,7 @@ def _requests(
     default_max_tokens: int | None,
     logprobs: int | None,
     conversation: str | None = None,
+    grammar: Grammar | None = None,
 ) -> list[TextRequest]:
     """The `n` requests of one prompt, the text of which is `conversation` if it is one."""
     max_name, max_value = max_tokens
@@ -223,6 +230,7 @@ def _requests(
                 body, generator, prompt_token_ids, max_value, default_max_tokens, prompt_field
             ),
             logprobs=logprobs,
+            output_grammar=grammar,
         )
     return [
         TextRequest(

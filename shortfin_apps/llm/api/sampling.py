@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from shortfin_apps.llm.api.schema import SamplingFields
+from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.sampling_params import MAX_BIASES, SamplingParams
 from shortfin_apps.llm.components.text.bad_words import bad_word_ids
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, first_out_of_range
@@ -54,7 +55,11 @@ class SamplingDefaults:
 
 
 def sampling_params(
-    body: SamplingFields, defaults: SamplingDefaults, *, tokenizer: Tokenizer, **resolved: int | None
+    body: SamplingFields,
+    defaults: SamplingDefaults,
+    *,
+    tokenizer: Tokenizer,
+    **resolved: int | Grammar | None,
 ) -> SamplingParams:
     """SamplingParams with the values of `body`'s fields of the same names, `defaults` where it has none.
 

@@ -26,6 +26,7 @@ from shortfin_apps.llm.api.unserved_fields import (
     SAMPLING_INERT,
     SAMPLING_REFUSED,
     STREAM_OPTIONS_REFUSED,
+    STRUCTURED_OUTPUTS_REFUSED,
     TOKENIZE_INERT,
     TOKENIZE_REFUSED,
     Refused,
@@ -67,6 +68,19 @@ class Body(BaseModel):
         return [name for name, value in extra.items() if value is not None and name not in self.REFUSED]
 
 
+class StructuredOutputs(Body):
+    """vLLM's: one of the first five."""
+
+    REFUSED = STRUCTURED_OUTPUTS_REFUSED
+
+    json_value: str | dict[str, Any] | None = Field(None, alias="json")  # `json` is a method of BaseModel
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Strings | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool | None = None
+
+
 class SamplingFields(Body):
     """Sampling fields of every route that generates. None: the client left the field out.
 
@@ -92,6 +106,16 @@ class SamplingFields(Body):
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Strings | None = None
+    guided_grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
 
 class ServingFields(Body):
@@ -238,6 +262,7 @@ class DetokenizeBody(Body):
 
 
 BODIES: tuple[type[Body], ...] = (
+    StructuredOutputs,
     SamplingBody,
     GenerateBody,
     AbortBody,

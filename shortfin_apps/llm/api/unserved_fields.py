@@ -51,17 +51,10 @@ _SAMPLING: Refused = {
 }
 # Constraints on the output, and where it ends.
 _CONSTRAINTS: Refused = {
-    "regex": ("",),
-    "ebnf": ("",),
     "ebnf_full_assistant": (False,),
-    "grammar": ("",),
-    "json_schema": ("",),
     "structural_tag": ("",),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
+    "grammar_lazy": (False,),
     "stop_regex": ([], ""),
     "n_indent": (0,),
     "repetition_detection": (),
@@ -99,7 +92,6 @@ _OPENAI: Refused = {
     **_CONSTRAINTS,
     **_INPUT,
     **_OUTPUT,
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
     "thinking_token_budget": (-1,),
@@ -124,8 +116,8 @@ _QUALIFIERS = frozenset(
     {
         *("repeat_last_n", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
-        *("grammar_lazy", "grammar_triggers", "grammar_type", "guided_decoding_backend"),
-        *("guided_whitespace_pattern", "truncation_side", "routed_experts_start_len"),
+        *("grammar_triggers", "grammar_type", "guided_decoding_backend"),
+        *("truncation_side", "routed_experts_start_len"),
         *("routed_experts_prompt_start", "reasoning_budget_start_tag", "reasoning_budget_end_tag"),
         *("reasoning_budget_end_tags", "reasoning_budget_message", "parallel_tool_calls"),
         *("parse_tool_calls", "return_flat_raw_top_logprobs_b64", "sampling_logprobs_mode"),
@@ -204,6 +196,13 @@ CHAT_INERT = (_OPENAI_INERT - CHAT_REFUSED.keys()) | {
     *("include_reasoning", "separate_reasoning", "stream_reasoning"),
 }
 
+STRUCTURED_OUTPUTS_REFUSED: Refused = {
+    "structural_tag": (),
+    "whitespace_pattern": (),
+    "disable_fallback": (False,),
+    "disable_additional_properties": (False,),
+    "_backend": (),
+}
 STREAM_OPTIONS_REFUSED: Refused = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
 
 SAMPLING_REFUSED: Refused = {

@@ -86,6 +86,7 @@ def _load_model(
         request_timeout_s=config.request_timeout,
         conversation_tokens=config.conversation_tokens,
     )
+    generator.grammars.prepare()
     model = ServedModel(
         generator=generator,
         native_defaults=_defaults({}, 0.0, config),  # upstream's server is always greedy

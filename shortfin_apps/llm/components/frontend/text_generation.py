@@ -22,6 +22,9 @@ from shortfin_apps.llm.components.frontend.text_stream import (
     close_all,
 )
 from shortfin_apps.llm.components.frontend.text_workers import TextWorkers
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.grammar.source import GrammarSource
+from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text.conversations import Conversations
 from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT, Tokenizer, first_out_of_range
@@ -52,6 +55,7 @@ class TextGenerator:
         self._request_timeout_s = request_timeout_s
         self._serial = itertools.count()
         self.workers = TextWorkers()
+        self.grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
         self._conversations = Conversations(tokenizer.split_names, conversation_tokens)
         self._pending: dict[str, list[PendingAnswer]] = {}  # by request id, which is not unique
 
@@ -77,6 +81,10 @@ class TextGenerator:
         known = self._conversations.recall(text, cache_salt)
         rest = await self.encode(text[known.num_chars :], add_special_tokens=False, rendered=True)
         return (*known.token_ids, *rest)
+
+    async def compile_grammar(self, source: GrammarSource, param: str) -> Grammar:
+        """What an output must match, for SamplingParams; see `GrammarCompiler.compile`."""
+        return await self.grammars.compile(source, param)
 
     def _check_length(self, text: str, param: str) -> None:
         fewest = self.tokenizer.fewest_tokens(text)

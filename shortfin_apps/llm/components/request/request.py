@@ -55,6 +55,7 @@ class Request:
         "finish_reason",
         "last_turn",
         "lease",
+        "matcher",
         "num_cached",
         "num_computed",
         "num_overtakes",
@@ -79,6 +80,8 @@ class Request:
         self.lease: Lease | None = None
         self.finish_reason: FinishReason | None = None
         self.last_turn = -1  # number of its last task among all tasks; no two are equal
+        grammar = call.params.output_grammar
+        self.matcher = None if grammar is None else grammar.matcher()
         self.seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
 
     @property

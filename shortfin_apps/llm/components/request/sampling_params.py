@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20  # alternatives that can be reported for a token
@@ -16,6 +17,7 @@ MAX_BAD_WORDS = 1024  # token sequences, of which a word has one or two
 # The smallest normal f32, the type in which logits are divided by the temperature: a smaller one becomes 0
 # there, or has a reciprocal that overflows.
 SMALLEST_TEMPERATURE = 2.0**-126
+NOT_WITH_GRAMMAR = "cannot be combined with structured output, whose grammar says where it may end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,8 @@ class SamplingParams:
 
     Any `temperature` below SMALLEST_TEMPERATURE is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
     `logprobs` is the number of alternatives to report for each generated token (0: the chosen token
-    alone); None reports nothing.
+    alone); None reports nothing. `output_grammar` is what the output must match, which alone then decides
+    when it may end.
 
     Penalties and biases change the logits, as in vLLM: `repetition_penalty` (1: off) divides those of tokens
     in prompt and output that are positive and multiplies the others; `frequency_penalty` (0: off) is
@@ -55,6 +58,7 @@ class SamplingParams:
     allowed_token_ids: frozenset[int] | None = None
     typical_p: float = 1.0
     forced_token_ids: tuple[int, ...] = ()
+    output_grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens >= 1, "must be at least 1")
@@ -65,6 +69,9 @@ class SamplingParams:
         _check("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]")
         _check("min_p", 0 <= self.min_p <= 1, "must lie in [0, 1]")
         _check("seed", self.seed is None or 0 <= self.seed < 2**63, "must lie in [0, 2**63)")
+        is_free = self.output_grammar is None
+        _check("min_tokens", is_free or not self.min_tokens, NOT_WITH_GRAMMAR)
+        _check("ignore_eos", is_free or not self.ignore_eos, NOT_WITH_GRAMMAR)
         few = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
         _check("logprobs", few, f"must lie in [0, {MAX_LOGPROBS}]")
         self._check_adjustments()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints
+from shortfin_apps.llm.errors import InvocationError
 
 WHOLE_ROW = math.inf
 
@@ -144,6 +145,28 @@ class PresencePenalty(Adjustment):
         return _subtracted(row, request, lambda counts: penalty * (counts > 0))
 
 
+class OutputGrammar(Adjustment):
+    """Leaves the tokens that the request's grammar allows next."""
+
+    param = "structured_outputs"
+
+    def num_lost(self, params: SamplingParams, num_generated: int) -> float:
+        return 0 if params.output_grammar is None else WHOLE_ROW
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        """Raises InvocationError when no token is left."""
+        assert row.logits is not None, "a row with a grammar is whole"
+        assert request.matcher is not None, "made with the request"
+        generated = request.token_ids[len(request.call.prompt_token_ids) :]
+        bits = np.frombuffer(request.matcher.allowed(generated), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: len(row.logits)])
+        logits = np.full_like(row.logits, -np.inf)
+        logits[allowed] = row.logits[allowed]
+        if not np.isfinite(logits[allowed]).any():
+            raise InvocationError("no token is left that the grammar and the other parameters allow")
+        return Candidates(row.values[:0], row.token_ids[:0], logits)
+
+
 class ForcedTokens(Adjustment):
     """Leaves nothing but the next of the `forced_token_ids`."""
 
@@ -167,6 +190,7 @@ def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
         RepetitionPenalty(),
         FrequencyPenalty(),
         PresencePenalty(),
+        OutputGrammar(),
         ForcedTokens(),
     )
 

@@ -133,6 +133,11 @@ class Tokenizer:
             [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
+    def to_json(self) -> str:
+        """The text of its `tokenizer.json`."""
+        text: str = self._backend.to_str()
+        return text
+
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of `text`, without tokenising it."""
         return self._token_length.fewest_tokens(text)

@@ -1,0 +1,118 @@
+"""What an answer must match, by any of the fields of OpenAI, vLLM, SGLang and llama.cpp for it.
+
+response_format      {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}
+structured_outputs   {"json" | "regex" | "choice" | "grammar" | "json_object": ...} (vLLM), and its older
+                     names guided_json, guided_regex, guided_choice, guided_grammar
+json_schema, regex, ebnf, grammar   (SGLang, llama.cpp)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from shortfin_apps.llm.api.schema import SamplingFields, StructuredOutputs
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.grammar.source import (
+    ANY_OBJECT,
+    GrammarKind,
+    GrammarSource,
+    choice_source,
+    schema_source,
+)
+from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.errors import InvalidRequestError
+
+Named = tuple[str, GrammarSource]  # the field that a grammar was given in
+
+
+async def compiled_grammar(
+    body: SamplingFields, generator: TextGenerator, prefix: str = ""
+) -> Grammar | None:
+    """The grammar of the answers to `body`, whose fields the caller knows with `prefix`.
+
+    Raises InvalidRequestError for one that is wrong or cannot be used, and for more than one.
+    """
+    found = list(_sources(body, prefix))
+    if not found:
+        return None
+    if len(found) > 1:
+        raise InvalidRequestError(f"`{found[0][0]}` and `{found[1][0]}`: give one of them", found[1][0])
+    [(param, source)] = found
+    return await generator.compile_grammar(source, param)
+
+
+def _sources(body: SamplingFields, prefix: str) -> Iterator[Named]:
+    if body.response_format is not None:
+        yield from _of_response_format(body.response_format, prefix + "response_format")
+    if body.structured_outputs is not None:
+        yield from _of_structured_outputs(body.structured_outputs, prefix + "structured_outputs")
+    for name, make in _FIELDS.items():
+        if (value := getattr(body, name)) not in (None, ""):
+            yield prefix + name, make(value)
+
+
+def _of_response_format(given: Mapping[str, Any], param: str) -> Iterator[Named]:
+    match given.get("type"):
+        case "text":
+            return
+        case "json_object":  # llama.cpp takes a schema here, too
+            schema = given.get("schema")
+            yield (
+                (param, ANY_OBJECT)
+                if schema is None
+                else (f"{param}.schema", _schema(schema, f"{param}.schema"))
+            )
+        case "json_schema":
+            inner = given.get("json_schema")
+            schema = inner.get("schema") if isinstance(inner, dict) else given.get("schema")
+            yield f"{param}.json_schema.schema", _schema(schema, f"{param}.json_schema.schema")
+        case _:
+            rule = "`text`, `json_object` or `json_schema`"
+            raise InvalidRequestError(f"`{param}.type` must be {rule}", f"{param}.type")
+
+
+def _schema(schema: object, param: str) -> GrammarSource:
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(f"`{param}` must be a JSON schema, an object", param)
+    return schema_source(schema)
+
+
+def _of_structured_outputs(given: StructuredOutputs, param: str) -> Iterator[Named]:
+    is_compact = bool(given.disable_any_whitespace)
+    if given.json_value is not None:
+        yield f"{param}.json", schema_source(given.json_value, is_compact=is_compact)
+    if given.json_object:
+        yield f"{param}.json_object", schema_source({"type": "object"}, is_compact=is_compact)
+    if given.regex is not None:
+        yield f"{param}.regex", _regex(given.regex)
+    if given.choice is not None:
+        yield f"{param}.choice", _choice(given.choice, f"{param}.choice")
+    if given.grammar is not None:
+        yield f"{param}.grammar", _ebnf(given.grammar)
+
+
+def _choice(choices: list[str], param: str) -> GrammarSource:
+    if not choices:
+        raise InvalidRequestError(f"`{param}` must hold at least one text", param)
+    return choice_source(choices)
+
+
+def _regex(text: str) -> GrammarSource:
+    return GrammarSource(GrammarKind.REGEX, text)
+
+
+def _ebnf(text: str) -> GrammarSource:
+    return GrammarSource(GrammarKind.EBNF, text)
+
+
+_FIELDS: Mapping[str, Callable[[Any], GrammarSource]] = {
+    "guided_json": schema_source,
+    "guided_regex": _regex,
+    "guided_choice": lambda choices: _choice(choices, "guided_choice"),
+    "guided_grammar": _ebnf,
+    "json_schema": schema_source,
+    "regex": _regex,
+    "ebnf": _ebnf,
+    "grammar": _ebnf,
+}

@@ -1,0 +1,42 @@
+"""What a request's output must match, as the request gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class GrammarKind(StrEnum):
+    """Languages of a source. REGEX has the syntax of Rust's `regex`; EBNF is GBNF or Lark."""
+
+    JSON_SCHEMA = "JSON schema"
+    REGEX = "regular expression"
+    EBNF = "grammar"
+    LARK = "Lark grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar before it is compiled. `is_compact`: JSON without white space between its parts."""
+
+    kind: GrammarKind
+    text: str
+    is_compact: bool = False
+
+
+def schema_source(schema: dict[str, Any] | str, *, is_compact: bool = False) -> GrammarSource:
+    """The JSON values that fit a schema, which may be a text."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return GrammarSource(GrammarKind.JSON_SCHEMA, text, is_compact)
+
+
+def choice_source(choices: Sequence[str]) -> GrammarSource:
+    """One of the texts; Lark's literals have JSON's escapes."""
+    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return GrammarSource(GrammarKind.LARK, f"start: {alternatives}")
+
+
+ANY_OBJECT = schema_source({"type": "object"})

@@ -1,0 +1,27 @@
+"""Grammars, as the engine sees them: which tokens may come next in a request's output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class GrammarMatcher(Protocol):
+    """The state of one request's output in its grammar; used by one thread at a time."""
+
+    def allowed(self, generated: Sequence[int]) -> bytes:
+        """Which tokens may follow `generated`, all tokens of the output so far: a bit each, lowest first.
+
+        The output only grows from call to call. End-of-sequence is allowed where the output is complete, and
+        is all that is when nothing can be added. Raises InvocationError when the grammar is too complex to
+        go on.
+        """
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar, shared by requests."""
+
+    def matcher(self) -> GrammarMatcher:
+        """A new one, for an empty output. Takes microseconds."""
+        ...
