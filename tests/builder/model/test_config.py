@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.model.config import model_config
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.errors import ArtifactError, BuildError
 
 LARGE = replace(
     SPEC, num_hidden_layers=32, num_key_value_heads=8, num_attention_heads=32, head_dim=128,
@@ -114,6 +115,29 @@ def test_layers_with_a_window_have_a_slab_of_their_own() -> None:
     assert config.page_elements == (2 * of_a_layer, 4 * of_a_layer)
     assert config.window_tokens == 64
     assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_states_are_f32_in_a_slab_of_their_own() -> None:
+    net = DeltaNet(layers=(0, 1, 3), key_heads=2, value_heads=4, key_dim=12, value_dim=20)
+    spec = replace(SPEC, num_hidden_layers=5, delta_net=net)
+    config = model_config(spec, BuildOptions(kv="bf16"))
+    past, state = 3 * (12 + 12 + 20), 12 * 20  # of a value head
+    of_a_layer = 2 * 16 * SPEC.num_key_value_heads * SPEC.head_dim
+    assert spec.slabs == ((2, 4), (0, 1, 3))
+    assert config.page_elements == (2 * of_a_layer, 2 * 3 * 4 * (past + state))
+    assert (config.window_tokens, config.paged_kv_cache.state_block_count) == (2, 3)
+    assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    "changes", [{"state_block_count": 2}, {"window_tokens": None}, {"state_block_count": 0}]
+)
+def test_states_take_a_slab_and_blocks_without_any(changes: dict[str, int | None]) -> None:
+    net = DeltaNet(layers=(0,), key_heads=2, value_heads=4, key_dim=12, value_dim=20)
+    fields = model_config(replace(SPEC, num_hidden_layers=2, delta_net=net), BuildOptions()).to_dict()
+    fields["paged_kv_cache"] |= changes
+    with pytest.raises(ArtifactError, match="state_block_count"):
+        ModelConfig.from_dict(fields)
 
 
 @pytest.mark.parametrize(

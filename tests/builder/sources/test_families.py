@@ -11,6 +11,7 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.errors import BuildError
 from tests.builder.golden_families import MODELS, POSITIONS, PROMPT, GoldenFamily, stored_weights
 from tests.builder.reference import forward
 
@@ -51,6 +52,25 @@ def test_value_heads_of_a_gguf_file_share_key_heads_in_turn(tmp_path: Path) -> N
     assert source.spec.delta_net.tiled
     logits = forward(source.spec, stored_weights(source), PROMPT)[np.array(POSITIONS) - 1]
     np.testing.assert_allclose(logits, family.logits, rtol=1e-4, atol=1e-4 * np.abs(family.logits).max())
+
+
+def test_a_directory_may_have_an_interval_and_a_draft_model(tmp_path: Path) -> None:
+    """As Qwen3.5's have, whose `layer_types` may be missing and whose positions have sections for images."""
+    family = GoldenFamily.of("qwen35")
+    listed = HfDirectorySource(family.write_hf(tmp_path / "listed"))
+    del family.config["layer_types"]
+    family.config.update(full_attention_interval=2, attn_output_gate=True, mtp_num_hidden_layers=1)
+    family.config["rope_parameters"].update(mrope_section=[1, 2, 1], mrope_interleaved=True)
+    family.tensors["mtp.fc.weight"] = np.zeros((48, 96), np.float32)
+    given = HfDirectorySource(family.write_hf(tmp_path / "given"))
+    assert replace(given.spec, name=listed.spec.name) == listed.spec
+
+
+def test_value_heads_must_divide_among_key_heads(tmp_path: Path) -> None:
+    family = GoldenFamily.of("qwen35")
+    family.config["linear_num_key_heads"] = 3
+    with pytest.raises(BuildError, match="4 value heads do not divide among 3 key heads"):
+        HfDirectorySource(family.write_hf(tmp_path))
 
 
 def test_draft_layers_of_a_gguf_file_are_left_out(tmp_path: Path) -> None:
