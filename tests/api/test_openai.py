@@ -223,11 +223,13 @@ async def test_token_ids_are_returned_whole_and_streamed(harness: Harness, path:
 
 async def test_extra_fields_reach_the_engine(harness: Harness) -> None:
     body = {"top_k": 7, "min_p": 0.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [4]}
+    body |= {"forced_token_ids": [3]}  # the front end's own
     body |= {"presence_penalty": 0.5, "logit_bias": {"7": 100}, "bad_words": ["b"], "allowed_token_ids": [7]}
     await harness.post(CHAT, {"messages": MESSAGES, "cache_salt": "s", "seed": 3, "max_tokens": 5, **body})
     [call] = harness.engine.calls
     params = call.params
     assert (params.top_k, params.min_p, params.ignore_eos, params.min_tokens) == (7, 0.1, True, 2)
+    assert params.forced_token_ids == ()
     assert (params.presence_penalty, params.logit_bias) == (0.5, ((7, 100),))
     assert (len(params.bad_words), params.allowed_token_ids) == (1, frozenset({7}))
     assert (params.seed, params.max_tokens, call.cache_salt) == (3, 5, "s")

@@ -58,6 +58,13 @@ PREFIX = "sampling_params."
 NOT_WITH_BEAMS = (
     *("stop", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids"),
 )
+# What the engine may refuse for this model, by its own name: the name in a body.
+REFUSED_BY_ENGINE = {
+    **{
+        name: PREFIX + name for name in ("num_beams", "stop_token_ids", *NOT_WITH_BEAMS, "repetition_penalty")
+    },
+    "prompt_logprobs": "logprob_start_len",
+}
 ANSWERS = whole_or_streamed(GenerateAnswer) | errors(NativeErrorAnswer)
 
 T = TypeVar("T")
@@ -96,30 +103,24 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     generating = [text_request for text_request in requests if text_request.generates]
     if body.stream:
         _refuse_streamed_beams(requests)
-        access.pending = streams = await model.generator.submit(generating)
+        with params_named(REFUSED_BY_ENGINE):
+            access.pending = streams = await model.generator.submit(generating)
         return EventStream(request, _events(streams, list(map(new_answer, requests))), streams)
     scorings = [_scoring(item, first) for item, (first, *_) in zip(items, by_item, strict=True)]
-    names = {name: PREFIX + name for name in ("num_beams", "stop_token_ids")}
-    with params_named(names | {"prompt_logprobs": "logprob_start_len"}):
+    with params_named(REFUSED_BY_ENGINE):
         pending = await model.generator.submit_whole([*generating, *filter(None, scorings)])
     access.pending = pending[: len(generating)]
     results = iter(await unless_disconnected(request, gather_answers(pending)))
+    known = [next(results) if each.generates else [EMPTY_ANSWER] * each.num_beams for each in requests]
     answers = [
-        [
-            await _whole(new_answer(text_request), result)
-            for result in (next(results) if text_request.generates else _empty(text_request))
-        ]
-        for text_request in requests
+        [await _whole(new_answer(text_request), result) for result in several]
+        for text_request, several in zip(requests, known, strict=True)
     ]
     inputs = [
         _input_logprobs(item, None if scoring is None else next(results)[0], new_answer(requests[0]))
         for item, scoring in zip(items, scorings, strict=True)
     ]
     return JsonResponse({"responses": _by_prompt(items, answers, inputs, bool(body.return_input_ids))})
-
-
-def _empty(request: TextRequest) -> list[TextDelta]:
-    return [EMPTY_ANSWER] * request.num_beams
 
 
 def _scoring(item: Item, first: TextRequest) -> TextRequest | None:

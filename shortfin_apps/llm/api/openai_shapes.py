@@ -72,7 +72,7 @@ class CompletionShape:
         self._requests = requests
         self._extras = extras
         self._scores: Sequence[PromptLogprobs] = ()
-        self._num_begun = [0] * len(requests)
+        self._has_begun = [False] * len(requests)
         self._echoes = list(echoes or [""] * len(requests))  # "" once it is sent
         # For the offset of each token in its choice's text. The lengths of token texts do not add up to it:
         # a character may take several tokens, and special tokens have no text.
@@ -95,20 +95,20 @@ class CompletionShape:
         }
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
-        if has_news(delta, self._extras):
+        if _has_news(delta, self._extras):
             yield self.choice(index, delta)
 
     def _extra_fields(self, index: int, answer: TextDelta) -> dict[str, Any]:
         fields: dict[str, Any] = {}
+        prompt = self._requests[index].prompt_token_ids
         if self._extras.prompt_logprobs is not None:
-            prompt, scores = self._requests[index].prompt_token_ids, self._scores[index]
             fields["prompt_logprobs"] = _by_token_id(
-                prompt, scores, self._extras.prompt_logprobs, self._tokenizer
+                prompt, self._scores[index], self._extras.prompt_logprobs, self._tokenizer
             )
         if self._extras.token_ids:
-            is_first, self._num_begun[index] = self._num_begun[index] == 0, 1
             fields["token_ids"] = list(answer.token_ids)
-            fields["prompt_token_ids"] = list(self._requests[index].prompt_token_ids) if is_first else None
+            fields["prompt_token_ids"] = None if self._has_begun[index] else list(prompt)
+            self._has_begun[index] = True
         return fields
 
     def _all_logprobs(self, index: int, answer: TextDelta, echo: str) -> dict[str, Any] | None:
@@ -131,7 +131,7 @@ class CompletionShape:
             offsets.append(end)
             end += len(detokenizer.push(token_id))
         tops = [
-            None if lp is None else self._top(t, cut(lp, num_top))
+            None if lp is None else self._top(t, _cut(lp, num_top))
             for t, lp in zip(texts, scores, strict=True)
         ]
         return {
@@ -193,7 +193,7 @@ class ChatShape:
             self._started.add(index)
             role = {"role": "assistant", "content": ""}
             yield {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
-        if has_news(delta, self._extras):
+        if _has_news(delta, self._extras):
             content = {"content": delta.text} if delta.text else {}
             yield {"index": index, "delta": content, **self._rest(delta)}
 
@@ -225,13 +225,13 @@ class ChatShape:
         return {"token": text, "logprob": logprob, "bytes": data}
 
 
-def has_news(delta: TextDelta, extras: Extras) -> bool:
+def _has_news(delta: TextDelta, extras: Extras) -> bool:
     """Whether a chunk is to be sent for the delta, of which the text may be held back."""
     has_tokens = extras.token_ids and len(delta.token_ids) > 0
     return bool(delta.text or delta.logprobs or has_tokens) or delta.finish_reason is not None
 
 
-def cut(logprobs: TokenLogprobs, num_top: int) -> TokenLogprobs:
+def _cut(logprobs: TokenLogprobs, num_top: int) -> TokenLogprobs:
     """The same with no more than `num_top` alternatives."""
     return replace(logprobs, top=logprobs.top[:num_top])
 
@@ -241,7 +241,7 @@ def _by_token_id(
 ) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs`: for each token an object by token id, of the token and its alternatives."""
     return [
-        None if logprobs is None else _ranked(token_id, cut(logprobs, num_top), tokenizer)
+        None if logprobs is None else _ranked(token_id, _cut(logprobs, num_top), tokenizer)
         for token_id, logprobs in zip(token_ids, scores, strict=True)
     ]
 
