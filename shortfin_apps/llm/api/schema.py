@@ -274,4 +274,4 @@ BODIES: tuple[type[Body], ...] = (
     TokenizeBody,
     DetokenizeBody,
 )
-FIELD_NAMES = frozenset(name for body in BODIES for name in body.model_fields)
+FIELD_NAMES = frozenset(field.alias or name for body in BODIES for name, field in body.model_fields.items())

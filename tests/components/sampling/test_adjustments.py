@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.components.sampling.adjustments import MinTokens
+from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, MinTokens, OutputGrammar
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
 from tests.components.sampling.reference import adjusted
-from tests.components.sampling.rows import LOGITS, row
+from tests.components.sampling.rows import LOGITS, SAMPLER, row
 
 MIN_TOKENS = MinTokens(frozenset({1}))
 SIZE = 6  # of the vocabulary
@@ -107,3 +108,39 @@ def test_a_nan_of_a_banned_token_is_an_error_all_the_same() -> None:
     request = Request(call("a", [1], allowed_token_ids=frozenset({0})))
     with pytest.raises(InvocationError, match="finite"):
         Sampler(frozenset()).sample(row(spoiled, 2, full=True), request)
+
+
+class Allowing:
+    """A grammar, and the matcher of each request, that allows the same tokens always."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self._bitmask = bytes([sum(1 << token_id for token_id in token_ids)])
+
+    def matcher(self) -> Allowing:
+        return self
+
+    def allowed(self, generated: Sequence[int]) -> bytes:
+        return self._bitmask
+
+
+def test_a_grammar_leaves_the_tokens_that_it_allows() -> None:
+    request = Request(call("a", [1], output_grammar=Allowing(2, 5, 7)))
+    masked = OutputGrammar().apply(row(full=True), request)
+    assert masked.logits is not None
+    assert np.flatnonzero(np.isfinite(masked.logits)).tolist() == [2, 5]
+    assert masked.best_token_id == 5, "the row has no token 7"
+    assert np.isfinite(LOGITS).all(), "the row itself is not written"
+
+
+def test_a_grammar_that_leaves_no_token_is_an_error() -> None:
+    request = Request(call("a", [1], output_grammar=Allowing(7)))
+    with pytest.raises(InvocationError, match="no token is left"):
+        OutputGrammar().apply(row(full=True), request)
+
+
+def test_a_grammar_needs_whole_rows() -> None:
+    free, bound = call("a", [1]).params, call("a", [1], output_grammar=Allowing(1)).params
+    assert [OutputGrammar().num_lost(params, 0) for params in (free, bound)] == [0, WHOLE_ROW]
+    assert not SAMPLER.suits_device(Request(call("a", [1], output_grammar=Allowing(1))))
+    with pytest.raises(InvalidRequestError, match="structured_outputs"):
+        Sampler(frozenset(), num_candidates=4, returns_logits=False).check(bound)

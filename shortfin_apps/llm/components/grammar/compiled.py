@@ -57,8 +57,9 @@ class CompiledMatcher:
 
 
 def error_of(matcher: LLMatcher) -> str:
-    """The first line of its error, empty if there is none."""
+    """Its error in one line, without the state that the library may add; empty if there is none."""
     if not matcher.is_error():
         return ""
-    reason = matcher.get_error().strip().partition("\n")[0]
+    text = matcher.get_error().partition("<state>")[0].partition("<non-verbose/>")[0]
+    reason = " ".join(text.split())
     return _SHORT_REASONS.get(reason, reason)

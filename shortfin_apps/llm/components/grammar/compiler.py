@@ -7,6 +7,7 @@ grammar's size and on the work of a step, or the time that a caller waits.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ MAX_CHARS = {  # rules may refer to each other in a chain as long as the text, w
     GrammarKind.EBNF: 32_768,
     GrammarKind.LARK: 65_536,
 }
+MAX_RULES = 300  # the time to report an error in a chain of rules grows with the cube of its length
 MAX_REASON_CHARS = 300
 TIMEOUT_S = 5.0
 STACK_BYTES = 256 << 20  # reserved, not used: the library recurses along references
@@ -58,11 +60,7 @@ class GrammarCompiler:
 
     async def compile(self, source: GrammarSource, param: str) -> CompiledGrammar:
         """Raises InvalidRequestError with the reason, naming the field `param`, or OverloadedError."""
-        limit = MAX_CHARS[source.kind]
-        if len(source.text) > limit:
-            raise InvalidRequestError(
-                f"`{param}`: a {source.kind} may have at most {limit:,} characters", param
-            )
+        _check_size(source, param)
         if source in self._kept:
             self._kept.move_to_end(source)
             return self._kept[source]
@@ -106,6 +104,14 @@ class GrammarCompiler:
         return self._tokenizer
 
 
+def _check_size(source: GrammarSource, param: str) -> None:
+    limit = MAX_CHARS[source.kind]
+    if len(source.text) > limit:
+        raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {limit:,} characters", param)
+    if source.kind is GrammarKind.EBNF and len(re.findall("::=|:", source.text)) > MAX_RULES:
+        raise InvalidRequestError(f"`{param}`: a {source.kind} may have at most {MAX_RULES} rules", param)
+
+
 def _grammar_of(source: GrammarSource) -> str:
     """The library's form of a grammar. Raises ValueError."""
     match source.kind:
@@ -136,6 +142,7 @@ def _json_grammar(source: GrammarSource) -> str:
 def _limits() -> LLParserLimits:
     """Masks then take tens of milliseconds at most; those of usual schemas take microseconds."""
     return LLParserLimits(
+        max_grammar_size=100_000,
         initial_lexer_fuel=200_000,
         step_lexer_fuel=50_000,
         step_max_items=20_000,
@@ -145,8 +152,7 @@ def _limits() -> LLParserLimits:
 
 
 def _refused(reason: str, kind: GrammarKind, param: str) -> InvalidRequestError:
-    line = reason.strip().splitlines()[0] if reason.strip() else "no reason is given"
-    return InvalidRequestError(f"`{param}`: the {kind} cannot be used: {line[:MAX_REASON_CHARS]}", param)
+    return InvalidRequestError(f"`{param}`: the {kind} cannot be used: {reason[:MAX_REASON_CHARS]}", param)
 
 
 def _deep_pool() -> ThreadPoolExecutor:

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.components.request.grammar import Grammar
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "null"}}}
+ASKING: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_object", "schema": SCHEMA}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+        }
+    },
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"json": "{}", "disable_any_whitespace": True}},
+    {"structured_outputs": {"json_object": True}},
+    {"structured_outputs": {"regex": "a+"}},
+    {"structured_outputs": {"choice": ["a", "b"]}},
+    {"structured_outputs": {"grammar": 'root ::= "a"'}},
+    {"guided_json": SCHEMA},
+    {"guided_regex": "a"},
+    {"guided_choice": ["a"]},
+    {"guided_grammar": 'start: "a"'},
+    {"json_schema": "{}"},
+    {"regex": "a"},
+    {"ebnf": 'root ::= "a"'},
+    {"grammar": 'root ::= "a"'},
+]
+FREE: list[dict[str, Any]] = [
+    {"response_format": {"type": "text"}},
+    {"regex": ""},
+    {"structured_outputs": {}},
+]
+
+
+def grammars_of(harness: Harness) -> list[Grammar | None]:
+    return [call.params.output_grammar for call in harness.engine.calls]
+
+
+@pytest.mark.parametrize("fields", [*ASKING, *FREE], ids=str)
+async def test_every_field_reaches_the_engine(harness: Harness, fields: dict[str, Any]) -> None:
+    for path, body in ((CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": "a"})):
+        response = await harness.post(path, {**body, **fields})
+        assert response.status_code == 200, response.text
+        assert "x-ignored-fields" not in response.headers
+    sampling = await harness.post("/generate", {"text": "a", "sampling_params": fields})
+    assert sampling.status_code == 200, sampling.text
+    assert [grammar is not None for grammar in grammars_of(harness)] == [fields in ASKING] * 3
+
+
+async def test_choices_share_a_grammar(harness: Harness) -> None:
+    await harness.post(CHAT, {"messages": MESSAGES, "n": 2, "regex": "a"})
+    first, second = grammars_of(harness)
+    assert first is second is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": 3}}, "response_format.json_schema"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"json": 3}}, "structured_outputs.json"),
+        ({"guided_json": {"type": "objec"}}, "guided_json"),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_what_is_wrong_is_named(harness: Harness, fields: dict[str, Any], param: str) -> None:
+    response = await harness.post(CHAT, {"messages": MESSAGES, **fields})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].startswith(param), response.text
+    assert not harness.engine.calls

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
+from shortfin_apps.llm.errors import InvocationError
+from tests.components.text.tiny_tokenizers import byte_level_backend
+
+BACKEND = byte_level_backend()
+END = BACKEND.get_vocab_size() - 1
+TOKENIZER = LLTokenizer(BACKEND.to_str(), eos_token=END)
+A, B = BACKEND.encode("ab").ids
+
+
+def compiled(regex: str, limits: LLParserLimits | None = None) -> CompiledGrammar:
+    return CompiledGrammar(LLMatcher(TOKENIZER, grammar_from("regex", regex), log_level=0, limits=limits))
+
+
+def ids(bitmask: bytes) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
+    return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+
+def test_matchers_of_one_grammar_are_independent() -> None:
+    grammar = compiled("ab|b")
+    first, second = grammar.matcher(), grammar.matcher()
+    assert sorted(ids(first.allowed([]))) == sorted([A, B])
+    assert ids(first.allowed([A])) == [B]
+    assert ids(second.allowed([B])) == [END]
+
+
+def test_tokens_are_taken_once() -> None:
+    """A preempted request asks again for the same output."""
+    matcher = compiled("ab+").matcher()
+    assert ids(matcher.allowed([A])) == ids(matcher.allowed([A])) == [B]
+    assert sorted(ids(matcher.allowed([A, B, B]))) == sorted([B, END])
+
+
+def test_tokens_that_do_not_match_are_an_error() -> None:
+    with pytest.raises(InvocationError, match="after 1 tokens"):
+        compiled("ab").matcher().allowed([B])
+
+
+def test_a_grammar_that_costs_too_much_has_a_problem() -> None:
+    limits = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=50_000, verbose_errors=False)
+    assert "too many" in compiled("a{100000}", limits).problem()
+    assert compiled("a{100}", limits).problem() == ""
