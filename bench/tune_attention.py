@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.gpu.models import MODELS as GPU_MODELS
 from bench.kernel_folder import fill
+from bench.whole_slab import whole_slab
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
@@ -78,10 +79,11 @@ class Job:
             split=self.tile.split,
             **{"decode_attention" if self.is_decode else "attention": self.tile.tile},
         )
-        kernels = AttentionKernels(MODELS[self.model], BuildOptions(device=self.device), tried)
+        spec, options = MODELS[self.model], BuildOptions(device=self.device)
+        kernels, slab = AttentionKernels(spec, options, tried), whole_slab(spec, options)
         if self.is_decode:
-            return kernels.attend_singles(None).without({"offsets"})
-        return kernels.attend(False, None)
+            return kernels.attend_singles(None, slab).without({"offsets"})
+        return kernels.attend(False, None, slab)
 
 
 def main() -> None:

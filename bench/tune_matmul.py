@@ -20,6 +20,7 @@ from typing import Any
 from bench.gpu.models import MODELS as GPU_MODELS
 from bench.kernel_folder import fill
 from bench.matmul_candidates import CANDIDATES
+from bench.whole_slab import whole_slab
 from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
@@ -68,8 +69,10 @@ class Case:
                 return Fp8Rows(fp8)
 
     def kernel(self, device: str, tile: MatmulTile) -> Kernel:
-        kernels = MatmulKernels(MODELS[self.model], BuildOptions(device=device), lambda *_: tile)
-        made: Kernel = getattr(kernels, self.kind)(self.shape, "tokens", self.layout)
+        spec, options = MODELS[self.model], BuildOptions(device=device)
+        kernels = MatmulKernels(spec, options, lambda *_: tile)
+        slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
+        made: Kernel = getattr(kernels, self.kind)(self.shape, "tokens", *slab, self.layout)
         return made.without(self.absent)
 
 

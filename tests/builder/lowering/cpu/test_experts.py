@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
@@ -107,6 +107,7 @@ def build(
 
     def feed_forward(e: Emitter, x: Tensor, logits: Tensor, residual: Tensor, slots: Tensor) -> list[Tensor]:
         batch = Batch.__new__(Batch)
+        batch.slab = Slab.__new__(Slab)
         integers = "  %y = arith.fptosi %a : f32 to i64\n  linalg.yield %y : i64"
         batch.slots = e.elementwise("t", ("t", x.shape[:1], "i64"), [(slots, "t0")], integers)
         routing = kernels.route(e, logits, batch)
