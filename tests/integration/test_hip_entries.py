@@ -11,7 +11,7 @@ import pytest
 
 from emulated_gpu.chips import CHIPS as ALL_CHIPS
 from shortfin_apps.llm.abi import Entry, EntryFamily
-from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.program.entry import entries_of
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
@@ -133,23 +133,30 @@ def test_quantised_weights_agree_with_the_reference(
     model.device.close()
 
 
+def check_entries(
+    chip: str, name: str, kv: KVType, tolerance: float, folder: Path, emulated_gpus: EmulatedGpus
+) -> None:
+    """All entries of one of ENTRY_SPECS agree with the reference, with weights in f32."""
+    options = BuildOptions(
+        weights="f32", kv=kv, prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=()
+    )
+    device = emulated_gpus.open(chip)
+    spec = replace(ENTRY_SPECS[name], max_position_embeddings=1024)
+    model = CompiledModel.build(spec, options, device, folder, resolve_target(f"hip:{chip}"))
+    with emulated_gpus.watch(chip):
+        for entry in entries_of(options):
+            num_rows = entry.rows or len(POSITIONS)
+            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, tolerance), entry, num_rows)
+    device.close()
+
+
 @pytest.mark.parametrize("name", ENTRY_SPECS)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_all_that_a_layer_may_have_agrees_with_the_reference(
     chip: str, name: str, tmp_path: Path, emulated_gpus: EmulatedGpus
 ) -> None:
     """In f32, whose errors are those of another order of sums."""
-    options = BuildOptions(
-        weights="f32", kv="f32", prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=()
-    )
-    device = emulated_gpus.open(chip)
-    spec = replace(ENTRY_SPECS[name], max_position_embeddings=1024)
-    model = CompiledModel.build(spec, options, device, tmp_path, resolve_target(f"hip:{chip}"))
-    with emulated_gpus.watch(chip):
-        for entry in entries_of(options):
-            num_rows = entry.rows or len(POSITIONS)
-            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, 1e-3), entry, num_rows)
-    device.close()
+    check_entries(chip, name, "f32", 1e-3, tmp_path, emulated_gpus)
 
 
 @pytest.mark.parametrize(("chip", "name"), [("gfx1100", "windowed"), ("gfx942", "normed-after")])
@@ -157,17 +164,7 @@ def test_keys_and_values_in_bytes_agree_with_the_reference(
     chip: str, name: str, tmp_path: Path, emulated_gpus: EmulatedGpus
 ) -> None:
     """In f32 but for K and V, which the reference rounds too: a last bit may decide to which of two bytes."""
-    options = BuildOptions(
-        weights="f32", kv="q8_0", prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=()
-    )
-    device = emulated_gpus.open(chip)
-    spec = replace(ENTRY_SPECS[name], max_position_embeddings=1024)
-    model = CompiledModel.build(spec, options, device, tmp_path, resolve_target(f"hip:{chip}"))
-    with emulated_gpus.watch(chip):
-        for entry in entries_of(options):
-            num_rows = entry.rows or len(POSITIONS)
-            use(CachedRows(model, positions(num_rows), ROOM, KEY_SCALE, 5e-3), entry, num_rows)
-    device.close()
+    check_entries(chip, name, "q8_0", 5e-3, tmp_path, emulated_gpus)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.blocks import BlockType
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
@@ -137,6 +137,7 @@ class FeedForward:
             given |= {name: cast(e, given[name], self._fp8) for name in SHAPES}
         layers = TritonLayers(replace(self._context, weights=ExpertWeights(given, self._blocks)))
         batch = Batch.__new__(Batch)
+        batch.slab = Slab.__new__(Slab)
         batch.slots, batch.chunk = tensors["slots"], None
         values = Values({name: tensors[name] for name in ("x", "logits", "residual")}, batch)
         kernels = dict.fromkeys((Route, GatedExperts, SumExperts, Norm, Linear), layers)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions
@@ -34,6 +34,7 @@ ALL = RoutedExperts(count=4, per_token=4, features=96)
 def batch_with(slots: Tensor) -> Batch:
     """A batch of which only the slots are known."""
     batch = Batch.__new__(Batch)
+    batch.slab = Slab.__new__(Slab)
     batch.slots = slots
     return batch
 
