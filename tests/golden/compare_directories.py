@@ -97,6 +97,7 @@ class Directory:
     changes: dict[str, Any] = field(default_factory=dict)
     stored: str = "bf16"  # or f32, f16, or one of FORMATS
     shards: bool = False
+    is_supported: bool = True  # else it is to be refused, and transformers computes nothing
 
     @property
     def dtype(self) -> Any:
@@ -167,6 +168,7 @@ DIRECTORIES = [
             "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 16,
         },
+        is_supported=False,
     ),
 ]
 
@@ -248,7 +250,7 @@ def write(directory: Directory, folder: Path) -> Array:
         )
     if directory.stored in FORMATS:
         return quantise(directory, cls, folder)
-    return logits_of(cls, folder)
+    return logits_of(cls, folder) if directory.is_supported else np.zeros(0)
 
 
 def logits_of(cls: Any, folder: Path) -> Array:
