@@ -58,6 +58,14 @@ def generate(
     return [Continuation(tuple(tokens[i]), tuple(gaps[i])) for i in tokens]
 
 
+def assert_all_same(
+    expected: Sequence[Continuation], got: Sequence[Continuation], tolerance: float, max_tokens: int
+) -> None:
+    """`assert_same` of each, by which more than half of all `max_tokens` of each are compared."""
+    compared = [assert_same(e, g.token_ids, tolerance) for e, g in zip(expected, got, strict=True)]
+    assert sum(compared) > len(expected) * max_tokens / 2, "near ties ended almost every comparison"
+
+
 def assert_same(expected: Continuation, got: Sequence[int], tolerance: float) -> int:
     """Asserts equal tokens, up to the first where `expected`'s two best logits are within `tolerance`.
 

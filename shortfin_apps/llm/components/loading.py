@@ -197,7 +197,8 @@ def make_runner(
     ArtifactError when the device has too little memory for them.
     """
     dtype = config.paged_kv_cache.dtype
-    counts = page_counts(config, num_pages, num_pages if num_window_pages is None else num_window_pages)
+    num_window_pages = num_pages if num_window_pages is None else num_window_pages
+    counts = page_counts(config, num_pages, num_window_pages)
     only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
     # The slab of windows lies on the device of the first stage, as no model has both windows and stages.
     stages = [0, 0] if config.window_tokens is not None else range(len(counts))
@@ -207,8 +208,7 @@ def make_runner(
             for stage, count, elements in zip(stages, counts, config.page_elements, strict=True)
         ]
     except Exception as error:  # the runtimes have no common exception for it
-        size = sum(count * elements for count, elements in zip(counts, config.page_elements, strict=True))
-        size *= dtype.itemsize
+        size = page_table_bytes(config, num_pages, num_window_pages)
         raise ArtifactError(
             f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
         ) from error
