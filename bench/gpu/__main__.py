@@ -28,21 +28,22 @@ RUN = """\
 Makes a virtual environment of the pack's wheels and the weights of each model (in the temporary folder: 16 GB
 for the 8B model; TMPDIR names another), and measures part by part:
 
-  tokens        random:tiny's greedy tokens are those that the CPU chose
+  tokens        the tiny models' greedy tokens are those that the CPU chose
   entries       each entry, one call at a time (sync) and many in flight (queued)
   engine        steady decodes in process at each batch size, with decode loops and without, greedy and from
                 the whole vocabulary
   http          the server over loopback with 64 clients: 128 in / 128 out, and 16 to 512 in / 64 out
   transformers  the same shapes by torch and transformers, if this machine's own Python has them
 
-Times of random:tiny are left out unless --models names it. OUT gets results.jsonl, a line as soon as a figure
-is there; results.md and plots after each part."""
+Times of tiny models are left out unless --models names them. OUT gets results.jsonl, a line as soon as a
+figure is there; results.md and plots after each part."""
 RUN_EPILOG = """\
 examples:
   PYTHONPATH=gpu-pack/source python3 -m bench.gpu run gpu-pack --out results
   PYTHONPATH=gpu-pack/source python3 -m bench.gpu run gpu-pack --out results --only entries --seconds 500
   python -m bench.gpu run tiny-pack --out results --here --device cpu --models random-tiny"""
-MODEL_NAMES = "random-tiny,smollm2-135m,llama-3.1-8b"
+TINY_NAMES = "random-tiny, tiny-gemma, tiny-gpt-oss, tiny-experts, tiny-kv-q8_0"
+TIMED_NAMES = "smollm2-135m, llama-3.1-8b, gpt-oss-20b"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     pack.add_argument(
         "--weights", help="as for `shortfin-llm build`, of the models that are timed (default: bf16)"
     )
+    pack.add_argument(
+        "--kv", help="as for `shortfin-llm build`, of the models that are timed (default: bf16)"
+    )
     pack.add_argument("--python", default="3.12", help="of the other machine (default: %(default)s)")
     pack.add_argument("--no-wheels", action="store_true", help="for a machine that has the wheels installed")
     run = commands.add_parser("run", description=RUN, epilog=RUN_EPILOG, formatter_class=style)
@@ -90,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--torch-python", default=sys.executable, help="(default: the one that runs this)")
     for command in (pack, run):
         command.add_argument(
-            "--models", type=_names, metavar="NAME,..", help=f"of {MODEL_NAMES} (default: all)"
+            "--models", type=_names, metavar="NAME,..", help=f"of {TINY_NAMES}, {TIMED_NAMES} (default: all)"
         )
     return made
 
@@ -103,7 +107,7 @@ def _pack(args: argparse.Namespace) -> int:
     from bench.gpu.models import MODELS
     from bench.gpu.pack import pack
 
-    models = [MODELS[name].for_device(args.device, args.weights) for name in args.models or MODELS]
+    models = [MODELS[name].for_device(args.device, args.weights, args.kv) for name in args.models or MODELS]
     pack(args.pack.resolve(), models, None if args.no_wheels else args.python)
     print(args.pack)
     return 0

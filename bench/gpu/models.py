@@ -1,17 +1,20 @@
 """The models that are measured: their shapes, their compiled entries, and what is asked of them.
 
-SmolLM2-135M and Llama 3.1 8B have random weights, as only their shapes matter to time. `random:tiny` has its
-own weights in f32, with which a GPU must choose the same tokens as a CPU.
+SmolLM2-135M, Llama 3.1 8B and gpt-oss-20b have random weights, as only their shapes matter to time. The tiny
+models have weights of their own in f32, with which a GPU must choose the same tokens as a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shortfin_apps.llm.builder.model.rope import Llama3Scaling
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
-from shortfin_apps.llm.builder.sources.random_tiny import SPEC as TINY_SPEC
+from bench.gpu.tiny_models import tiny_models
+from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
+from shortfin_apps.llm.builder.model.family import weight_shapes
+from shortfin_apps.llm.builder.model.rope import Llama3Scaling, YarnScaling, yarn_attention_factor
+from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec, WeightType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,32 +36,31 @@ class Model:
     def name(self) -> str:
         return self.spec.name
 
-    def for_device(self, device: str, weights: WeightType | None = None) -> Model:
+    def for_device(self, device: str, weights: WeightType | None = None, kv: KVType | None = None) -> Model:
         """The same, compiled for a target in the spelling of `shortfin-llm build --device`.
 
-        A model that `is_timed` gets these weights, if any are named.
+        A model that `is_timed` gets these weights and this type of the KV cache, if any are named.
         """
-        chosen = weights if weights and self.is_timed else self.options.weights
-        return replace(self, options=replace(self.options, device=device, weights=chosen))
+        options = replace(self.options, device=device)
+        if weights and self.is_timed:
+            options = replace(options, weights=weights, block_types=())
+        return replace(self, options=replace(options, kv=kv) if kv and self.is_timed else options)
 
 
 _EXTENDS = BuildOptions.for_device("cuda").extend_sizes
 
-_TINY = Model(
-    spec=TINY_SPEC,
-    options=BuildOptions(
-        weights="f32",
-        kv="f32",
-        prefill_batch_sizes=(1, 4),
-        decode_batch_sizes=(1, 8),
-        decode_loop_sizes=(1, 8),
-        top_k=64,
-    ),
-    context=256,
-    prefills=((1, 64), (4, 16)),
-    extends=((64, 0), (32, 8), (0, 8)),
-    is_timed=False,
-)
+
+def _tiny(spec: ModelSpec, options: BuildOptions) -> Model:
+    return Model(
+        spec=spec,
+        options=options,
+        context=256,
+        prefills=((1, 64), (4, 16)),
+        extends=((64, 0), (32, 8), (0, 8)),
+        is_timed=False,
+    )
+
+
 _SMOLLM2 = Model(
     spec=ModelSpec(
         name="smollm2-135m",
@@ -114,4 +116,56 @@ _LLAMA = Model(
     extends=((256, 0), (256, 64), (0, 64)),
 )
 
-MODELS: Mapping[str, Model] = {model.name: model for model in (_TINY, _SMOLLM2, _LLAMA)}
+_GPT_OSS_SPEC = ModelSpec(
+    name="gpt-oss-20b",
+    architecture="gpt-oss",
+    vocab_size=201088,
+    hidden_size=2880,
+    intermediate_size=2880,
+    num_hidden_layers=24,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    head_dim=64,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_theta=150000.0,
+    rope_scaling=YarnScaling(
+        factor=32.0,
+        original_max_position_embeddings=4096,
+        attention_factor=yarn_attention_factor(32.0),
+        truncate=False,
+    ),
+    qkv_bias=True,
+    output_bias=True,
+    activation="clamped",
+    window=128,
+    windowed_layers=tuple(range(0, 24, 2)),
+    has_sinks=True,
+    experts=RoutedExperts(count=32, per_token=4, features=2880, has_biases=True),
+)
+
+
+def _published_types(spec: ModelSpec) -> Iterator[tuple[str, BlockType | None]]:
+    """Experts in MXFP4 and all else in bf16, where the build would make blocks of four bits."""
+    for name, shape in weight_shapes(spec).items():
+        if len(shape) > 1:
+            yield name, MXFP4 if name.endswith("_exps.weight") else None
+
+
+_GPT_OSS = Model(
+    spec=_GPT_OSS_SPEC,
+    options=BuildOptions(
+        weights="q4",
+        block_types=tuple(_published_types(_GPT_OSS_SPEC)),
+        prefill_batch_sizes=(1, 4),
+        decode_batch_sizes=(1, 8, 64),
+        decode_loop_sizes=(1, 8, 64),
+        extend_sizes=_EXTENDS,
+    ),
+    context=1024,
+    prefills=((1, 512), (1, 2048)),
+    extends=((256, 0), (256, 64), (0, 64)),
+)
+_TINY = [_tiny(spec, options) for spec, options in tiny_models()]
+
+MODELS: Mapping[str, Model] = {model.name: model for model in (*_TINY, _SMOLLM2, _LLAMA, _GPT_OSS)}

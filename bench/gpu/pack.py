@@ -3,8 +3,8 @@
 DIR/pack.json           what is in it: Python, commit, models
 DIR/wheels/             what the server and the measurement import, for the other machine's Python
 DIR/source/             this package and these scripts
-DIR/models/NAME/        the program, its manifest, and a list of its parameters
-DIR/tokens.json         what a CPU continues random:tiny's prompts with
+DIR/models/NAME/        the program, its manifest, and a list of its parameters; of a tiny model, the
+                        parameters and what a CPU continues its prompts with
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from bench.gpu.engine import generate
 from bench.gpu.environment import FACTS, MODELS, SOURCE, WHEELS, PackError
 from bench.gpu.models import Model
 from bench.gpu.tokens import EXPECTED, MAX_TOKENS, make_prompts
-from bench.gpu.weights import LIST, PARAMETER_LIST, Parameter
+from bench.gpu.weights import LIST, PARAMETER_LIST, Parameter, complete
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
-from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Manifest, SourceRecord, TargetRecord
-from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord, TargetRecord
 from shortfin_apps.llm.builder.model.config import model_config
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.layout import stored_types, weight_layout
 from shortfin_apps.llm.builder.weights.write import write_weights
 from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.runtime.open import open_device
@@ -72,9 +71,10 @@ def pack(out: Path, models: Sequence[Model], python: str | None) -> None:
     _copy_source(out / SOURCE)
     for model in models:
         print(f"compiling {model.name} for {model.options.device}", file=sys.stderr)
-        pack_model(model, out / MODELS / model.name)
+        folder = out / MODELS / model.name
+        pack_model(model, folder)
         if not model.is_timed:
-            (out / EXPECTED).write_text(json.dumps(expected_tokens(model)) + "\n", encoding="utf-8")
+            (folder / EXPECTED).write_text(json.dumps(expected_tokens(model)) + "\n", encoding="utf-8")
     if python is not None:
         download(requirements([DISTRIBUTION], python), python, out / WHEELS)
 
@@ -82,7 +82,7 @@ def pack(out: Path, models: Sequence[Model], python: str | None) -> None:
 def pack_model(model: Model, folder: Path) -> None:
     """Compiles the model's program into `folder`, with a manifest that names no files yet.
 
-    Of the parameters, a list goes with it; only random:tiny's go themselves.
+    Of the parameters, a list goes with it; only a tiny model's go themselves.
     """
     folder.mkdir(parents=True)
     compiled = compile_model(model.spec, model.options, folder / file_names.VMFB)
@@ -111,25 +111,27 @@ def pack_model(model: Model, folder: Path) -> None:
     config = model_config(model.spec, model.options)
     (folder / file_names.CONFIG).write_text(json.dumps(config.to_dict()), encoding="utf-8")
     if model.is_timed:
-        parameters = PARAMETER_LIST.dump_json(list(_parameters(model, target)))
-        (folder / LIST).write_bytes(parameters)
+        (folder / LIST).write_bytes(PARAMETER_LIST.dump_json(list(parameters(model, target))))
     else:
-        write_weights(
-            RandomTinySource(), model.options, target, folder / file_names.PARAMETERS, lambda _: None
-        )
+        source = RandomTinySource(model.spec)
+        write_weights(source, model.options, target, folder / file_names.PARAMETERS, lambda _: None)
 
 
-def _parameters(model: Model, target: Target) -> Iterator[Parameter]:
+def parameters(model: Model, target: Target) -> Iterator[Parameter]:
+    """Those that the model's program for the target reads."""
     for weight, shape in weight_shapes(model.spec).items():
         layout = weight_layout(weight, model.spec, model.options, target)
-        for name, (stored, dtype) in layout.stored(weight, shape).items():
+        for name, (stored, dtype) in stored_types(layout, weight, shape).items():
             yield Parameter(name, stored, dtype, features=shape[-1])
 
 
 def expected_tokens(model: Model) -> list[list[int]]:
-    """The greedy tokens of random:tiny on this CPU."""
-    with TemporaryDirectory() as folder, closing(open_device("cpu")) as device:
-        artifact = build("random:tiny", Path(folder, "tiny"), model.for_device("cpu").options)
+    """The greedy tokens of a tiny model on this CPU."""
+    with TemporaryDirectory() as scratch, closing(open_device("cpu")) as device:
+        packed, whole = Path(scratch, "packed"), Path(scratch, "whole")
+        pack_model(model.for_device("cpu"), packed)
+        complete(packed, whole)
+        artifact = Artifact.open(whole)
         options = EngineOptions(prefix_cache="none", decode_ahead="off")
         engine = make_engine(
             device, artifact.config, artifact.vmfb, artifact.parameters, frozenset(), options

@@ -1,4 +1,4 @@
-"""Whether a device chooses the tokens that the CPU chooses, with random:tiny in f32."""
+"""Whether a device chooses the tokens that the CPU chooses, with tiny models in f32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from bench.gpu.engine import prompts
 from bench.gpu.models import Model
 
-EXPECTED = "tokens.json"  # in the pack
+EXPECTED = "tokens.json"  # in the folder of a packed model
 PROMPTS = 20
 PROMPT_TOKENS = 128
 MAX_TOKENS = 64

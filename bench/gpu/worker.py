@@ -24,6 +24,7 @@ from bench.gpu import entries as entries_part
 from bench.gpu import loops as loops_part
 from bench.gpu import serving as serving_part
 from bench.gpu import tokens as tokens_part
+from bench.gpu.environment import MODELS as MODELS_FOLDER
 from bench.gpu.models import MODELS, Model
 from bench.gpu.one_program import OneProgram
 from shortfin_apps.llm.artifact.artifact import Artifact
@@ -84,7 +85,8 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
         load_s = time.perf_counter() - begin
         emit({"part": "load", "model": model.name, "device": opened.name, "load_s": load_s})
         if "tokens" in args.parts:
-            expected = json.loads((args.pack / tokens_part.EXPECTED).read_text(encoding="utf-8"))
+            packed = args.pack / MODELS_FOLDER / model.name
+            expected = json.loads((packed / tokens_part.EXPECTED).read_text(encoding="utf-8"))
             _compare_tokens(model, device, artifact, expected, emit)
         cases = list(entries_part.cases(model, has_extend="extend" in device.program.entries))
         # One number for all, as freed memory serves only buffers of exactly its size again.

@@ -10,28 +10,34 @@ from typing import Any
 import pytest
 
 from bench.gpu.__main__ import main
-from bench.gpu.pack import requirements
+from bench.gpu.models import MODELS
+from bench.gpu.pack import parameters, requirements
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.parameters import parameter_types
 
 DEVICE = "cpu"
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """random:tiny, packed for this CPU without wheels."""
+    """random:tiny and a model with windows and experts, packed for this CPU without wheels."""
     folder = tmp_path_factory.mktemp("pack") / "tiny"
-    assert main(["pack", str(folder), "--models", "random-tiny", "--device", DEVICE, "--no-wheels"]) == 0
+    models = "random-tiny,tiny-gpt-oss"
+    assert main(["pack", str(folder), "--models", models, "--device", DEVICE, "--no-wheels"]) == 0
     return folder
 
 
-def measured(pack: Path, out: Path, *flags: str) -> list[dict[str, Any]]:
+def measured(pack: Path, out: Path, *flags: str, model: str = "random-tiny") -> list[dict[str, Any]]:
     """The results of a run of these parts in this Python."""
-    command = ["run", str(pack), "--out", str(out), "--here", "--device", DEVICE, "--models", "random-tiny"]
+    command = ["run", str(pack), "--out", str(out), "--here", "--device", DEVICE, "--models", model]
     assert main([*command, "--sample-seconds", "0.01", *flags]) == 0
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_path: Path) -> None:
-    tokens = [r for r in measured(pack, tmp_path, "--only", "tokens") if r["part"] == "tokens"]
+@pytest.mark.parametrize("model", ["random-tiny", "tiny-gpt-oss"])
+def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_path: Path, model: str) -> None:
+    records = measured(pack, tmp_path, "--only", "tokens", model=model)
+    tokens = [record for record in records if record["part"] == "tokens"]
     assert {(each["mode"], each["decode_ahead"]) for each in tokens} == {
         (mode, setting) for mode in ("default", "extend-attention") for setting in ("off", "on")
     }
@@ -41,9 +47,10 @@ def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_pat
 
 def test_tokens_that_differ_are_counted_up_to_the_first(pack: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(pack, tmp_path / "pack"))
-    expected = json.loads((pack / "tokens.json").read_text())
+    file = Path("models", "random-tiny", "tokens.json")
+    expected = json.loads((pack / file).read_text())
     expected[1][5] += 1
-    (changed / "tokens.json").write_text(json.dumps(expected))
+    (changed / file).write_text(json.dumps(expected))
     records = measured(changed, tmp_path / "out", "--only", "tokens")
     agreed = [record["agreed"] for record in records if record["part"] == "tokens"]
     assert agreed == [[64, 5, *[64] * 18]] * 4
@@ -102,6 +109,14 @@ def test_a_folder_with_other_things_is_not_replaced(
     assert main(["pack", str(tmp_path), "--models", "random-tiny"]) == 2
     assert "neither empty nor a pack" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [model.name for model in MODELS.values() if model.is_timed])
+def test_every_parameter_of_the_program_is_listed(name: str) -> None:
+    model = MODELS[name].for_device("hip:gfx942")
+    target = resolve_target("hip:gfx942")
+    listed = {each.name: (each.shape, each.dtype) for each in parameters(model, target)}
+    assert listed == parameter_types(model.spec, model.options, target)
 
 
 def test_wheels_are_those_that_serving_needs() -> None:

@@ -1,4 +1,7 @@
-"""Source `random:tiny`: a two-layer Llama with seeded random weights and a byte tokenizer, for tests."""
+"""Source `random:tiny`: a two-layer Llama with seeded random weights and a byte tokenizer, for tests.
+
+Another tiny model can have such weights: that of any spec with the same vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,12 @@ UNLIKELY_GAIN = 0.5
 
 
 class RandomTinySource(ModelSource):
-    """Two layers, grouped-query attention, untied head; token ids below 256 are bytes."""
+    """Two layers, grouped-query attention, untied head, or as `spec` says; token ids below 256 are bytes."""
 
-    def __init__(self) -> None:
-        self.spec = SPEC
-        content = repr((SEED, SPEC, GAINS, LIKELY, UNLIKELY_GAIN, SPECIAL_TOKENS, CHAT_TEMPLATE))
+    def __init__(self, spec: ModelSpec = SPEC) -> None:
+        assert spec.vocab_size == SPEC.vocab_size, "the tokenizer's"
+        self.spec = spec
+        content = repr((SEED, spec, GAINS, LIKELY, UNLIKELY_GAIN, SPECIAL_TOKENS, CHAT_TEMPLATE))
         self.sha256 = hashlib.sha256(content.encode()).hexdigest()
 
     def tensor(self, name: str) -> Array:
@@ -58,7 +62,7 @@ class RandomTinySource(ModelSource):
         # Seeded by name, so that tensors do not depend on the order of reading.
         random = np.random.Generator(np.random.PCG64([SEED, zlib.crc32(name.encode())]))
         values = random.standard_normal(shape, dtype=np.float32)
-        kind = name.split(".")[-2]
+        kind = name.split(".")[-2].removesuffix("_exps")
         if kind.endswith("norm"):
             return 1.0 + 0.1 * values
         if kind == "token_embd":
