@@ -48,8 +48,11 @@ DISTRIBUTION = "shortfin-llm"
 NOT_NEEDED = frozenset(
     {"shortfin", "iree-base-compiler", "tinygrad", "pip", "huggingface-hub", "prompt-toolkit"}
 )
-# Every glibc up to that of manylinux_2_28, as pip matches their names one by one.
-PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)), "manylinux2014_x86_64"]
+# Every glibc up to that of llguidance's wheel, as pip matches their names one by one.
+PLATFORMS = [
+    *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 24, 17, 12, 5)),
+    "manylinux2014_x86_64",
+]
 
 
 def pack(out: Path, models: Sequence[Model], python: str | None) -> None:
