@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from bench.gpu.models import Model
+from shortfin_apps.llm.builder.model.config import model_config
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.invocation.page_count import BALANCED_SHARE
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
@@ -90,8 +92,15 @@ def sizes(model: Model) -> Iterator[int]:
 
 
 def pages(model: Model) -> int:
-    """The pages for the most requests that `steady_steps` decodes, and one as scratch."""
-    return 1 + max(sizes(model)) * (-(-model.context // model.options.block_seq_stride) + 2)
+    """The pages for the most requests that `steady_steps` decodes, and one as scratch.
+
+    A model with windows needs more, as its window pages are counted for longer requests.
+    """
+    longest = model.context
+    if model.spec.second_window is not None:
+        config = model_config(model.spec, model.options)
+        longest = max(longest, config.max_seq_len // BALANCED_SHARE)
+    return 1 + max(sizes(model)) * (-(-longest // model.options.block_seq_stride) + 2)
 
 
 def _add(
