@@ -115,7 +115,8 @@ def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
 def _amx_attention(c: LoweringContext) -> dict[str, bool]:
     return {
         "AMX": c.target.has_amx,
-        "activations and KV cache in bf16": c.options.activations == c.options.kv == "bf16",
+        "activations in bf16": c.options.activations == "bf16",
+        "a KV cache in bf16 or q8_0": c.options.kv in ("bf16", "q8_0"),
         "heads and pages of whole tiles": fills_attention_tiles(c.spec, c.options),
         "no attention sinks": not c.spec.has_sinks,
     }

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.builder.kernels.amx.attention import DecodeAttentionGeometry, PagedAttentionGeometry
+from shortfin_apps.llm.builder.kernels.amx.attention import (
+    DecodeAttentionGeometry,
+    PagedAttentionGeometry,
+    widened_slots,
+)
 
 STACK_BYTES = 96 << 10  # of 128 KiB, which a worker of the runtime has
 SMOLLM2 = {"q_heads": 9, "kv_heads": 3, "head_dim": 64, "stride": 16}
@@ -57,14 +61,33 @@ def test_weights_of_sixteen_slots_fill_rows_of_tiles_in_turn() -> None:
 @pytest.mark.parametrize(("shape", "q_bytes"), [(SMOLLM2, 384), (LLAMA, 1024), (WIDE, 3072)])
 def test_decode_memory_holds_q_keys_and_attention(shape: Any, q_bytes: int) -> None:
     g = DecodeAttentionGeometry(**shape, page_elements=0, step_slots=64, tile_tokens=1)
-    assert g.token_local.offsets == {"q": 0, "keys": q_bytes, "rest": q_bytes + g.keys_bytes}
-    assert g.token_local.bytes == q_bytes + g.keys_bytes + g.local.bytes
+    assert g.token_local.offsets == {"q": 0, "rope": q_bytes, "rest": q_bytes + g.rope_local.bytes}
+    assert g.token_local.bytes == q_bytes + g.rope_local.bytes + g.local.bytes
 
 
 def test_a_window_takes_memory_for_the_values_that_it_cuts() -> None:
     g = attention(GEMMA, tile_tokens=1)
     whole = attention(GEMMA | {"window": None}, tile_tokens=1)
     assert g.local.bytes - whole.local.bytes == g.head_bytes
+
+
+@pytest.mark.parametrize("shape", [SMOLLM2, LLAMA, WIDE])
+def test_pages_in_bytes_have_their_scales_behind_each_head(shape: Any) -> None:
+    g = attention(shape, tile_tokens=1, is_quantised=True)
+    assert 2 * g.head_value_bytes == g.wide_head_bytes == attention(shape, tile_tokens=1).head_bytes
+    assert g.head_bytes == g.stride * (g.head_dim + 4)
+    assert g.head_bytes % 64 == 0
+    assert g.local.sizes["wide_pages"] == g.step_pages * g.wide_kv_bytes
+    assert all(offset % 64 == 0 for part in (g.local, g.rope_local) for offset in part.offsets.values())
+
+
+@pytest.mark.parametrize("shape", [SMOLLM2, LLAMA, WIDE, GEMMA, GEMMA | {"stride": 32}])
+def test_pages_in_bytes_fit_the_stack_once_widened(shape: Any) -> None:
+    slots = widened_slots(shape["head_dim"])
+    assert slots >= shape["stride"]
+    tokens = min(16, 64 // (shape["q_heads"] // shape["kv_heads"]))
+    sizes = {"step_slots": slots, "tile_tokens": tokens, "page_elements": 0, "is_quantised": True}
+    assert PagedAttentionGeometry(**shape, **sizes).local.bytes < STACK_BYTES + (16 << 10)
 
 
 def test_scores_are_powers_of_two_or_multiples_of_their_cap() -> None:

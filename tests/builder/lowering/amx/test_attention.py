@@ -23,17 +23,18 @@ from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_kernels import load
 from tests.builder.compiled_model import PAGES, TINY, block_table
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
+Bits = npt.NDArray[Any]  # i16 or i8
 
 HOST = resolve_target("cpu")
 LAYER = 1  # of TINY's two
-NAN = -1  # every bit set: NaN as bf16
+NAN = -1  # every bit set: NaN as bf16 and as the scale of bytes
 DECODE_ROWS = (1, 5)
 
 
@@ -44,6 +45,7 @@ class Shape:
     stride: int
     window: int | None = None
     score_cap: float | None = None
+    kv: KVType = "bf16"
 
     @property
     def spec(self) -> ModelSpec:
@@ -59,7 +61,12 @@ class Shape:
 
     def __str__(self) -> str:
         window, cap = f"-window{self.window}" * bool(self.window), "-capped" * bool(self.score_cap)
-        return f"{self.head_dim}x{self.group}-{self.stride}{window}{cap}"
+        return f"{self.head_dim}x{self.group}-{self.stride}{window}{cap}-{self.kv}"
+
+    @property
+    def bits(self) -> str:
+        """The integers of as many bits as an element of the cache has."""
+        return "i8" if self.kv == "q8_0" else "i16"
 
 
 # 20 heads and 16 tokens are more than a tile holds; pages of 48 slots leave half a tile of V, 32 none.
@@ -67,6 +74,7 @@ class Shape:
 SHAPES = [
     *(Shape(64, 3, 16), Shape(32, 1, 32), Shape(128, 8, 16), Shape(96, 20, 48)),
     *(Shape(64, 3, 16, window=37), Shape(32, 2, 48, window=19, score_cap=3.0)),
+    *(Shape(64, 3, 16, kv="q8_0"), Shape(256, 4, 32, kv="q8_0"), Shape(32, 1, 48, window=37, kv="q8_0")),
 ]
 
 
@@ -76,25 +84,35 @@ class Kernels:
     options: BuildOptions
     module: Any
 
-    def empty(self) -> npt.NDArray[np.int16]:
-        return np.full((PAGES, page_elements(self.shape.spec, self.options)), NAN, np.int16)
+    def empty(self) -> Bits:
+        dtype = np.int8 if self.shape.bits == "i8" else np.int16
+        return np.full((PAGES, page_elements(self.shape.spec, self.options)), NAN, dtype)
 
-    def extend(self, cache: npt.NDArray[np.int16], qkv: F32, *geometry: I64) -> tuple[F32, Any]:
+    def extend(self, cache: Bits, qkv: F32, *geometry: I64) -> tuple[F32, Any]:
         """`geometry`: offsets, starts, seq_lens, blocks."""
         out, written = self.module.extend(qkv, *geometry, cache)
         return out.to_host(), written.to_host()
 
-    def prefill(self, cache: npt.NDArray[np.int16], qkv: F32, *geometry: I64) -> tuple[F32, Any]:
+    def prefill(self, cache: Bits, qkv: F32, *geometry: I64) -> tuple[F32, Any]:
         """One row of whole pages; `geometry`: starts, seq_lens, blocks."""
         padded = np.zeros((-len(qkv) % self.shape.stride + len(qkv), qkv.shape[1]), np.float32)
         padded[: len(qkv)] = qkv
         out, written = self.module.prefill(padded, *geometry, cache)
         return out.to_host()[: len(qkv)], written.to_host()
 
-    def decode(self, cache: npt.NDArray[np.int16], qkv: F32, *geometry: I64) -> tuple[F32, Any]:
+    def decode(self, cache: Bits, qkv: F32, *geometry: I64) -> tuple[F32, Any]:
         """A row of one token each; `geometry`: starts, seq_lens, blocks."""
         out, written = self.module[f"decode_{len(qkv)}"](qkv, *geometry, cache)
         return out.to_host(), written.to_host()
+
+
+def as_type(e: Emitter, x: Tensor, dtype: str) -> Tensor:
+    """The same bits."""
+    if x.dtype == dtype:
+        return x
+    cast = Tensor(e.fresh(), x.shape, dtype)
+    e.line(f"{cast.name} = flow.tensor.bitcast {x.name} : {x.sized_type} -> {cast.sized_type}")
+    return cast
 
 
 def entry(
@@ -112,7 +130,7 @@ def entry(
         "starts": tensor_type((decodes or "?",), "i64"),
         "seq_lens": tensor_type((decodes or "?",), "i64"),
         "blocks": tensor_type((decodes or "?", "?"), "i64"),
-        "cache": tensor_type(("?", elements), "i16"),
+        "cache": tensor_type(("?", elements), shape.bits),
     }
     e = Emitter()
 
@@ -124,9 +142,7 @@ def entry(
     width, pages = dim("blocks", 1), dim("cache", 0)
     starts, seq_lens = (Tensor(f"%{argument}", (rows,), "i64") for argument in ("starts", "seq_lens"))
     is_packed = name == "extend"
-    bits = Tensor("%cache", (pages, elements), "i16")
-    cache = Tensor(e.fresh(), bits.shape, "bf16")
-    e.line(f"{cache.name} = flow.tensor.bitcast %cache : {bits.sized_type} -> {cache.sized_type}")
+    cache = as_type(e, Tensor("%cache", (pages, elements), shape.bits), options.cache_dtype)
     batch = Batch(
         rows=rows,
         tokens=tokens,
@@ -153,11 +169,7 @@ def entry(
     narrow = AmxAttention(spec, options, render_once).attend(e, qkv, LAYER, batch)
     body = "  %wide = arith.extf %a : bf16 to f32\n  linalg.yield %wide : f32"
     out = e.elementwise("td", ("td", narrow.shape, "f32"), [(narrow, "td")], body)
-    written = Tensor(e.fresh(), bits.shape, "i16")
-    e.line(
-        f"{written.name} = flow.tensor.bitcast {batch.cache.name} : "
-        f"{batch.cache.sized_type} -> {written.sized_type}"
-    )
+    written = as_type(e, batch.cache, shape.bits)
     lines = "\n".join(e.lines)
     arguments = ", ".join(f"%{argument}: {kind}" for argument, kind in types.items())
     return (
@@ -171,7 +183,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if not HOST.has_amx:
         pytest.skip("this CPU has no AMX")
     shape: Shape = request.param
-    options = BuildOptions(block_seq_stride=shape.stride)
+    options = BuildOptions(block_seq_stride=shape.stride, kv=shape.kv)
     texts: dict[str, str] = {}
     functions = [entry(name, shape, options, texts) for name in ("extend", "prefill")]
     functions += [entry(f"decode_{rows}", shape, options, texts, rows) for rows in DECODE_ROWS]
@@ -182,6 +194,14 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def bf16(x: npt.NDArray[Any]) -> F32:
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def kept(shape: Shape, x: npt.NDArray[Any]) -> F32:
+    """Heads [..., head_dim] as the cache keeps them, and attention reads them."""
+    if shape.kv == "bf16":
+        return bf16(x)
+    scales = np.abs(x).max(axis=-1, keepdims=True) / 127
+    return bf16(np.rint(x / scales) * scales)
 
 
 def expected(shape: Shape, qkv: F32) -> F32:
@@ -197,7 +217,7 @@ def expected(shape: Shape, qkv: F32) -> F32:
 
     q, k, v = np.split(qkv.reshape(count, -1, shape.head_dim), [heads, heads + kv_heads], axis=1)
     scale = (np.log2(np.e) if shape.score_cap is None else 1 / shape.score_cap) / shape.head_dim**0.5
-    keys, values = (np.repeat(bf16(x), shape.group, axis=1) for x in (rotate(k), v))
+    keys, values = (np.repeat(kept(shape, x), shape.group, axis=1) for x in (rotate(k), v))
     scores = np.einsum("qhd,khd->hqk", bf16(rotate(q) * scale), keys)
     if shape.score_cap is not None:
         scores = np.log2(np.e) * shape.score_cap * np.tanh(scores)

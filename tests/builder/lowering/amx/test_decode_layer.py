@@ -14,7 +14,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.model.config import page_elements
+from shortfin_apps.llm.builder.model.config import kv_item_bytes, page_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
@@ -22,10 +22,12 @@ from tests.builder.compiled_kernels import load
 from tests.builder.compiled_model import block_table
 from tests.builder.crowd import check_in_a_crowd
 from tests.builder.decode_batch import decode_batch
+from tests.builder.lowering.amx.test_attention import as_type
 from tests.builder.lowering.amx.test_fused_layer import HOST, KINDS, SPEC, layer_operations, make_weights
 
 WHOLE_TILES = replace(SPEC, head_dim=32, window=50, windowed_layers=(1,), score_cap=20.0)
 PAGES = 80
+BITS = {"bf16": "i16", "q8_0": "i8"}  # integers of as many bits as an element of the cache has
 NAN = -1  # every bit set: NaN as bf16
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -52,7 +54,7 @@ def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, loweri
         "starts": "tensor<?xi64>",
         "seq_lens": "tensor<?xi64>",
         "blocks": "tensor<?x?xi64>",
-        "bits": f"tensor<?x{page_elements(spec, options)}xi16>",
+        "bits": f"tensor<?x{page_elements(spec, options)}x{BITS[options.kv]}>",
     }
     e = Emitter()
 
@@ -61,18 +63,15 @@ def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, loweri
 
     rows, width, pages = dim("x", 0), dim("blocks", 1), dim("bits", 0)
     batch = decode_batch(options, spec, rows=rows, width=width, pages=pages)
-    bits = Tensor("%bits", batch.cache.shape, "i16")
-    e.line(f"%cache = flow.tensor.bitcast %bits : {bits.sized_type} -> {batch.cache.sized_type}")
+    bits = Tensor("%bits", batch.cache.shape, BITS[options.kv])
+    batch.cache = as_type(e, bits, options.cache_dtype)
     x, qkv = (
         Tensor(f"%{n}", (rows, size), "f32")
         for n, size in (("x", spec.hidden_size), ("qkv", spec.qkv_features))
     )
     values, names = Values({"x": x, "qkv": qkv}, batch), ["x", "qkv"][: spec.num_hidden_layers - number]
     lowering.lower(e, layer_operations(spec, number), values, names)
-    written = Tensor(e.fresh(), bits.shape, "i16")
-    cache = batch.cache
-    e.line(f"{written.name} = flow.tensor.bitcast {cache.name} : {cache.sized_type} -> {written.sized_type}")
-    results = [*(values[name] for name in names), written]
+    results = [*(values[name] for name in names), as_type(e, batch.cache, bits.dtype)]
     arguments = ", ".join(f"%{argument}: {kind}" for argument, kind in types.items())
     kinds = ", ".join(result.type for result in results)
     lines = "\n".join(e.lines)
@@ -80,10 +79,10 @@ def entry(name: str, number: int, spec: ModelSpec, options: BuildOptions, loweri
     return f"func.func @{name}({arguments}) -> ({kinds}) {{\n{lines}\nreturn {returned} : {kinds}\n}}"
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, "kv-q8_0"])
 def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Layers:
-    kind: WeightType = request.param
-    options = BuildOptions(weights=kind)
+    kind: WeightType = "bf16" if request.param == "kv-q8_0" else request.param
+    options = BuildOptions(weights=kind, kv="q8_0" if request.param == "kv-q8_0" else "bf16")
     weights = make_weights(WHOLE_TILES, options)
     rendered = RenderedKernels()
     attention = AmxAttention(WHOLE_TILES, options, rendered.render)
@@ -112,8 +111,10 @@ def make_inputs(lengths: list[int], options: BuildOptions) -> Arrays:
     spec, rng, rows = WHOLE_TILES, np.random.default_rng(len(lengths)), len(lengths)
     stride = options.block_seq_stride
     blocks = block_table(rng, [length // stride + 1 if length >= 0 else 0 for length in lengths], 9, PAGES)
-    cache = np.full((PAGES, page_elements(spec, options)), NAN, np.int16)
+    # bf16, or the halves of scales and two bytes each.
+    cache = np.full((PAGES, page_elements(spec, options) * kv_item_bytes(options.kv) // 2), NAN, np.int16)
     cache[np.unique(blocks)] = rng.integers(0x3C00, 0x3F80, (len(np.unique(blocks)), cache.shape[1]))
+    cache = cache.view(np.int8 if BITS[options.kv] == "i8" else np.int16)
     starts = np.maximum(np.array(lengths, np.int64), 0)
     return {
         "x": rng.standard_normal((rows, spec.hidden_size)).astype(np.float32),

@@ -7,23 +7,32 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
 from shortfin_apps.llm.builder.kernels.amx.regions import Regions
+from shortfin_apps.llm.config import SCALE_BYTES
 
 _POINTER_BYTES = 8
 _LOG2_E = 1.4426950408889634
+_WIDE_BYTES = 32 << 10  # of pages in bytes that a step widens: they are to stay near
+
+
+def widened_slots(head_dim: int) -> int:
+    """The most slots of K and V of a head that a step of attention widens to bf16."""
+    return _WIDE_BYTES // (4 * head_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVPagesGeometry:
     """Pages of `stride` slots of all layers, each head's K before its V, in tiles (rope_function.mlir.j2).
 
-    `head_dim` is a multiple of 32, `stride` of 16.
+    `head_dim` is a multiple of 32, `stride` of 16. Elements are bf16; or bytes, and K and V of a head are
+    each followed by their scales [stride] f32, one of each token (cached_bytes.mlir.j2).
     """
 
     q_heads: int
     kv_heads: int
     head_dim: int
     stride: int
-    page_elements: int  # of bf16
+    page_elements: int
+    is_quantised: bool = False
     score_cap: float | None = None  # a score is cap * tanh(score / cap)
 
     @property
@@ -32,13 +41,22 @@ class KVPagesGeometry:
         return self.q_heads // self.kv_heads
 
     @property
+    def element_bytes(self) -> int:
+        return 1 if self.is_quantised else 2
+
+    @property
     def page_bytes(self) -> int:
-        return 2 * self.page_elements
+        return self.element_bytes * self.page_elements
+
+    @property
+    def head_value_bytes(self) -> int:
+        """K or V of one head and layer of a page, without scales."""
+        return self.element_bytes * self.stride * self.head_dim
 
     @property
     def head_bytes(self) -> int:
         """K or V of one head and layer of a page."""
-        return 2 * self.stride * self.head_dim
+        return self.head_value_bytes + (SCALE_BYTES * self.stride if self.is_quantised else 0)
 
     @property
     def kv_bytes(self) -> int:
@@ -52,7 +70,17 @@ class KVPagesGeometry:
     @property
     def k_tile_bytes(self) -> int:
         """Sixteen slots of K."""
-        return TILE_ROWS * self.query_bytes
+        return TILE_ROWS * self.stored_head_bytes
+
+    @property
+    def stored_head_bytes(self) -> int:
+        """K or V of one head of a token, as pages hold it."""
+        return self.element_bytes * self.head_dim
+
+    @property
+    def v_row_bytes(self) -> int:
+        """V of two tokens and sixteen dims in a page."""
+        return 2 * TILE_ROWS * self.element_bytes
 
     @property
     def query_bytes(self) -> int:
@@ -91,9 +119,13 @@ class KVPagesGeometry:
         return self.score_cap * _LOG2_E
 
     @property
-    def keys_bytes(self) -> int:
-        """Scratch of rope_function: one head's K of sixteen tokens, bf16."""
-        return TILE_ROWS * self.query_bytes
+    def rope_local(self) -> Regions:
+        """Scratch of rope_function: one head's K of sixteen tokens as it is stored; in bytes also V, and a
+        head in f32."""
+        stored = TILE_ROWS * self.stored_head_bytes
+        if not self.is_quantised:
+            return Regions({"keys": stored})
+        return Regions({"keys": stored, "values": stored, "head": self.f32_head_bytes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +203,16 @@ class PagedAttentionGeometry(KVPagesGeometry):
         return v_tile * self.v_tile_bytes + 2 * slot
 
     @property
+    def wide_head_bytes(self) -> int:
+        """K or V of one head and layer of a page, in bf16."""
+        return 2 * self.stride * self.head_dim
+
+    @property
+    def wide_kv_bytes(self) -> int:
+        """K and V of one head and layer of a page, in bf16."""
+        return 2 * self.wide_head_bytes
+
+    @property
     def page_score_bytes(self) -> int:
         """Scores of a tile of queries over a page, f32."""
         return TILE_ROW_BYTES * self.stride
@@ -182,7 +224,7 @@ class PagedAttentionGeometry(KVPagesGeometry):
 
     def round_lines(self, quarters: int) -> int:
         """Cache lines that each round of a step prefetches of `quarters` quarters of a page's K and V."""
-        return quarters * self.kv_bytes // 4 // TILE_ROW_BYTES // self.step_pages
+        return -(-quarters * self.kv_bytes // (4 * TILE_ROW_BYTES * self.step_pages))
 
     @property
     def local(self) -> Regions:
@@ -199,12 +241,18 @@ class PagedAttentionGeometry(KVPagesGeometry):
                 "gathered": TILE_BYTES,
                 "scores": self.step_pages * self.page_score_bytes,
                 "weights": self.step_pages * self.page_weight_bytes,
-                "last_values": self.head_bytes,
-                "first_values": self.head_bytes if self.window else 0,
+                **self._pages,
                 "k_pages": pointers,
                 "v_pages": pointers,
             }
         )
+
+    @property
+    def _pages(self) -> dict[str, int]:
+        """What is not read in place: V of pages that are read in part, or, in bytes, all pages of a step."""
+        if self.is_quantised:
+            return {"wide_pages": self.step_pages * self.wide_kv_bytes}
+        return {"last_values": self.head_bytes, "first_values": self.head_bytes if self.window else 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,4 +263,4 @@ class DecodeAttentionGeometry(PagedAttentionGeometry):
     def token_local(self) -> Regions:
         """Memory that the caller of the function allocates."""
         q = -(-self.group_bytes // TILE_ROW_BYTES) * TILE_ROW_BYTES
-        return Regions({"q": q, "keys": self.keys_bytes, "rest": self.local.bytes})
+        return Regions({"q": q, "rope": self.rope_local.bytes, "rest": self.local.bytes})

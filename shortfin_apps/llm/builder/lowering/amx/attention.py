@@ -11,18 +11,21 @@ from shortfin_apps.llm.builder.kernels.amx.attention import (
     DecodeAttentionGeometry,
     KVPagesGeometry,
     PagedAttentionGeometry,
+    widened_slots,
 )
 from shortfin_apps.llm.builder.lowering.cpu.attention import attention_shape, token_geometry, token_grid
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 _LANES = 16  # rows and columns of one accumulator tile
 _MOST_QUERIES = 64  # of one tile of tokens: what is kept of each must fit the first-level cache
+_SUM_BYTES = 64 << 10  # of the results of such a tile, which a worker has on its stack
 _STEP_SLOTS = 64
 
 
 def fills_attention_tiles(spec: ModelSpec, options: BuildOptions) -> bool:
-    """True if heads and pages are whole AMX tiles."""
-    return spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
+    """True if heads and pages are whole AMX tiles, and pages in bytes short enough to be widened."""
+    is_whole = spec.head_dim % (2 * _LANES) == options.block_seq_stride % _LANES == 0
+    return is_whole and (options.kv != "q8_0" or options.block_seq_stride <= widened_slots(spec.head_dim))
 
 
 def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
@@ -31,13 +34,14 @@ def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
 
 
 class AmxAttention:
-    """Kernels of Attend, over bf16; see `fills_attention_tiles`."""
+    """Kernels of Attend, over K and V in bf16 or q8_0; see `fills_attention_tiles`."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, render: Render) -> None:
         self._spec = spec
         self._options = options
         self._render = render
         self._group = spec.num_attention_heads // spec.num_key_value_heads
+        self._is_quantised = options.kv == "q8_0"
 
     def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         if batch.chunk == 1:
@@ -59,16 +63,18 @@ class AmxAttention:
         return DecodeAttentionGeometry(**self._sizes(layer, batch), tile_tokens=1)
 
     def _geometry(self, layer: int, batch: Batch) -> PagedAttentionGeometry:
-        tile_tokens = max(1, min(_LANES, _MOST_QUERIES // self._group))
+        queries = min(_MOST_QUERIES, _SUM_BYTES // (4 * self._spec.head_dim))
+        tile_tokens = max(1, min(_LANES, queries // self._group))
         return PagedAttentionGeometry(**self._sizes(layer, batch), tile_tokens=tile_tokens)
 
     def _sizes(self, layer: int, batch: Batch) -> dict[str, Any]:
         window = self._spec.window_of(layer)
-        return {**self._shape(batch), "step_slots": _STEP_SLOTS, "window": window}
+        slots = min(_STEP_SLOTS, widened_slots(self._spec.head_dim)) if self._is_quantised else _STEP_SLOTS
+        return {**self._shape(batch), "step_slots": slots, "window": window}
 
     def _shape(self, batch: Batch) -> dict[str, Any]:
         shape = attention_shape(self._spec, self._options, batch)
-        return {**shape, "score_cap": self._spec.score_cap}
+        return {**shape, "is_quantised": self._is_quantised, "score_cap": self._spec.score_cap}
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [kv_heads, tokens, group * head_dim] bf16"""
