@@ -70,7 +70,7 @@ def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringC
         (AMX, replace(TILES, head_dim=544), BuildOptions(kv="q8_0"), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(block_seq_stride=8), FUSED | VECTOR_ATTENTION),
         (AMX, replace(TILES, window=64, score_cap=50.0), BuildOptions(), FUSED | TILE_ATTENTION),
-        (AMX, replace(TILES, has_sinks=True), BuildOptions(), FUSED | VECTOR_ATTENTION),
+        (AMX, replace(TILES, has_sinks=True), BuildOptions(), FUSED | TILE_ATTENTION),
         (AMX, TILES, BuildOptions(weights="f32"), VECTORS | VECTOR_ATTENTION),
         (AMX, replace(TILES, hidden_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
         (AMX, replace(TILES, intermediate_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),

@@ -118,7 +118,6 @@ def _amx_attention(c: LoweringContext) -> dict[str, bool]:
         "activations in bf16": c.options.activations == "bf16",
         "a KV cache in bf16 or q8_0": c.options.kv in ("bf16", "q8_0"),
         "heads and pages of whole tiles": fills_attention_tiles(c.spec, c.options),
-        "no attention sinks": not c.spec.has_sinks,
     }
 
 
@@ -214,7 +213,7 @@ AMX_ATTENTION = Candidate(
     "amx/paged_attention",
     (Attend,),
     _amx_attention,
-    lambda c: AmxAttention(c.spec, c.options, c.render),
+    lambda c: AmxAttention(c.spec, c.options, c.weights, c.render),
 )
 
 TRITON = Candidate(

@@ -25,7 +25,8 @@ from shortfin_apps.llm.builder.model.config import page_elements
 from shortfin_apps.llm.builder.model.rope import Rotation
 from shortfin_apps.llm.builder.model.spec import BuildOptions, KVType, ModelSpec
 from shortfin_apps.llm.builder.target import resolve_target
-from tests.builder.compiled_kernels import load
+from shortfin_apps.llm.builder.weights.layout import RowMajor
+from tests.builder.compiled_kernels import ConstantWeights, load
 from tests.builder.compiled_model import PAGES, TINY, block_table
 
 F32 = npt.NDArray[np.float32]
@@ -46,6 +47,7 @@ class Shape:
     window: int | None = None
     score_cap: float | None = None
     kv: KVType = "bf16"
+    has_sinks: bool = False
 
     @property
     def spec(self) -> ModelSpec:
@@ -57,11 +59,13 @@ class Shape:
             window=self.window,
             windowed_layers=() if self.window is None else (LAYER,),
             score_cap=self.score_cap,
+            has_sinks=self.has_sinks,
         )
 
     def __str__(self) -> str:
         window, cap = f"-window{self.window}" * bool(self.window), "-capped" * bool(self.score_cap)
-        return f"{self.head_dim}x{self.group}-{self.stride}{window}{cap}-{self.kv}"
+        sinks = "-sinks" * self.has_sinks
+        return f"{self.head_dim}x{self.group}-{self.stride}{window}{cap}{sinks}-{self.kv}"
 
     @property
     def bits(self) -> str:
@@ -75,6 +79,7 @@ SHAPES = [
     *(Shape(64, 3, 16), Shape(32, 1, 32), Shape(128, 8, 16), Shape(96, 20, 48)),
     *(Shape(64, 3, 16, window=37), Shape(32, 2, 48, window=19, score_cap=3.0)),
     *(Shape(64, 3, 16, kv="q8_0"), Shape(256, 4, 32, kv="q8_0"), Shape(32, 1, 48, window=37, kv="q8_0")),
+    *(Shape(64, 8, 16, window=37, has_sinks=True), Shape(32, 20, 32, kv="q8_0", has_sinks=True)),
 ]
 
 
@@ -166,7 +171,7 @@ def entry(
         return kernel
 
     qkv = Tensor("%qkv", (tokens, spec.qkv_features), "f32")
-    narrow = AmxAttention(spec, options, render_once).attend(e, qkv, LAYER, batch)
+    narrow = AmxAttention(spec, options, make_weights(spec), render_once).attend(e, qkv, LAYER, batch)
     body = "  %wide = arith.extf %a : bf16 to f32\n  linalg.yield %wide : f32"
     out = e.elementwise("td", ("td", narrow.shape, "f32"), [(narrow, "td")], body)
     written = as_type(e, batch.cache, shape.bits)
@@ -187,7 +192,12 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     texts: dict[str, str] = {}
     functions = [entry(name, shape, options, texts) for name in ("extend", "prefill")]
     functions += [entry(f"decode_{rows}", shape, options, texts, rows) for rows in DECODE_ROWS]
-    parts = [*Rotary(shape.spec, 512).declarations(), *texts.values(), *functions]
+    parts = [
+        *Rotary(shape.spec, 512).declarations(),
+        *make_weights(shape.spec).declarations(),
+        *texts.values(),
+        *functions,
+    ]
     text = "\n".join(["module @kernels {", *parts, "}"])
     return Kernels(shape, options, load(text, tmp_path_factory.mktemp("attention")))
 
@@ -202,6 +212,24 @@ def kept(shape: Shape, x: npt.NDArray[Any]) -> F32:
         return bf16(x)
     scales = np.abs(x).max(axis=-1, keepdims=True) / 127
     return bf16(np.rint(x / scales) * scales)
+
+
+def make_weights(spec: ModelSpec) -> ConstantWeights:
+    """Sinks, if the model has any: a head's may exceed all scores, or be far below."""
+    if (name := spec.sinks_of(LAYER)) is None:
+        return ConstantWeights({}, {})
+    sinks = np.linspace(-24, 12, spec.num_attention_heads, dtype=np.float32)
+    return ConstantWeights({name: sinks}, {name: RowMajor("f32")})
+
+
+def sunk(shape: Shape, peaks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | int:
+    """The sinks' part of the weights' sum, for scores that are powers of two, less `peaks` [heads, ...]."""
+    name = shape.spec.sinks_of(LAYER)
+    if name is None:
+        return 0
+    sinks = make_weights(shape.spec).values[name].astype(np.float64)
+    powers: npt.NDArray[np.float64] = np.exp2(sinks[:, None, None] * np.log2(np.e) - peaks)
+    return powers
 
 
 def expected(shape: Shape, qkv: F32) -> F32:
@@ -223,8 +251,9 @@ def expected(shape: Shape, qkv: F32) -> F32:
         scores = np.log2(np.e) * shape.score_cap * np.tanh(scores)
     is_seen = np.tri(count, dtype=bool) & ~np.tri(count, k=-(shape.window or count), dtype=bool)
     scores = np.where(is_seen, scores, -np.inf)
-    weights = np.exp2(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    peaks = scores.max(axis=-1, keepdims=True)
+    weights = np.exp2(scores - peaks)
+    weights /= weights.sum(axis=-1, keepdims=True) + sunk(shape, peaks)
     out: F32 = np.einsum("hqk,khd->qhd", weights, values).reshape(count, -1)
     return out
 

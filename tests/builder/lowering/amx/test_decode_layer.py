@@ -25,7 +25,7 @@ from tests.builder.decode_batch import decode_batch
 from tests.builder.lowering.amx.test_attention import as_type
 from tests.builder.lowering.amx.test_fused_layer import HOST, KINDS, SPEC, layer_operations, make_weights
 
-WHOLE_TILES = replace(SPEC, head_dim=32, window=50, windowed_layers=(1,), score_cap=20.0)
+WHOLE_TILES = replace(SPEC, head_dim=32, window=50, windowed_layers=(1,), score_cap=20.0, has_sinks=True)
 PAGES = 80
 BITS = {"bf16": "i16", "q8_0": "i8"}  # integers of as many bits as an element of the cache has
 NAN = -1  # every bit set: NaN as bf16
@@ -85,7 +85,7 @@ def layers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     options = BuildOptions(weights=kind, kv="q8_0" if request.param == "kv-q8_0" else "bf16")
     weights = make_weights(WHOLE_TILES, options)
     rendered = RenderedKernels()
-    attention = AmxAttention(WHOLE_TILES, options, rendered.render)
+    attention = AmxAttention(WHOLE_TILES, options, weights, rendered.render)
 
     def lowering(joint: AmxAttention | None) -> Lowering:
         fused = FusedLayers(WHOLE_TILES, weights, rendered.render, operations(WHOLE_TILES))

@@ -132,12 +132,13 @@ class KVPagesGeometry:
 class PagedAttentionGeometry(KVPagesGeometry):
     """Attention of up to `tile_tokens` tokens, `step_slots` slots a step (attention_function.mlir.j2).
 
-    A query sees the last `window` slots, or all.
+    A query sees the last `window` slots, or all; with `has_sinks` a score of its head joins its softmax.
     """
 
     tile_tokens: int
     step_slots: int
     window: int | None = None
+    has_sinks: bool = False
 
     @property
     def query_tiles(self) -> int:

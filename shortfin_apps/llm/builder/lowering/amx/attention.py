@@ -15,6 +15,7 @@ from shortfin_apps.llm.builder.kernels.amx.attention import (
 )
 from shortfin_apps.llm.builder.lowering.cpu.attention import attention_shape, token_geometry, token_grid
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
 _LANES = 16  # rows and columns of one accumulator tile
 _MOST_QUERIES = 64  # of one tile of tokens: what is kept of each must fit the first-level cache
@@ -36,9 +37,10 @@ def kernel_name(name: str, geometry: PagedAttentionGeometry) -> str:
 class AmxAttention:
     """Kernels of Attend, over K and V in bf16 or q8_0; see `fills_attention_tiles`."""
 
-    def __init__(self, spec: ModelSpec, options: BuildOptions, render: Render) -> None:
+    def __init__(self, spec: ModelSpec, options: BuildOptions, weights: WeightTypes, render: Render) -> None:
         self._spec = spec
         self._options = options
+        self._weights = weights
         self._render = render
         self._group = spec.num_attention_heads // spec.num_key_value_heads
         self._is_quantised = options.kv == "q8_0"
@@ -54,9 +56,17 @@ class AmxAttention:
             kernel,
             workload,
             constants,
-            [q, *token_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache],
+            [
+                *(q, *token_geometry(e, batch, _LANES), batch.seq_lens, batch.blocks, batch.cache),
+                *self.sinks(e, layer).values(),
+            ],
             [self._result(batch)],
         )[0]
+
+    def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
+        """The layer's sinks, by the name of their operand, if it has any."""
+        weight = self._spec.sinks_of(layer)
+        return {} if weight is None else {"sinks": self._weights.load_one(e, weight)}
 
     def decode_geometry(self, layer: int, batch: Batch) -> DecodeAttentionGeometry:
         """The geometry of the kernel for rows of one token each."""
@@ -70,7 +80,8 @@ class AmxAttention:
     def _sizes(self, layer: int, batch: Batch) -> dict[str, Any]:
         window = self._spec.window_of(layer)
         slots = min(_STEP_SLOTS, widened_slots(self._spec.head_dim)) if self._is_quantised else _STEP_SLOTS
-        return {**self._shape(batch), "step_slots": slots, "window": window}
+        has_sinks = self._spec.sinks_of(layer) is not None
+        return {**self._shape(batch), "step_slots": slots, "window": window, "has_sinks": has_sinks}
 
     def _shape(self, batch: Batch) -> dict[str, Any]:
         shape = attention_shape(self._spec, self._options, batch)
@@ -100,7 +111,10 @@ class AmxAttention:
             kernel,
             [batch.rows],
             [batch.rows, batch.width, batch.pages, batch.place_of(layer)],
-            [qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks],
+            [
+                *(qkv, batch.rotary, batch.starts, batch.seq_lens, batch.blocks),
+                *self.sinks(e, layer).values(),
+            ],
             [batch.cache, self._result(batch)],
         )
         return out

@@ -127,7 +127,7 @@ class FusedLayers:
             reads = attend.reads() | reads
         stays = {name for stage in stages for name in _written_by(stage)} - results.keys()
         scratch = {name: size for name, size in self._row_bytes.items() if name in stays}
-        weights = self._load(e, stages)
+        weights = self._load(e, stages, attend)
         kernel = self._kernel(name, stages, [*reads, *weights], list(results), scratch)
         calls = self._calls_of(e)
         whole_tiles = e.times(e.ceil_divide(rows, TILE_ROWS), TILE_ROWS)
@@ -148,9 +148,10 @@ class FusedLayers:
             attend.batch.cache = made[1]
         return made[len(in_place) : -1]
 
-    def _load(self, e: Emitter, stages: Sequence[Stage]) -> dict[str, Tensor]:
+    def _load(self, e: Emitter, stages: Sequence[Stage], attend: AttendStage | None) -> dict[str, Tensor]:
         """The stages' parameters by their names in the kernel."""
-        return {
+        sinks = self.attention.sinks(e, attend.layer) if self.attention and attend else {}
+        return sinks | {
             _binding(index, nth): tensor
             for index, stage in enumerate(stages)
             if isinstance(stage, MatmulStage | NormStage)
@@ -220,7 +221,7 @@ def _binding(stage: int, parameter: int) -> str:
 def _operands(index: int, stage: Stage) -> dict[str, str]:
     """The buffers of stage `index` by the arguments of its function, whichever kernel that is."""
     if isinstance(stage, AttendStage):
-        return {"all_out": stage.out}
+        return {"all_out": stage.out, "sinks": "sinks" if stage.geometry.has_sinks else "all_qkv"}
     if isinstance(stage, MatmulStage):
         return {
             "x": stage.x,
