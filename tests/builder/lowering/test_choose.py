@@ -88,12 +88,18 @@ def test_kernels_of_a_cpu(
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), [(AMX, "cpu/experts"), (GPU, "triton/layers"), (GENERIC, "linalg/experts")]
+    ("target", "weights", "name"),
+    [
+        (AMX, "bf16", "amx/experts"),
+        (AMX, "q8_0", "cpu/experts"),
+        (VNNI, "bf16", "cpu/experts"),
+        (GPU, "bf16", "triton/layers"),
+        (GENERIC, "bf16", "linalg/experts"),
+    ],
 )
-def test_experts_have_kernels_of_their_own(target: Target, name: str) -> None:
-    choices = {
-        choice.kind: choice.candidate.name for choice in choose(context(ROUTED, BuildOptions(), target))
-    }
+def test_experts_have_kernels_of_their_own(target: Target, weights: WeightType, name: str) -> None:
+    given = context(ROUTED, BuildOptions(weights=weights), target)
+    choices = {choice.kind: choice.candidate.name for choice in choose(given)}
     assert {choices[kind] for kind in EXPERTS} == {name}
     assert FUSED["Linear"] not in choices.values()
 

@@ -17,6 +17,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
+from shortfin_apps.llm.builder.lowering.amx.experts import AmxExperts
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
 from shortfin_apps.llm.builder.lowering.cpu.delta_net import VectorDeltaNet
@@ -53,7 +54,7 @@ from shortfin_apps.llm.builder.model.operations import (
     TopK,
 )
 from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, fills_tiles
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, experts_fill_tiles, fills_tiles
 from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
@@ -194,6 +195,16 @@ def _vector_delta_net(c: LoweringContext) -> VectorDeltaNet:
     return VectorDeltaNet(c.spec, c.spec.delta_net, c.options, c.weights, c.render)
 
 
+def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
+    need = f"AMX, and experts in bf16 of sizes in multiples of {PANEL}"
+    return {need: experts_fill_tiles(c.spec, c.options, c.target)}
+
+
+def _amx_experts(c: LoweringContext) -> AmxExperts:
+    assert c.spec.experts
+    return AmxExperts(c.spec, c.spec.experts, c.options, c.target, c.weights, c.render)
+
+
 def _linalg(c: LoweringContext) -> LinalgOperations:
     return LinalgOperations(c.spec, c.options, c.weights)
 
@@ -235,6 +246,7 @@ CANDIDATES = (
     ),
     Candidate("cpu/rms_norm", (Norm,), _cpu, _vectors),
     Candidate("cpu/matmul", (Linear, GatedLinear), _cpu, _vectors),
+    Candidate("amx/experts", EXPERTS, _amx_expert_tiles, _amx_experts),
     Candidate("cpu/experts", EXPERTS, _cpu, _vector_experts),
     Candidate(
         "cpu/paged_attention",

@@ -51,6 +51,7 @@ PANEL = 2 * LANES  # output features of a panel
 WORD = 4  # bytes
 TILE = 64  # bytes along K of an AMX tile
 GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight")
+EXPERTS = ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")
 ROUTER = "ffn_gate_inp.weight"  # small, and what it chooses is discrete, so it is not quantised
 KEPT = (ROUTER, "ssm_rates.weight")  # the latter act on all later tokens
 TAPS = "ssm_conv1d.weight"  # of a convolution, [channels, taps]
@@ -291,6 +292,15 @@ def fills_tiles(spec: ModelSpec, target: Target) -> bool:
     return target.has_amx_int8 and target.has_int8_dot and all(size % PANEL == 0 for size in sizes)
 
 
+def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
+    """Whether the CPU has AMX, and the experts' matrices are bf16 and whole tiles."""
+    if spec.experts is None or not target.has_amx:
+        return False
+    in_blocks = any(name.endswith(EXPERTS) for name, _ in options.block_types)
+    in_bf16 = options.weights == options.activations == "bf16" and not in_blocks
+    return in_bf16 and spec.hidden_size % PANEL == spec.experts.features % PANEL == 0
+
+
 def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Target) -> WeightLayout:
     """The layout of the weight `name` that the target's kernels read."""
     if name.endswith(("norm.weight", "sinks.weight", ".bias")):
@@ -314,6 +324,8 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         case "int8":
             return Int8Panels(gated)
         case _ if options.activations == "bf16" and fills_tiles(spec, target):
+            return TilePanels(gated)
+        case _ if name.endswith(EXPERTS) and experts_fill_tiles(spec, options, target):
             return TilePanels(gated)
         case _:
             return Panels(options.activations, pair, gated)

@@ -1,4 +1,4 @@
-"""Routed experts on vectors, and their linalg form, against numpy."""
+"""Routed experts on vectors and on AMX, and their linalg form, against numpy."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.amx.experts import AmxExperts
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
@@ -20,7 +21,16 @@ from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from tests.builder.compiled_kernels import F32, NARROW, ConstantWeights, Inputs, function, load, narrow
+from tests.builder.compiled_kernels import (
+    F32,
+    NARROW,
+    NO_TILES,
+    ConstantWeights,
+    Inputs,
+    function,
+    load,
+    narrow,
+)
 from tests.builder.compiled_model import GENERIC, HOST, ROUTED
 from tests.builder.reference import gated, route
 
@@ -36,11 +46,13 @@ GATE_UP_BIAS, DOWN_BIAS = "blk.1.ffn_gate_up_exps.bias", "blk.1.ffn_down_exps.bi
 BIASED = replace(SPEC, hidden_size=48, activation="clamped", experts=replace(EXPERTS, has_biases=True))
 OWN_BLOCKS = [BlockType(4, has_minima=True, group=256), BlockType(8, 16, group=256), MXFP4]  # of Q4_K, Q6_K
 FORMS: list[tuple[str, Target, WeightType]] = [
-    *(("host", HOST, kind) for kind in TOLERANCE),
+    *(("host", NO_TILES, kind) for kind in TOLERANCE),
     *(("narrow", NARROW, kind) for kind in TOLERANCE),
     ("linalg", GENERIC, "f32"),
     ("linalg", GENERIC, "bf16"),
 ]
+if HOST.has_amx:
+    FORMS.append(("amx", HOST, "bf16"))
 
 
 @dataclass(frozen=True)
@@ -103,7 +115,8 @@ def build(
     assert experts
     kernels: Any = LinalgExperts(spec, experts, options, weights)
     if form != "linalg":
-        kernels = VectorExperts(spec, experts, options, target, weights, rendered.render)
+        kind_of_kernels = AmxExperts if form == "amx" else VectorExperts
+        kernels = kind_of_kernels(spec, experts, options, target, weights, rendered.render)
 
     def feed_forward(e: Emitter, x: Tensor, logits: Tensor, residual: Tensor, slots: Tensor) -> list[Tensor]:
         batch = Batch.__new__(Batch)
@@ -174,13 +187,14 @@ def test_experts_may_have_gelu(form: tuple[str, Target, WeightType], tmp_path: P
 def test_experts_may_have_biases_and_the_activation_of_gpt_oss(
     form: tuple[str, Target, WeightType], tmp_path: Path
 ) -> None:
-    experts, given = build(*form, tmp_path, BIASED), inputs(9, hidden=48)
-    tolerance = TOLERANCE[experts.kind]
+    spec = replace(BIASED, hidden_size=64) if form[0] == "amx" else BIASED  # whole panels
+    experts, given = build(*form, tmp_path, spec), inputs(90, hidden=spec.hidden_size)
+    tolerance = 3 * TOLERANCE[experts.kind]  # what is gated is larger than without biases
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("blocks", OWN_BLOCKS, ids=str)
-@pytest.mark.parametrize("target", [HOST, NARROW], ids=["host", "narrow"])
+@pytest.mark.parametrize("target", [NO_TILES, NARROW], ids=["host", "narrow"])
 def test_experts_may_have_blocks_of_their_own(target: Target, blocks: BlockType, tmp_path: Path) -> None:
     spec = replace(SPEC, hidden_size=256, experts=replace(EXPERTS, features=256))
     experts, given = build("host", target, "q4", tmp_path, spec, blocks), inputs(9, hidden=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +17,7 @@ from shortfin_apps.llm.builder.kernels.activations import (
 )
 from shortfin_apps.llm.builder.kernels.amx.regions import Regions
 from shortfin_apps.llm.builder.kernels.amx.stages import QuantiseBlocksGeometry
-from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
+from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE, Epilogue, is_gated
 from shortfin_apps.llm.builder.weights.layout import PANEL, group_bytes
 
 _ROW_BLOCK_BYTES = 768 << 10  # rows of a work item, which stay in the L2 cache beside its weights
@@ -92,9 +93,14 @@ class MatmulGeometry(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulBf16Geometry(MatmulGeometry):
-    """bf16 (matmul_bf16_function.mlir.j2); x row by row, or where `is_tiled`, as Bf16Tiles."""
+    """bf16 (matmul_bf16_function.mlir.j2); x row by row, or where `is_tiled`, as Bf16Tiles.
+
+    So is what a gated one makes, by `makes_tiles`. With `has_bias` sums begin with that of their column.
+    """
 
     is_tiled: bool
+    makes_tiles: bool = True
+    has_bias: bool = False
     max_chunk_tiles: ClassVar[int] = 18  # of a panel along K, which stay in the L1 cache
 
     @property
@@ -114,6 +120,25 @@ class MatmulBf16Geometry(MatmulGeometry):
     def out(self) -> Bf16Tiles:
         """If gated."""
         return Bf16Tiles(self.out_features)
+
+    @property
+    def clamped_slope(self) -> float:
+        """Of the exponent of 2."""
+        return -CLAMPED_SLOPE * math.log2(math.e)
+
+    @property
+    def clamped_limit(self) -> float:
+        return CLAMPED_LIMIT
+
+    @property
+    def panel_bias_bytes(self) -> int:
+        """Bias of a panel's columns, or of gate's alone."""
+        return _SUMS_ROW_BYTES // 2 if self.is_gated else _SUMS_ROW_BYTES
+
+    @property
+    def second_bias_bytes(self) -> int:
+        """From the bias of a panel's first half to that of its second."""
+        return 4 * self.out_features if self.is_gated else _SUMS_ROW_BYTES // 2
 
     @property
     def chunk_bytes(self) -> int:

@@ -12,13 +12,15 @@ from shortfin_apps.llm.builder.weights.layout import LANES
 class RouteGeometry:
     """Routes tokens to `per_token` of `count` experts; see RoutedExperts.
 
-    Padding lies in the first `stride` rows of the cache.
+    Padding lies in the first `stride` rows of the cache. With `has_places` it tells where each row is in the
+    order of experts.
     """
 
     count: int
     per_token: int
     is_normalised: bool
     stride: int
+    has_places: bool = False
 
     @property
     def interface(self) -> Interface:
@@ -30,17 +32,22 @@ class RouteGeometry:
                 "chosen": buffer("i32", "rows"),
                 "order": buffer("i32", "rows"),
                 "ends": buffer("i32", self.count),
+                **({"places": buffer("i32", "rows")} if self.has_places else {}),
             },
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumExpertsGeometry:
-    """Adds to each token the `size` features of its `per_token` experts, of which there are `count`."""
+    """Adds to each token the `size` features of its `per_token` experts, of which there are `count`.
+
+    If `is_sorted`, rows are in the order of experts, in their places.
+    """
 
     count: int
     per_token: int
     size: int
+    is_sorted: bool = False
 
     @property
     def lanes(self) -> int:
@@ -55,6 +62,7 @@ class SumExpertsGeometry:
                 "x": buffer("f32", "rows", self.size),
                 "weights": buffer("f32", "rows"),
                 "chosen": buffer("i32", "rows"),
+                **({"places": buffer("i32", "rows")} if self.is_sorted else {}),
             },
             writes={"out": buffer("f32", "tokens", self.size)},
         )

@@ -29,10 +29,13 @@ class ExpertOrder:
     chosen: Tensor
     order: Tensor
     ends: Tensor
+    places: Tensor | None = None
 
 
 class VectorExperts:
     """Kernels of Route, GatedExperts and SumExperts; weights are as those of VectorOperations."""
+
+    sorts = False  # whether rows lie in the order of experts
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class VectorExperts:
             per_token=experts.per_token,
             is_normalised=experts.is_normalised,
             stride=stride,
+            has_places=self.sorts,
         )
         rows = e.times(tokens, experts.per_token)
         operands = {"tokens": tokens, "rows": rows, "logits": logits, "slots": batch.slots}
@@ -76,7 +80,10 @@ class VectorExperts:
     ) -> Tensor:
         experts = self._experts
         geometry = SumExpertsGeometry(
-            count=experts.count, per_token=experts.per_token, size=self._spec.hidden_size
+            count=experts.count,
+            per_token=experts.per_token,
+            size=self._spec.hidden_size,
+            is_sorted=self.sorts,
         )
         operands = {
             "tokens": routing.tokens,
@@ -85,6 +92,7 @@ class VectorExperts:
             "x": self._multiply(e, x, weight, bias, "store", 1, routing),
             "weights": routing.weights,
             "chosen": routing.chosen,
+            **({} if routing.places is None else {"places": routing.places}),
         }
         kernel = self._render("cpu/sum_experts", "sum_experts", g=geometry)
         return dispatch(e, kernel, geometry.interface, [routing.tokens], operands)["out"]

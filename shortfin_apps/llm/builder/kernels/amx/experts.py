@@ -1,0 +1,82 @@
+"""Geometry of routed experts on AMX: experts.mlir.j2 and sort_rows.mlir.j2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulBf16Geometry
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL
+
+_COLUMN_GROUPS = 8  # workgroups of each expert, about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortRowsGeometry:
+    """Copies rows of x [tokens, size] bf16, each for its `sharing` experts of `count`, in their order."""
+
+    count: int
+    sharing: int
+    size: int
+
+    @property
+    def row_block(self) -> int:
+        """Rows of a workgroup."""
+        return 16
+
+    @property
+    def lanes(self) -> int:
+        return PANEL
+
+    @property
+    def interface(self) -> Interface:
+        return Interface(
+            constants=("rows", "x_rows"),
+            reads={
+                "x": buffer("bf16", "x_rows", self.size),
+                "order": buffer("i32", "rows"),
+                "ends": buffer("i32", self.count),
+            },
+            writes={"sorted": buffer("bf16", "rows", self.size)},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMatmulGeometry:
+    """The `matmul` of each of `count` experts with its rows, which lie behind one another."""
+
+    matmul: MatmulBf16Geometry
+    count: int
+
+    @property
+    def panels_per_group(self) -> int:
+        """Of a workgroup: an even number, as two gated panels fill a cache line."""
+        return max(2, self.matmul.panels // _COLUMN_GROUPS // 2 * 2)
+
+    @property
+    def column_groups(self) -> int:
+        return -(-self.matmul.panels // self.panels_per_group)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Weights of an expert."""
+        return self.matmul.panels * self.matmul.panel_bytes
+
+    @property
+    def bias_bytes(self) -> int:
+        """Bias of an expert."""
+        return 4 * self.matmul.n
+
+    @property
+    def interface(self) -> Interface:
+        g = self.matmul
+        return Interface(
+            constants=("rows",),
+            reads={
+                "x": buffer("bf16", "rows", g.k_size),
+                "w": buffer("bf16", g.panels * self.count, g.k_size // PANEL, 2, LANES, PANEL),
+                **({"bias": buffer("f32", self.count, g.n)} if g.has_bias else {}),
+                "ends": buffer("i32", self.count),
+            },
+            writes={"out": buffer("bf16" if g.is_gated else "f32", "rows", g.out_features)},
+        )

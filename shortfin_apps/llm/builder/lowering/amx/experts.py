@@ -1,0 +1,60 @@
+"""Routed experts on AMX: the rows of an expert lie behind one another, and are multiplied in tiles."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.amx.experts import ExpertMatmulGeometry, SortRowsGeometry
+from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulBf16Geometry
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
+from shortfin_apps.llm.builder.lowering.cpu.experts import ExpertOrder, VectorExperts
+from shortfin_apps.llm.builder.lowering.dispatch import dispatch
+
+
+class AmxExperts(VectorExperts):
+    """Kernels of Route, GatedExperts and SumExperts over experts in bf16; see `experts_fill_tiles`."""
+
+    sorts = True
+
+    def _multiply(
+        self,
+        e: Emitter,
+        x: Tensor,
+        weight: str,
+        bias: str | None,
+        epilogue: Epilogue,
+        sharing: int,
+        routing: ExpertOrder,
+    ) -> Tensor:
+        """Every expert's matmul; what experts share is sorted before, and what they make stays so."""
+        count, n, k_size = self._weights.shape(weight)
+        matmul = MatmulBf16Geometry(
+            n=n,
+            k_size=k_size,
+            epilogue=epilogue,
+            is_tiled=False,
+            makes_tiles=False,
+            has_bias=bias is not None,
+        )
+        geometry = ExpertMatmulGeometry(matmul=matmul, count=count)
+        kernel = self._render("amx/experts", f"experts_amx_{n}x{k_size}_{epilogue}", g=geometry)
+        operands = {
+            "rows": routing.rows,
+            "x": self._sort(e, x, sharing, routing) if matmul.is_gated else x,
+            "w": self._weights.load_one(e, weight),
+            **({} if bias is None else {"bias": self._weights.load_one(e, bias)}),
+            "ends": routing.ends,
+        }
+        return dispatch(e, kernel, geometry.interface, [routing.rows], operands)["out"]
+
+    def _sort(self, e: Emitter, x: Tensor, sharing: int, routing: ExpertOrder) -> Tensor:
+        """-> [rows, size] bf16: each token's row for each of its experts, in the order of experts."""
+        geometry = SortRowsGeometry(count=self._experts.count, sharing=sharing, size=self._spec.hidden_size)
+        kernel = self._render("amx/sort_rows", "sort_rows", g=geometry)
+        operands = {
+            "rows": routing.rows,
+            "x_rows": x.shape[0],
+            "x": x,
+            "order": routing.order,
+            "ends": routing.ends,
+        }
+        return dispatch(e, kernel, geometry.interface, [routing.rows], operands)["sorted"]
