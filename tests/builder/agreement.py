@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.weights.layout import fills_tiles
+from shortfin_apps.llm.builder.weights.layout import multiplies_blocks
 from tests.builder.compiled_model import HOST, CompiledModel, Result
 from tests.builder.reference import forward
 
@@ -45,7 +45,7 @@ def expect(model: CompiledModel, logits: npt.NDArray[np.float32], tokens: Tokens
 
 def _tolerance(model: CompiledModel) -> float:
     options = model.options
-    if options.weights in ("q8_0", "q4") and fills_tiles(model.spec, HOST):
+    if options.weights in ("q8_0", "q4") and multiplies_blocks(model.spec, HOST):
         return TOLERANCE_OF_BLOCKS
     least = QUANTISED_CACHE_TOLERANCE if options.kv == "q8_0" else 0
     return max(

@@ -50,6 +50,7 @@ def between_attentions(name: str) -> dict[str, str]:
 
 
 FUSED, INT8 = between_attentions("amx/fused_layer"), between_attentions("cpu/matmul_int8")
+BLOCK_INT8 = between_attentions("cpu/matmul_block_int8")
 VECTORS = {"Norm": "cpu/rms_norm", "Linear": "cpu/matmul", "GatedLinear": "cpu/matmul"}
 TILE_ATTENTION, VECTOR_ATTENTION = {"Attend": "amx/paged_attention"}, {"Attend": "cpu/paged_attention"}
 
@@ -77,6 +78,10 @@ def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringC
         (AMX, replace(TILES, vocab_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
         (AMX_BF16, TILES, BuildOptions(), VECTORS | TILE_ATTENTION),
         (VNNI, TILES, BuildOptions(weights="int8"), INT8 | VECTOR_ATTENTION),
+        (VNNI, TILES, BuildOptions(weights="q8_0"), BLOCK_INT8 | VECTOR_ATTENTION),
+        (AMX_BF16, TILES, BuildOptions(weights="q4"), BLOCK_INT8 | TILE_ATTENTION),
+        (VNNI, replace(TILES, vocab_size=48), BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
+        (VNNI, TILES, BuildOptions(), VECTORS | VECTOR_ATTENTION),
         (HASWELL, TILES, BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
     ],
 )
@@ -141,7 +146,8 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
     choices = {choice.kind: str(choice) for choice in choose(context(TILES, BuildOptions(), VNNI))}
     assert choices[Norm] == (
         "Norm: cpu/rms_norm, given a CPU; not amx/fused_layer, which needs AMX with int8 and AVX-512 VNNI; "
-        "not cpu/matmul_int8, which needs weights in int8"
+        "not cpu/matmul_int8, which needs weights in int8; "
+        "not cpu/matmul_block_int8, which needs weights in blocks"
     )
 
 

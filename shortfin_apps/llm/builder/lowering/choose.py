@@ -20,6 +20,7 @@ from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills
 from shortfin_apps.llm.builder.lowering.amx.experts import AmxExperts
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
+from shortfin_apps.llm.builder.lowering.cpu.block_int8 import BlockInt8Operations
 from shortfin_apps.llm.builder.lowering.cpu.delta_net import VectorDeltaNet
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
@@ -54,7 +55,13 @@ from shortfin_apps.llm.builder.model.operations import (
     TopK,
 )
 from shortfin_apps.llm.builder.model.rope import Rotation
-from shortfin_apps.llm.builder.weights.layout import LANES, PANEL, experts_fill_tiles, fills_tiles
+from shortfin_apps.llm.builder.weights.layout import (
+    LANES,
+    PANEL,
+    experts_fill_tiles,
+    fills_panels,
+    fills_tiles,
+)
 from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
@@ -101,6 +108,16 @@ def _cpu(c: LoweringContext) -> dict[str, bool]:
 
 def _int8(c: LoweringContext) -> dict[str, bool]:
     return _cpu(c) | {"weights in int8": c.options.weights == "int8"}
+
+
+def _block_int8(c: LoweringContext) -> dict[str, bool]:
+    return {
+        "weights in blocks": c.options.weights in ("q8_0", "q4"),
+        "AVX-512 VNNI": c.target.has_int8_dot,
+        "no routed experts": c.spec.experts is None,
+        "no gated delta nets": c.spec.delta_net is None,
+        f"sizes in multiples of {PANEL}": fills_panels(c.spec),
+    }
 
 
 def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
@@ -243,6 +260,12 @@ CANDIDATES = (
         BETWEEN_ATTENTIONS,
         _int8,
         lambda c: Int8Operations(c.spec, c.options, c.target, c.weights, c.render),
+    ),
+    Candidate(
+        "cpu/matmul_block_int8",
+        BETWEEN_ATTENTIONS,
+        _block_int8,
+        lambda c: BlockInt8Operations(c.spec, c.options, c.target, c.weights, c.render),
     ),
     Candidate("cpu/rms_norm", (Norm,), _cpu, _vectors),
     Candidate("cpu/matmul", (Linear, GatedLinear), _cpu, _vectors),

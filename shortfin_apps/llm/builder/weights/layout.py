@@ -282,14 +282,23 @@ def stored_types(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> Sto
     return {name: ((experts * sizes[0], *sizes[1:]), dtype) for name, (sizes, dtype) in each.items()}
 
 
-def fills_tiles(spec: ModelSpec, target: Target) -> bool:
-    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles, none of an expert or a
-    delta net."""
+def fills_panels(spec: ModelSpec) -> bool:
+    """Whether all matrices of the model are whole panels and blocks, none of an expert or a delta net."""
     if spec.experts is not None or spec.delta_net is not None:
         return False
     heads = spec.num_attention_heads * spec.head_dim
     sizes = (spec.hidden_size, spec.intermediate_size, spec.qkv_features, spec.vocab_size, heads)
-    return target.has_amx_int8 and target.has_int8_dot and all(size % PANEL == 0 for size in sizes)
+    return all(size % PANEL == 0 for size in sizes)
+
+
+def fills_tiles(spec: ModelSpec, target: Target) -> bool:
+    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles."""
+    return target.has_amx_int8 and target.has_int8_dot and fills_panels(spec)
+
+
+def multiplies_blocks(spec: ModelSpec, target: Target) -> bool:
+    """Whether the CPU multiplies the model's blocks as integers, with AMX or without."""
+    return target.has_int8_dot and fills_panels(spec)
 
 
 def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
@@ -315,10 +324,10 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
             return Fp8Rows(target.fp8)
         return RowMajor(options.activations) if blocks is None else BlockRows(blocks)
     pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
-    block_pair = 4 if fills_tiles(spec, target) else pair
+    block_pair = 4 if multiplies_blocks(spec, target) else pair
     gated = name.endswith(GATED)
     if blocks is not None:
-        widened = blocks.is_e2m1 and fills_tiles(spec, target)  # AMX multiplies integers
+        widened = blocks.is_e2m1 and multiplies_blocks(spec, target)  # as integers
         return QuantisedPanels(Q8_0 if widened else blocks, block_pair, gated)
     match options.weights:
         case "int8":

@@ -48,7 +48,7 @@ class Sizes:
 
 UNEVEN = Sizes(hidden=80, ffn=112, out=48)  # 48 and 80 leave half a panel
 WHOLE_GROUPS = Sizes(hidden=256, ffn=512, out=48)
-WHOLE_TILES = Sizes(hidden=96, ffn=160, out=64)  # what AMX takes
+WHOLE_BLOCKS = Sizes(hidden=96, ffn=160, out=48)  # half a panel, so that they are not multiplied as integers
 
 
 def make_weights(spec: ModelSpec, options: BuildOptions, target: Target, sizes: Sizes) -> ConstantWeights:
@@ -109,7 +109,7 @@ class LinearKernels:
 
 CASES: list[tuple[Kind, Target, Sizes]] = [
     *(((kind, None), target, UNEVEN) for kind in FLOATS for target in (HOST, NARROW)),
-    *(((kind, None), target, WHOLE_TILES) for kind in WIDENED for target in (NO_TILES, NARROW)),
+    *(((kind, None), target, WHOLE_BLOCKS) for kind in WIDENED for target in (NO_TILES, NARROW)),
     *((("q8_0", kind), target, WHOLE_GROUPS) for kind in BLOCK_TYPES for target in (NO_TILES, NARROW)),
 ]
 

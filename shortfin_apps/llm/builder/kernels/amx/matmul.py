@@ -216,10 +216,12 @@ class MatmulInt8Geometry(MatmulGeometry):
 class MatmulBlockInt8Geometry(MatmulGeometry):
     """Weights in `blocks` of 16 or 32 (matmul_block_int8_function.mlir.j2); x has blocks of 32.
 
-    A part is what a block of the weights has of one of x: all of it, or a half.
+    A part is what a block of the weights has of one of x: all of it, or a half. `has_bf16` says whether the
+    CPU has an instruction that rounds to bf16, as all with AMX do.
     """
 
     blocks: BlockType
+    has_bf16: bool = True
     max_chunk_blocks: ClassVar[int] = 20  # of a panel along K, which stay in the L1 cache
 
     @property
