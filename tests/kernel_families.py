@@ -11,7 +11,9 @@ _INSTRUCTIONS = {
     "AMX bf16": "llvm.x86.tdpbf16ps",
     "AMX int8": "llvm.x86.tdpbssd",
     "AVX-512 bf16": "llvm.x86.avx512bf16.",
-    "AVX-512 VNNI": "llvm.x86.avx512.vpdpbusd.",
+    "AVX-512 VNNI": "llvm.x86.avx512.vpdpbusd.512",
+    "AVX-VNNI": "llvm.x86.avx512.vpdpbusd.256",
+    "AVX2 integers": "llvm.x86.avx2.pmadd.ub.sw",
 }
 _KERNEL = "hal.executable.source"
 

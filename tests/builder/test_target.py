@@ -222,3 +222,22 @@ def test_8_bit_floats_are_of_the_kind_that_matrix_instructions_multiply(
     newest_compiler: None, device: str, expected: str | None
 ) -> None:
     assert resolve_target(device).fp8 == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "multiplies", "has_dot"),
+    [
+        ("znver4", True, True),
+        ("cascadelake", True, True),
+        ("skylake-avx512", False, False),
+        ("alderlake", True, True),
+        ("haswell", True, False),
+        ("nehalem", False, False),
+        ("neoverse-v1", False, False),
+    ],
+)
+def test_blocks_are_multiplied_as_integers_where_kernels_can(
+    cpu: str, multiplies: bool, has_dot: bool
+) -> None:
+    target = resolve_target(f"cpu:{cpu}")
+    assert (target.multiplies_blocks, target.has_block_dot) == (multiplies, has_dot)

@@ -67,6 +67,23 @@ class Target:
         return self.is_cpu and {"avx512vnni", "avx512f"} <= self.features
 
     @property
+    def has_block_dot(self) -> bool:
+        """Whether the CPU has such dot products of vectors as wide as its own (AVX-512 VNNI or AVX-VNNI)."""
+        return self.has_int8_dot or (self._has_narrow_integers and "avxvnni" in self.features)
+
+    @property
+    def multiplies_blocks(self) -> bool:
+        """Whether blocks are multiplied as integers: with dot products of bytes, or with AVX2."""
+        return self.has_int8_dot or self._has_narrow_integers
+
+    @property
+    def _has_narrow_integers(self) -> bool:
+        has_avx2 = bool(
+            {"avx2", "avxvnni"} & self.features
+        )  # the latter implies the former, which is not listed then
+        return self.is_cpu and has_avx2 and {"fma", "f16c"} <= self.features and not self.has_wide_vectors
+
+    @property
     def fp8(self) -> Fp8Type | None:
         """The 8-bit floats that its matrix instructions multiply; None if there are none."""
         if self.architecture == "nvptx":

@@ -28,6 +28,7 @@ AMX = resolve_target("cpu:sapphirerapids")
 AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 VNNI = resolve_target("cpu:znver4")
 HASWELL = resolve_target("cpu:haswell")
+SKYLAKE = resolve_target("cpu:skylake-avx512")  # AVX-512 without VNNI
 GPU = resolve_target("hip:gfx942")
 LINALG_ON_CPU = (
     *(
@@ -82,7 +83,8 @@ def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringC
         (AMX_BF16, TILES, BuildOptions(weights="q4"), BLOCK_INT8 | TILE_ATTENTION),
         (VNNI, replace(TILES, vocab_size=48), BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
         (VNNI, TILES, BuildOptions(), VECTORS | VECTOR_ATTENTION),
-        (HASWELL, TILES, BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
+        (HASWELL, TILES, BuildOptions(weights="q4"), BLOCK_INT8 | VECTOR_ATTENTION),
+        (SKYLAKE, TILES, BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
     ],
 )
 def test_kernels_of_a_cpu(

@@ -94,7 +94,8 @@ def compute(model: CompiledModel, prompt: Tokens) -> list[F32]:
     ("cpu", "weights"),
     [
         *(("sapphirerapids", weights) for weights in ("bf16", "q4", "int8")),
-        *(("znver4", "int8"), ("znver4", "q4"), ("cascadelake", "q8_0"), ("haswell", "q8_0")),
+        *(("znver4", "int8"), ("znver4", "q4"), ("cascadelake", "q8_0")),
+        *(("alderlake", "q4"), ("haswell", "q8_0")),
     ],
 )
 def test_all_features_compile_for_every_kind_of_cpu(

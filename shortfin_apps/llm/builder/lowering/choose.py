@@ -113,7 +113,7 @@ def _int8(c: LoweringContext) -> dict[str, bool]:
 def _block_int8(c: LoweringContext) -> dict[str, bool]:
     return {
         "weights in blocks": c.options.weights in ("q8_0", "q4"),
-        "AVX-512 VNNI": c.target.has_int8_dot,
+        "AVX2, or AVX-512 with VNNI": c.target.multiplies_blocks,
         "no routed experts": c.spec.experts is None,
         "no gated delta nets": c.spec.delta_net is None,
         f"sizes in multiples of {PANEL}": fills_panels(c.spec),

@@ -184,7 +184,7 @@ class BuildOptions:
 
     @property
     def activations(self) -> FloatType:
-        """The dtype of activations. Blocks are widened to it; matmuls of int8 and fp8 quantise it."""
+        """The dtype of activations. Matmuls widen blocks to it or quantise it, as those of int8 and fp8."""
         match self.weights:
             case "q8_0" | "q4" | "int8" | "fp8":
                 return "bf16"

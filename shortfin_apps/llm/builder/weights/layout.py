@@ -298,7 +298,7 @@ def fills_tiles(spec: ModelSpec, target: Target) -> bool:
 
 def multiplies_blocks(spec: ModelSpec, target: Target) -> bool:
     """Whether the CPU multiplies the model's blocks as integers, with AMX or without."""
-    return target.has_int8_dot and fills_panels(spec)
+    return target.multiplies_blocks and fills_panels(spec)
 
 
 def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:

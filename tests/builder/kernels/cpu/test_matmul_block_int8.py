@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 
-from shortfin_apps.llm.builder.blocks import Q4_1, BlockType
+from shortfin_apps.llm.builder.blocks import Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.kernels.cpu.matmul_block_int8 import VectorBlockInt8Geometry
 from shortfin_apps.llm.builder.weights.layout import QuantisedPanels
 from tests.builder.random_blocks import BLOCK_TYPES
@@ -33,6 +33,18 @@ def test_a_workgroup_makes_whole_blocks_of_what_is_gated(n: int) -> None:
     assert geometry.grid.panels_per_group % 2 == 0
     assert list(geometry.interface.writes) == ["out", "quantised"]
     assert list(STORE.interface.writes) == ["out"]
+
+
+def test_weights_lose_their_sign_only_where_an_instruction_wants_that() -> None:
+    bytes_of = replace(STORE, blocks=Q8_0)
+    assert bytes_of.is_shifted
+    assert not replace(bytes_of, has_dot=False).is_shifted
+    assert not STORE.is_shifted
+
+
+def test_narrow_vectors_take_fewer_rows() -> None:
+    assert STORE.grid.tile_rows == 8
+    assert replace(STORE, has_wide_vectors=False).grid.tile_rows == 2
 
 
 def test_tiles_do_not_cross_the_sixteens_in_which_rows_are_interleaved() -> None:

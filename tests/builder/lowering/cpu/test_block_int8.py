@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,39 +10,50 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.blocks import BLOCK, BlockType
+from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, BlockType
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
 from shortfin_apps.llm.builder.lowering.cpu.block_int8 import BlockInt8Operations
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels, Values
-from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
 from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import F32, NO_TILES, ROWS, ConstantWeights, function, load, narrow, widen
 from tests.builder.compiled_model import DTYPES, HOST, TINY
-from tests.builder.random_blocks import BLOCK_TYPES
+from tests.builder.random_blocks import BLOCK_TYPES, GROUPED
 
 INTEGERS = [each for each in BLOCK_TYPES if not each.is_e2m1]  # floats become such of 8 bits
 # Groups of GPTQ may have any multiple of 32.
 THREE_BLOCKS = BlockType(4, has_minima=True, group=96)
 NORM, GATE_UP, DOWN = (f"blk.0.ffn_{name}.weight" for name in ("norm", "gate_up", "down"))
-RUN = [
+RUN: list[Operation] = [
     Norm("x", "normed", NORM),
     GatedLinear("normed", "gated", GATE_UP),
     Linear("gated", "x", DOWN, residual="x"),
 ]
 # The same CPU without the instruction that rounds to bf16, as Cascade Lake is.
 NO_BF16 = replace(NO_TILES, features=NO_TILES.features - {"avx512bf16"})
+# And without wide vectors.
+AVX2 = replace(HOST, features=frozenset({"avx2", "fma", "f16c"}))
+AVX_VNNI = replace(HOST, features=AVX2.features | {"avxvnni"})
+TARGETS = {"avx512": NO_TILES, "no-bf16": NO_BF16, "avx-vnni": AVX_VNNI, "avx2": AVX2}
 
 pytestmark = pytest.mark.skipif(not HOST.has_int8_dot, reason="this CPU has no dot product of bytes")
 
 
 def sizes(kind: BlockType, activation: Activation) -> ModelSpec:
     """Without groups, matrices have an odd number of blocks and of panels."""
-    wide = 768 if kind.spread > BLOCK else 352
-    narrow = kind.spread if kind.spread > BLOCK else 160
-    return replace(TINY, hidden_size=narrow, intermediate_size=wide, head_dim=32, activation=activation)
+    hidden, ffn = (kind.spread, 768) if kind.spread > BLOCK else (160, 352)
+    return replace(
+        TINY,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_attention_heads=ffn // 32,
+        num_key_value_heads=1,
+        head_dim=32,
+        activation=activation,
+    )
 
 
 def quantised(x: F32) -> F32:
@@ -60,6 +72,7 @@ class Kernels:
     module: Any
     weights: ConstantWeights
     spec: ModelSpec
+    target: Target
 
     @classmethod
     def build(cls, kind: BlockType, target: Target, activation: Activation, folder: Path) -> Kernels:
@@ -87,9 +100,9 @@ class Kernels:
             function("feed_forward", {"x": ("?", hidden)}, feed_forward),
         ]
         if HOST.has_amx_int8:
-            functions.append(in_tiles(spec, weights, rendered))
+            functions += in_tiles(spec, weights, rendered)
         lines = ["module @kernels {", *weights.declarations(), *rendered.texts.values(), *functions, "}"]
-        return cls(load("\n".join(lines), folder), weights, spec)
+        return cls(load("\n".join(lines), folder), weights, spec, target)
 
     def inputs(self, rows: int) -> dict[str, F32]:
         """`h` and `x`, of which some columns are large and row 3 is zeros."""
@@ -107,29 +120,37 @@ class Kernels:
         return {"plain": self.module.plain(inputs["h"][:rows]).to_host(), "out": out, "gated": gated}
 
 
-def in_tiles(spec: ModelSpec, weights: ConstantWeights, rendered: RenderedKernels) -> str:
-    """The feed-forward on AMX."""
-    fused = FusedLayers(spec, weights, rendered.render, [Attend("qkv", "attended", 0), *RUN])
+def in_tiles(spec: ModelSpec, weights: ConstantWeights, rendered: RenderedKernels) -> list[str]:
+    """Both functions on AMX."""
+    plain = [Linear("h", "out", DOWN)]
+    fused = FusedLayers(spec, weights, rendered.render, [Attend("qkv", "h", 0), *plain, *RUN])
 
-    def body(e: Emitter, x: Tensor) -> list[Tensor]:
-        values = Values({"x": x})
-        fused.lower(e, RUN, values, ["x"])
-        return [values["x"]]
+    def body(run: Sequence[Operation], out: str) -> Callable[[Emitter, Tensor], list[Tensor]]:
+        def lower(e: Emitter, x: Tensor) -> list[Tensor]:
+            values = Values({"x": x} if run is RUN else {"h": narrow(e, x, "bf16")})
+            fused.lower(e, run, values, [out])
+            return [values[out]]
 
-    return function("in_tiles", {"x": ("?", spec.hidden_size)}, body)
+        return lower
+
+    return [
+        function("plain_in_tiles", {"h": ("?", spec.intermediate_size)}, body(plain, "out")),
+        function("feed_forward_in_tiles", {"x": ("?", spec.hidden_size)}, body(RUN, "x")),
+    ]
 
 
-CASES = [
-    *((kind, NO_TILES, "silu") for kind in (*INTEGERS, THREE_BLOCKS)),
-    (INTEGERS[1], NO_TILES, "gelu"),
-    (INTEGERS[0], NO_BF16, "silu"),
+CASES: list[tuple[BlockType, str, Activation]] = [
+    *((kind, "avx512", "silu") for kind in (*INTEGERS, THREE_BLOCKS)),
+    *((kind, target, "silu") for kind in (Q8_0, Q4_1) for target in ("no-bf16", "avx-vnni", "avx2")),
+    *((Q4_1, target, "gelu") for target in ("avx512", "avx2")),
+    *((kind, target, "silu") for kind in GROUPED[:3] for target in ("avx-vnni", "avx2")),
 ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda c: f"{c[0]}-{c[2]}{'-no-bf16' * (c[1] is NO_BF16)}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     kind, target, activation = request.param
-    return Kernels.build(kind, target, activation, tmp_path_factory.mktemp("blocks"))
+    return Kernels.build(kind, TARGETS[target], activation, tmp_path_factory.mktemp("blocks"))
 
 
 def test_only_activations_are_rounded(kernels: Kernels) -> None:
@@ -158,9 +179,12 @@ def test_gates_agree_with_numpy(kernels: Kernels) -> None:
 @pytest.mark.skipif(not HOST.has_amx_int8, reason="this CPU has no AMX with int8")
 @pytest.mark.parametrize("rows", ROWS)
 def test_results_have_the_bits_of_amx(kernels: Kernels, rows: int) -> None:
+    """But for gates on narrow vectors, which have another exponential."""
     inputs = kernels.inputs(rows)
-    wanted = kernels.module.in_tiles(inputs["x"]).to_host()
-    np.testing.assert_array_equal(kernels.run(inputs, rows)["out"], wanted)
+    found, module = kernels.run(inputs, rows), kernels.module
+    np.testing.assert_array_equal(found["plain"], module.plain_in_tiles(inputs["h"]).to_host())
+    if kernels.target.has_wide_vectors:
+        np.testing.assert_array_equal(found["out"], module.feed_forward_in_tiles(inputs["x"]).to_host())
 
 
 def test_a_row_has_the_same_bits_in_every_batch(kernels: Kernels) -> None:

@@ -216,12 +216,14 @@ class MatmulInt8Geometry(MatmulGeometry):
 class MatmulBlockInt8Geometry(MatmulGeometry):
     """Weights in `blocks` of 16 or 32 (matmul_block_int8_function.mlir.j2); x has blocks of 32.
 
-    A part is what a block of the weights has of one of x: all of it, or a half. `has_bf16` says whether the
-    CPU has an instruction that rounds to bf16, as all with AMX do.
+    A part is what a block of the weights has of one of x: all of it, or a half. With AMX, vectors are wide
+    and there are instructions that round to bf16 and that multiply bytes without sign by such with one.
     """
 
     blocks: BlockType
     has_bf16: bool = True
+    has_wide_vectors: bool = True
+    has_dot: bool = True
     max_chunk_blocks: ClassVar[int] = 20  # of a panel along K, which stay in the L1 cache
 
     @property
@@ -231,7 +233,14 @@ class MatmulBlockInt8Geometry(MatmulGeometry):
     @property
     def quantise(self) -> QuantiseBlocksGeometry:
         """The quantisation of `out`, if gated."""
-        return QuantiseBlocksGeometry(self.out_features, is_tiled=False)
+        return QuantiseBlocksGeometry(
+            self.out_features, is_tiled=False, has_wide_vectors=self.has_wide_vectors
+        )
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether vectors take weights as q + 128, without sign."""
+        return self.blocks.bits == 8 and self.has_dot
 
     @property
     def parts(self) -> int:

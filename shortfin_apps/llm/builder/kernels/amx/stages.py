@@ -44,6 +44,7 @@ class QuantiseBlocksGeometry:
     size: int
     is_tiled: bool
     norm: RmsNormGeometry | None = None
+    has_wide_vectors: bool = True
     row_block: ClassVar[int] = ROW_BLOCK
 
     @property

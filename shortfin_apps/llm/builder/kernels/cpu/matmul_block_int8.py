@@ -13,7 +13,6 @@ from shortfin_apps.llm.builder.weights.layout import PANEL, panel_terms
 _BLOCK_BYTES = 384 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 _MOST_ROWS = 256
 _COLUMN_GROUPS = 32  # workgroups along N, about
-_TILE_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,9 @@ class VectorBlockInt8Geometry(MatmulBlockInt8Geometry):
         row_block = max(PANEL, min(_MOST_ROWS, row_block))
         panels = max(1, self.panels // _COLUMN_GROUPS)
         # Two gated panels make a block of the result, which is quantised by one workgroup.
-        return MatmulGrid(self.panels, panels + panels % 2 * self.is_gated, row_block, _TILE_ROWS)
+        # Two sums a row, and as many products, in 32 registers or in 16 of half the width.
+        tile_rows = 8 if self.has_wide_vectors else 2
+        return MatmulGrid(self.panels, panels + panels % 2 * self.is_gated, row_block, tile_rows)
 
     @property
     def interface(self) -> Interface:

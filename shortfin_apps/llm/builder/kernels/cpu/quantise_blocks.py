@@ -15,11 +15,14 @@ class QuantiseDispatchGeometry:
 
     size: int
     eps: float | None
+    has_wide_vectors: bool = True
 
     @property
     def function(self) -> QuantiseBlocksGeometry:
         norm = None if self.eps is None else RmsNormGeometry(self.size, self.eps)
-        return QuantiseBlocksGeometry(self.size, is_tiled=False, norm=norm)
+        return QuantiseBlocksGeometry(
+            self.size, is_tiled=False, norm=norm, has_wide_vectors=self.has_wide_vectors
+        )
 
     @property
     def row_block(self) -> int:

@@ -1,4 +1,4 @@
-"""Matmuls of weights in blocks as integers on AVX-512 VNNI; activations are quantised in blocks before each.
+"""Matmuls of weights in blocks as integers on vectors; activations are quantised in blocks before each.
 
 Products within a block are exact, so results have the bits of AMX's, whose layout of weights and
 activations this is. A weight in floats is multiplied as on any CPU.
@@ -76,7 +76,8 @@ class BlockInt8Operations:
         if x.blocks is None:
             rows, size = x.x.shape
             assert isinstance(size, int)
-            geometry = QuantiseDispatchGeometry(size, self._spec.rms_norm_eps if x.norm else None)
+            eps = self._spec.rms_norm_eps if x.norm else None
+            geometry = QuantiseDispatchGeometry(size, eps, self._target.has_wide_vectors)
             kernel = self._render(
                 "cpu/quantise_blocks", f"quantise_blocks_{size}{'_normed' * bool(x.norm)}", g=geometry
             )
@@ -100,4 +101,6 @@ class BlockInt8Operations:
             epilogue=epilogue,
             blocks=blocks,
             has_bf16=self._target.has_bf16_dot,
+            has_wide_vectors=self._target.has_wide_vectors,
+            has_dot=self._target.has_block_dot,
         )
