@@ -75,6 +75,12 @@ def test_upload_copies_its_argument(device: Device, program: Program) -> None:
     np.testing.assert_array_equal(device.download(result), [[2, 2]])
 
 
+def test_a_buffer_may_be_two_arguments(device: Device, program: Program) -> None:
+    buffer = device.upload(vector(3))
+    program.submit("accumulate", [buffer, buffer]).wait()
+    np.testing.assert_array_equal(device.download(buffer), vector(3 + 2 * 3))
+
+
 def test_upload_takes_any_memory_layout(device: Device) -> None:
     array = np.arange(12, dtype=np.int64).reshape(3, 4).T[::2]
     np.testing.assert_array_equal(device.download(device.upload(array)), array)

@@ -295,7 +295,8 @@ class ShortfinDevice:
         try:
             self._check()
             await self._free_disposed()
-            stagings = await self._put_on_device([b for b in buffers if b.staged is not None])
+            each = dict.fromkeys(buffers)  # two arguments may be one buffer
+            stagings = await self._put_on_device([b for b in each if b.staged is not None])
             if not is_async:  # then it waits for nothing itself
                 await _Completion(fiber.device(0))
             results = await function(*(b.argument for b in buffers), fiber=fiber)
