@@ -46,7 +46,7 @@ def forward(
         h = _rms_norm(spec, x, block.get("attn_norm.weight"))
         if spec.delta_net is not None and spec.has_state(layer):
             assert not past.shape[2], "a state is not among keys and values"
-            added = _delta_net(spec, spec.delta_net, h, block) @ block["ssm_out.weight"].T
+            added = delta_net(spec, spec.delta_net, h, block) @ block["ssm_out.weight"].T
         else:
             q, k, v = _rotated_qkv(spec, _qkv(spec, h, block), *turns[spec.rotation_of(layer)])
             if has_quantised_cache:
@@ -125,7 +125,7 @@ def _gates(spec: ModelSpec, x: F32, block: Mapping[str, F32]) -> F32 | float:
     return gates
 
 
-def _delta_net(spec: ModelSpec, net: DeltaNet, x: F32, block: Mapping[str, F32]) -> F32:
+def delta_net(spec: ModelSpec, net: DeltaNet, x: F32, block: Mapping[str, F32]) -> F32:
     """[tokens, value features], from position 0 on."""
     mixed, gates = np.split(x @ block["ssm_in.weight"].T, [net.channels], axis=1)
     padded = np.concatenate([np.zeros((net.taps - 1, net.channels), np.float32), mixed])

@@ -66,6 +66,7 @@ from shortfin_apps.llm.errors import BuildError
 
 Kind = type[Operation]
 MOST_CANDIDATES = 256  # of a top-k that keeps its candidates in registers
+MOST_STATE_ELEMENTS = 1 << 16  # of a head's state that a workgroup keeps in registers
 KINDS: tuple[Kind, ...] = (
     *(Embed, Norm, AddNormed, Narrow, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Attend, LastTokens),
     *(CapLogits, TopK, Sample),
@@ -170,11 +171,25 @@ def _triton_candidates(c: LoweringContext) -> dict[str, bool]:
     }
 
 
+def _triton_states(c: LoweringContext) -> dict[str, bool]:
+    net = c.spec.delta_net
+    fits = net is not None and net.block_elements <= MOST_STATE_ELEMENTS
+    return {**_gpu(c), f"states of at most {MOST_STATE_ELEMENTS} elements a head": fits}
+
+
 def _make_triton_layers(c: LoweringContext) -> Any:
     _require_triton(c)
     from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
 
     return TritonLayers(c)
+
+
+def _make_triton_delta_net(c: LoweringContext) -> Any:
+    _require_triton(c)
+    from shortfin_apps.llm.builder.lowering.triton.delta_net import TritonDeltaNet
+
+    assert c.spec.delta_net
+    return TritonDeltaNet(c, c.spec.delta_net)
 
 
 def _make_triton_top_k(c: LoweringContext) -> Any:
@@ -280,6 +295,7 @@ CANDIDATES = (
     Candidate("cpu/delta_net", (DeltaRule,), _cpu, _vector_delta_net),
     Candidate("cpu/top_k", (TopK,), _cpu, lambda c: VectorTopK(c.options, c.render)),
     TRITON,
+    Candidate("triton/delta_net", (DeltaRule,), _triton_states, _make_triton_delta_net),
     Candidate("triton/top_k", (TopK,), _triton_candidates, _make_triton_top_k),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
@@ -367,8 +383,6 @@ def _check_sizes(c: LoweringContext) -> None:
     """Raises BuildError for weights or sizes that the target's kernels cannot have."""
     weights, target, hidden = c.options.weights, c.target, c.spec.hidden_size
     if not target.is_cpu:
-        if c.spec.delta_net is not None:
-            raise BuildError(f"gated delta nets are computed by CPUs alone, not by {target.device}")
         if weights == "int8":
             raise BuildError(f"weights in int8 are for CPUs; use q8_0 or bf16 for {target.device}")
         if weights == "fp8" and target.fp8 is None:

@@ -56,3 +56,8 @@ class DeltaNet:
     def state_elements(self) -> int:
         """f32 of a layer's state. Each value head has its own past inputs of the key head that it shares."""
         return self.value_heads * (self.past_elements + self.key_dim * self.value_dim)
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of a head's S with both of its sizes rounded up to a power of two."""
+        return 1 << ((self.key_dim - 1).bit_length() + (self.value_dim - 1).bit_length())

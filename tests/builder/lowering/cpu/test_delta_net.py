@@ -1,32 +1,26 @@
-"""Gated delta nets in a compiled model: what a row computes, and which pages it reads and writes."""
+"""Gated delta nets in a model compiled for this CPU."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.components.runtime.device import Device
-from tests.builder.compiled_model import HYBRID, NAN_BYTE, PAGES, Array, CompiledModel
+from tests.builder.compiled_model import HYBRID, CompiledModel
+from tests.builder.hybrid_model import (
+    BORDERS,
+    OPTIONS,
+    TILED,
+    TOKENS,
+    check_blocks_without_pages,
+    check_chunks,
+    check_decodes,
+    check_rows_are_independent,
+    in_chunks,
+)
 from tests.builder.reference import forward
 
-STRIDE = 4
-OPTIONS = BuildOptions(
-    weights="f32",
-    kv="f32",
-    prefill_batch_sizes=(2,),
-    decode_batch_sizes=(2,),
-    top_k=4,
-    block_seq_stride=STRIDE,
-)
-assert HYBRID.delta_net is not None
-TILED = replace(HYBRID, delta_net=replace(HYBRID.delta_net, tiled=True))
-TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
-PADDING = TOKENS[:0]
-PAGE_IDS = np.array([[7, 3, 9, 1, 8, 2, 5, 4], [11, 12, 13, 14, 15, 16, 17, 18]])
+TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -34,75 +28,23 @@ def model(device: Device, tmp_path_factory: pytest.TempPathFactory) -> CompiledM
     return CompiledModel.build(HYBRID, OPTIONS, device, tmp_path_factory.mktemp("hybrid"))
 
 
-def prefill(
-    model: CompiledModel, tokens: Sequence[Array], starts: Sequence[int], blocks: Array = PAGE_IDS
-) -> Array:
-    """Logits of two rows."""
-    rows = np.zeros((2, -(-max(map(len, tokens)) // STRIDE) * STRIDE), np.int64)
-    for row, of_row in zip(rows, tokens, strict=True):
-        row[: len(of_row)] = of_row
-    ends = np.array([start + len(of_row) for start, of_row in zip(starts, tokens, strict=True)])
-    return model.prefill("prefill_bs2", rows, np.array(starts), ends, blocks).logits
-
-
-def first_layer_state(model: CompiledModel) -> Array:
-    """Behind the last of TOKENS. Attention, whose last bits depend on chunks, comes after that layer."""
-    assert HYBRID.delta_net is not None
-    page: Array = model.device.download(model.window_cache[0])[PAGE_IDS[0, (len(TOKENS) - 1) // STRIDE]]
-    return page[: HYBRID.delta_net.state_elements]
-
-
-def in_chunks(model: CompiledModel, borders: Sequence[int]) -> Array:
-    """Logits behind the last border of TOKENS, each chunk of which is an invocation of its own."""
-    model.fill_cache(NAN_BYTE)
-    for start, end in zip([0, *borders], borders, strict=False):
-        logits = prefill(model, [TOKENS[start:end], PADDING], [start, 0])
-    last: Array = logits[0]
-    return last
-
-
-@pytest.mark.parametrize("borders", [[29], [8, 29], [1, 2, 3, 29], [4, 20, 28, 29], [13, 14, 29]])
+@pytest.mark.parametrize("borders", BORDERS)
 def test_chunks_change_no_bit_of_a_state(model: CompiledModel, borders: list[int]) -> None:
-    expected = forward(HYBRID, model.weights, TOKENS)[-1]
-    np.testing.assert_allclose(in_chunks(model, borders), expected, rtol=1e-4, atol=1e-4)
-    state = first_layer_state(model)
-    in_chunks(model, [12, 29])
-    np.testing.assert_array_equal(state, first_layer_state(model))
+    check_chunks(model, borders, TOLERANCE)
 
 
 def test_decodes_go_on_from_a_prefill(model: CompiledModel) -> None:
-    """Across borders of pages, beside a row of another sequence."""
-    expected = forward(HYBRID, model.weights, TOKENS)
-    in_chunks(model, [14])
-    for position in range(14, len(TOKENS)):
-        logits = model.decode(
-            "decode_bs2", TOKENS[[[position], [0]]], np.array([position, 0]), PAGE_IDS
-        ).logits
-        np.testing.assert_allclose(logits[0], expected[position], rtol=1e-4, atol=1e-4)
+    check_decodes(model, TOLERANCE)
 
 
 def test_a_row_does_not_depend_on_the_other(model: CompiledModel) -> None:
-    alone = in_chunks(model, [17])
-    model.fill_cache(0)
-    both = prefill(model, [TOKENS[:17], TOKENS[5:20]], [0, 0])
-    np.testing.assert_array_equal(both[0], alone)
+    check_rows_are_independent(model)
 
 
 def test_a_block_without_a_page_of_its_own_is_left_out(
     model: CompiledModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row reads its first page and writes its last, and in between those that it has."""
-    expected = in_chunks(model, [6, 29])
-    in_chunks(model, [6])
-    before = model.device.download(model.window_cache[0])
-    window_ids = PAGE_IDS.copy()
-    window_ids[0, [0, 2, 3, 4, 6]] = 0
-    monkeypatch.setattr(model, "tables", lambda *_: [PAGE_IDS, window_ids])
-    got = prefill(model, [TOKENS[6:], PADDING], [6, 0])[0]
-    np.testing.assert_array_equal(got, expected)
-    after = model.device.download(model.window_cache[0])
-    changed = {page for page in range(PAGES) if before[page].tobytes() != after[page].tobytes()}
-    assert changed == set(PAGE_IDS[0, [1, 5, 7]].tolist())
+    check_blocks_without_pages(model, monkeypatch)
 
 
 def test_value_heads_may_share_key_heads_in_turn(
@@ -110,5 +52,5 @@ def test_value_heads_may_share_key_heads_in_turn(
 ) -> None:
     model = CompiledModel.build(TILED, OPTIONS, device, tmp_path_factory.mktemp("tiled"))
     expected = forward(TILED, model.weights, TOKENS)[-1]
-    np.testing.assert_allclose(in_chunks(model, [29]), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(in_chunks(model, [29]), expected, rtol=TOLERANCE, atol=TOLERANCE)
     assert not np.allclose(expected, forward(HYBRID, model.weights, TOKENS)[-1], rtol=1e-2)

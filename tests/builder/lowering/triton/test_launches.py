@@ -11,7 +11,7 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
-from tests.builder.compiled_model import ROUTED, TINY
+from tests.builder.compiled_model import HYBRID, ROUTED, TINY
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -64,6 +64,19 @@ def test_a_layer_with_experts_takes_nine_launches() -> None:
         *("route", "sort_by_expert", "gated_experts", "multiply_experts", "sum_experts"),
     ]
     assert "linalg.generic" not in decode
+
+
+def test_a_gated_delta_net_takes_four_launches_and_gated_attention_five() -> None:
+    options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
+    text = ModelModule(HYBRID, options, resolve_target(options.device)).text()
+    decode = text[text.index("@decode_bs4$") :].split("util.func public @")[0]
+    launched = re.findall(r"flow\.dispatch @(\w+)::|(linalg\.generic)", decode)
+    names = [re.sub(r"_(\d|without).*", "", kernel) or generic for kernel, generic in launched]
+    feed_forward = ["gated_linear", "linear"]
+    state = ["linear", "linear", "delta_rule", "linear"]
+    attention = ["linear", "store_qkv", "attend_singles", "linalg.generic", "linear"]
+    layers = [*state, *feed_forward, *attention, *feed_forward, *state, *feed_forward]
+    assert names[: 2 + len(layers)] == ["prepare", "embed", *layers]
 
 
 def test_sampling_takes_two_launches(functions: dict[str, str]) -> None:

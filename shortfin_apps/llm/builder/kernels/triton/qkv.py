@@ -160,26 +160,32 @@ def store_qkv(
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    GATED: tl.constexpr,
     STRIDE: tl.constexpr,
     ROW: tl.constexpr,
     EPS: tl.constexpr,
 ):
     """q, rotated, and rows of `cache`, as of `project_qkv`, from qkv [tokens, features] f32.
 
-    q is RMS-normed as a whole, over all its heads, and so is k, by `norm` [(HEADS + KV_HEADS) * HEAD_DIM]. A
-    workgroup takes one token. Blocks are powers of two, no less than what they hold.
+    If WHOLE, q is RMS-normed over all its heads, and so is k, by `norm` [(HEADS + KV_HEADS) * HEAD_DIM]; else
+    each head is, by `norm` [2 * HEAD_DIM], the weights for q's heads and for k's. If GATED, what is between q
+    and k has as many features as q, and is passed over. A workgroup takes one token. Blocks are powers of
+    two, no less than what they hold.
     """
     token = tl.program_id(0).to(tl.int64)
-    qkv += token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    QUERIES: tl.constexpr = HEADS * HEAD_DIM
+    BEFORE_KEYS: tl.constexpr = 2 * QUERIES if GATED else QUERIES
+    qkv += token * (BEFORE_KEYS + 2 * KV_HEADS * HEAD_DIM)
     rotary += token * HEAD_DIM
     row = tl.load(slots + token) + layer * 2 * STRIDE
-    q += token * (HEADS * HEAD_DIM)
-    low, high = _turned(qkv, norm, rotary, HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS, EPS)
+    q += token * QUERIES
+    low, high = _turned(qkv, norm, rotary, HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS, WHOLE, EPS)
     _store_heads(low, high, q, HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
-    qkv += HEADS * HEAD_DIM
-    norm += HEADS * HEAD_DIM
+    qkv += BEFORE_KEYS
+    norm += QUERIES if WHOLE else HEAD_DIM
     keys = cache + row * ROW
-    low, high = _turned(qkv, norm, rotary, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS, EPS)
+    low, high = _turned(qkv, norm, rotary, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS, WHOLE, EPS)
     _store_heads(low, high, keys, KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS)
     qkv += KV_HEADS * HEAD_DIM
     at, inside = _halves(KV_HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_KV_HEADS)
@@ -197,18 +203,24 @@ def _turned(
     HEAD_DIM: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    WHOLE: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """A token's heads [HEADS * HEAD_DIM], normed as a whole and rotated: halves [BLOCK_HEADS, BLOCK_HALF]."""
+    """A token's heads [HEADS * HEAD_DIM], normed and rotated: halves [BLOCK_HEADS, BLOCK_HALF]."""
     HALF: tl.constexpr = HEAD_DIM // 2
     at, inside = _halves(HEADS, HEAD_DIM, BLOCK_HALF, BLOCK_HEADS)
     low = tl.load(x + at, mask=inside, other=0.0)
     high = tl.load(x + at + HALF, mask=inside, other=0.0)
-    squares = tl.sum(tl.sum(tl.fma(low, low, high * high), axis=1), axis=0)
-    inverse = tl.rsqrt(squares / (HEADS * HEAD_DIM) + EPS)
-    low *= inverse * tl.load(norm + at, mask=inside, other=0.0)
-    high *= inverse * tl.load(norm + at + HALF, mask=inside, other=0.0)
     angle = tl.arange(0, BLOCK_HALF)
+    squares = tl.sum(tl.fma(low, low, high * high), axis=1)
+    if WHOLE:
+        inverse = tl.rsqrt(tl.sum(squares, axis=0) / (HEADS * HEAD_DIM) + EPS)
+        weight_at = norm + at
+    else:
+        inverse = tl.rsqrt(squares / HEAD_DIM + EPS)[:, None]
+        weight_at = norm + tl.broadcast_to(angle[None, :], at.shape)
+    low *= inverse * tl.load(weight_at, mask=inside, other=0.0)
+    high *= inverse * tl.load(weight_at + HALF, mask=inside, other=0.0)
     cosine = tl.load(rotary + angle, mask=angle < HALF, other=1.0)[None, :]
     sine = tl.load(rotary + angle + HALF, mask=angle < HALF, other=0.0)[None, :]
     return low * cosine - high * sine, high * cosine + low * sine

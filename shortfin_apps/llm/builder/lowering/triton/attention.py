@@ -53,7 +53,12 @@ class TritonAttention:
         return made["q"]
 
     def store(self, e: Emitter, qkv: Tensor, norm: str, layer: int, batch: Batch) -> Tensor:
-        """q, k and v [tokens, features] f32, q and k normed as a whole by `norm` -> as `project`."""
+        """q, k and v [tokens, features] f32, or these with gates between q and k -> as `project`.
+
+        `norm` has the weights of norms of q and k.
+        """
+        _, features = qkv.shape
+        assert isinstance(features, int)
         operands = {
             "tokens": batch.tokens,
             "layer": batch.place_of(layer),
@@ -63,7 +68,7 @@ class TritonAttention:
             "slots": batch.slots,
             "cache": batch.cache,
         }
-        made = self._launcher.launch(e, self._kernels.store_qkv(batch.slab), operands)
+        made = self._launcher.launch(e, self._kernels.store_qkv(batch.slab, features), operands)
         batch.cache = made["cache"]
         return made["q"]
 

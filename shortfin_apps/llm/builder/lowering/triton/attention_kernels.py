@@ -89,8 +89,9 @@ class AttentionKernels:
             tuning=tile.tuning,
         )
 
-    def store_qkv(self, slab: Slab) -> Kernel:
-        """q and k normed as a whole, and rotated; q in `query_dtype`, k and v in the cache."""
+    def store_qkv(self, slab: Slab, features: int) -> Kernel:
+        """q and k normed and rotated, of as many features with v, or with gates and v; q in `query_dtype`,
+        k and v in the cache."""
         spec, options = self._spec, self._options
         turned = spec.qkv_features - spec.num_key_value_heads * spec.head_dim
         return Kernel(
@@ -99,8 +100,8 @@ class AttentionKernels:
             interface=Interface(
                 constants=("layer",),
                 reads={
-                    "qkv": buffer("f32", "tokens", spec.qkv_features),
-                    "norm": buffer("f32", turned),
+                    "qkv": buffer("f32", "tokens", features),
+                    "norm": buffer("f32", turned if spec.whole_qk_norm else 2 * spec.head_dim),
                     "rotary": buffer("f32", "tokens", 2, spec.head_dim // 2),
                     "slots": buffer("i64", "tokens"),
                 },
@@ -116,6 +117,8 @@ class AttentionKernels:
                 "BLOCK_HALF": power_of_two(spec.head_dim // 2),
                 "BLOCK_HEADS": power_of_two(spec.num_attention_heads),
                 "BLOCK_KV_HEADS": power_of_two(spec.num_key_value_heads),
+                "WHOLE": spec.whole_qk_norm,
+                "GATED": features > spec.qkv_features,
                 "STRIDE": options.block_seq_stride,
                 "ROW": row_elements(spec, options),
                 "EPS": spec.rms_norm_eps,

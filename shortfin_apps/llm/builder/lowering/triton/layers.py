@@ -34,6 +34,7 @@ from shortfin_apps.llm.builder.model.operations import (
     AddBias,
     AddNormed,
     Attend,
+    DropGates,
     Embed,
     LastTokens,
     Linear,
@@ -74,8 +75,10 @@ class TritonLayers:
                 return 3
             case [Linear(residual=None), AddBias(), NormHeads(), Attend(), *_]:
                 return 4
-            case [NormWhole(), Attend(), *_]:
+            case [NormWhole() | NormHeads(), Attend(), *_]:
                 return 2
+            case [DropGates(), NormHeads(), Attend(), *_]:
+                return 3
             case [AddNormed(), Narrow(), *_]:
                 return 2 if _is_chain(operations[:2]) else 0
             case [Embed() | Linear() | AddNormed(), Norm(), *_] if self._defers_norms:
@@ -111,8 +114,9 @@ class TritonLayers:
                 x, deferred = self._linear(e, values.operand(first.x), first.weight, residual, norm.weight)
                 for each in (first, *last, norm):
                     values[each.out] = deferred if each is norm else x
-            case [NormWhole() as norm, Attend() as attention]:
-                q = self._attention.store(e, values[norm.x], norm.weight, attention.layer, values.batch)
+            case [(DropGates() | NormWhole() | NormHeads()) as first, *_, Attend() as attention]:
+                weight = next(each.weight for each in run if isinstance(each, (NormWhole, NormHeads)))
+                q = self._attention.store(e, values[first.x], weight, attention.layer, values.batch)
                 values[attention.out] = self._attention.attend(e, q, attention.layer, values.batch)
             case [SumExperts() as first, *last, Norm() as norm]:
                 routing, residual = values.operand(first.routing), values[first.residual]

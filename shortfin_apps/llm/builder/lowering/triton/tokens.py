@@ -30,7 +30,7 @@ class TritonTokens:
         """Computes slots, cosines and sines; where rows begin, for rows of several tokens; and counters of
         the attention of single tokens.
 
-        A launch has the slots of one slab, and the cosines and sines of one rotation.
+        A launch has the slots of one slab, and the cosines and sines of one rotation. States have no slots.
         """
         made = [(*pair, self._prepare(e, batch, *pair)) for pair in self._launches(batch)]
         batch.rotaries = {way: results["rotary"] for way, _, results in reversed(made)}
@@ -44,7 +44,7 @@ class TritonTokens:
     def _launches(self, batch: Batch) -> list[tuple[Rotation, Slab]]:
         """Each rotation, with the slab of windows where only layers there may have it; and each slab."""
         launches = [(way, batch.slabs[-1 if way is Rotation.LOCAL else 0]) for way in self._rotaries]
-        if all(slab is not batch.slabs[-1] for _, slab in launches):
+        if not self._spec.num_states and all(slab is not batch.slabs[-1] for _, slab in launches):
             launches.append((Rotation.GLOBAL, batch.slabs[-1]))
         return launches
 

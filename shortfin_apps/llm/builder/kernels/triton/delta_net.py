@@ -1,0 +1,198 @@
+"""Gated delta nets (model/delta_net.py): convolution, recurrence and gated norm, token after token."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def delta_rule(
+    mixed,
+    rates,
+    conv,
+    steps,
+    norm,
+    offsets,
+    starts,
+    seq_lens,
+    blocks,
+    cache,
+    out,
+    tokens,
+    rows,
+    width,
+    layer,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+    TAPS: tl.constexpr,
+    TILED: tl.constexpr,
+    STRIDE: tl.constexpr,
+    STATE: tl.constexpr,
+    PAGE: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """out [tokens, VALUE_HEADS * VALUE_DIM], and the states that tokens leave in pages of `cache`.
+
+    `mixed` [tokens, channels + VALUE_HEADS * VALUE_DIM] f32 are the convolution's inputs, q and k of all key
+    heads and v of all value heads, and the result's gates; `rates` [tokens, 2 * VALUE_HEADS] f32 are b and a.
+    `conv` is [TAPS, channels] f32, `steps` [2 * VALUE_HEADS] and `norm` [VALUE_DIM] f32. Rows are single
+    tokens if `offsets` is None. A page is PAGE elements of f32, STATE a layer: each value head's past inputs
+    [TAPS - 1, 2 * KEY_DIM + VALUE_DIM] and S [KEY_DIM, VALUE_DIM]. BLOCK_KEY and BLOCK_VALUE are powers of
+    two, no less than KEY_DIM and VALUE_DIM.
+
+    A workgroup takes a value head of a row, whose state it has in registers from the first token to the last.
+    It reads the page of the token before these, and writes those of blocks that the tokens fill, and of the
+    last token; page 0 is not written. Padding yields zeros.
+    """
+    HEAD: tl.constexpr = STATE // VALUE_HEADS
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    FEATURES: tl.constexpr = VALUE_HEADS * VALUE_DIM
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    start, count, first, end = _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE)
+    blocks += row.to(tl.int64) * width
+    cache += layer.to(tl.int64) * STATE + head * HEAD
+
+    key = tl.arange(0, BLOCK_KEY)
+    value = tl.arange(0, BLOCK_VALUE)
+    is_key = key < KEY_DIM
+    is_value = value < VALUE_DIM
+    of_key = (head % KEY_HEADS if TILED else head // (VALUE_HEADS // KEY_HEADS)) * KEY_DIM + key
+    of_value = head * VALUE_DIM + value
+    at_q = of_key
+    at_k = KEY_HEADS * KEY_DIM + of_key
+    at_v = 2 * KEY_HEADS * KEY_DIM + of_value
+    q_taps = _load_rows(conv + at_q, is_key, CHANNELS, TAPS)
+    k_taps = _load_rows(conv + at_k, is_key, CHANNELS, TAPS)
+    v_taps = _load_rows(conv + at_v, is_value, CHANNELS, TAPS)
+    shift = tl.load(steps + head)
+    slope = tl.load(steps + VALUE_HEADS + head)
+    norm_weight = tl.load(norm + value, mask=is_value, other=0.0)
+
+    # At position 0 there is no state, and nothing of a page is read.
+    is_begun = (count > 0) & (start > 0)
+    source = cache + tl.load(blocks + (start - 1) // STRIDE, mask=is_begun, other=0) * PAGE
+    state, q_past, k_past, v_past = _load_state(
+        source, is_begun, key, value, KEY_DIM, VALUE_DIM, TAPS
+    )  # fmt: skip
+    tl.debug_barrier()  # what is read may be written below, by another lane
+
+    for index in range(count):
+        token = (first + index).to(tl.int64)
+        inputs = mixed + token * (CHANNELS + FEATURES)
+        q, q_past = _convolved(inputs + at_q, is_key, q_past, q_taps, TAPS)
+        k, k_past = _convolved(inputs + at_k, is_key, k_past, k_taps, TAPS)
+        v, v_past = _convolved(inputs + at_v, is_value, v_past, v_taps, TAPS)
+        rates_at = rates + token * (2 * VALUE_HEADS) + head
+        beta = tl.sigmoid(tl.load(rates_at))
+        decay = tl.exp(slope * _softplus(tl.load(rates_at + VALUE_HEADS) + shift))
+        q = _unit(q)[:, None]
+        k = _unit(k)[:, None]
+        state *= decay
+        state += k * ((v - tl.sum(state * k, axis=0)) * beta)[None, :]
+        read = tl.sum(state * q, axis=0) * KEY_DIM**-0.5
+        read *= tl.rsqrt(tl.sum(read * read, axis=0) / VALUE_DIM + EPS) * norm_weight
+        gate = tl.load(inputs + CHANNELS + of_value, mask=is_value, other=0.0)
+        gated = read * gate * tl.sigmoid(gate)
+        tl.store(out + token * FEATURES + of_value, gated.to(out.dtype.element_ty), mask=is_value)
+        past_token = start + index + 1
+        if (past_token % STRIDE == 0) | (index == count - 1):
+            page = tl.load(blocks + (past_token - 1) // STRIDE)
+            if page != 0:
+                _store_state(
+                    cache + page * PAGE, state, q_past, k_past, v_past, key, value, KEY_DIM, VALUE_DIM, TAPS
+                )
+    nothing = tl.zeros((BLOCK_VALUE,), out.dtype.element_ty)
+    for index in range(count, end - first):
+        token = (first + index).to(tl.int64)
+        tl.store(out + token * FEATURES + of_value, nothing, mask=is_value)
+
+
+@triton.jit
+def _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.constexpr):
+    """A row's first position, its number of tokens, where they begin, and where the next row's do."""
+    start = tl.load(starts + row).to(tl.int32)
+    known = tl.minimum(tl.load(seq_lens + row).to(tl.int32), width * STRIDE)
+    count = tl.maximum(known - start, 0)
+    if offsets is None:
+        return start, tl.minimum(count, 1), row, row + 1
+    else:
+        first = tl.load(offsets + row).to(tl.int32)
+        behind = tl.load(offsets + row + 1, mask=row + 1 < rows, other=0).to(tl.int32)
+        end = tl.minimum(tl.where(row + 1 < rows, behind, tokens), tokens)
+        return start, tl.maximum(tl.minimum(count, end - first), 0), first, end
+
+
+@triton.jit
+def _load_rows(first, inside, APART: tl.constexpr, COUNT: tl.constexpr):
+    """COUNT vectors from `first` on, each APART elements behind the last; 0 where not `inside`."""
+    vectors = ()
+    for number in tl.static_range(COUNT):
+        vector = tl.load(first + number * APART, mask=inside, other=0.0)
+        vectors = vectors + (vector,)  # type: ignore[assignment]  # noqa: RUF005  (Triton does not unpack)
+    return vectors
+
+
+@triton.jit
+def _load_state(
+    source, is_begun, key, value, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TAPS: tl.constexpr
+):
+    """S and the past inputs of q, k and v in a page; zeros unless `is_begun`."""
+    HEAD_CHANNELS: tl.constexpr = 2 * KEY_DIM + VALUE_DIM
+    is_key = is_begun & (key < KEY_DIM)
+    is_value = is_begun & (value < VALUE_DIM)
+    q_past = _load_rows(source + key, is_key, HEAD_CHANNELS, TAPS - 1)
+    k_past = _load_rows(source + KEY_DIM + key, is_key, HEAD_CHANNELS, TAPS - 1)
+    v_past = _load_rows(source + 2 * KEY_DIM + value, is_value, HEAD_CHANNELS, TAPS - 1)
+    at = (TAPS - 1) * HEAD_CHANNELS + key[:, None] * VALUE_DIM + value[None, :]
+    state = tl.load(source + at, mask=is_key[:, None] & is_value[None, :], other=0.0)
+    return state, q_past, k_past, v_past
+
+
+@triton.jit
+def _store_state(
+    target,
+    state,
+    q_past,
+    k_past,
+    v_past,
+    key,
+    value,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """What `_load_state` returns, to a page."""
+    HEAD_CHANNELS: tl.constexpr = 2 * KEY_DIM + VALUE_DIM
+    for tap in tl.static_range(TAPS - 1):
+        past = target + tap * HEAD_CHANNELS
+        tl.store(past + key, q_past[tap], mask=key < KEY_DIM)
+        tl.store(past + KEY_DIM + key, k_past[tap], mask=key < KEY_DIM)
+        tl.store(past + 2 * KEY_DIM + value, v_past[tap], mask=value < VALUE_DIM)
+    at = (TAPS - 1) * HEAD_CHANNELS + key[:, None] * VALUE_DIM + value[None, :]
+    tl.store(target + at, state, mask=(key < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :])
+
+
+@triton.jit
+def _convolved(at, inside, past, taps, TAPS: tl.constexpr):
+    """The SiLU of the convolution of the `past` inputs and the one `at` the token; the past of the next."""
+    inputs = past + (tl.load(at, mask=inside, other=0.0),)  # noqa: RUF005  (Triton does not unpack)
+    total = inputs[0] * taps[0]
+    for tap in tl.static_range(1, TAPS):
+        total += inputs[tap] * taps[tap]
+    return total * tl.sigmoid(total), inputs[1:]
+
+
+@triton.jit
+def _unit(x):
+    """`x` divided by its length."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + exp(x))"""
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))

@@ -1,0 +1,125 @@
+"""Gated delta nets of heads that take several waves, against numpy: packed rows, then a decode of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shortfin_apps.llm.builder.graph.batch import Batch, Slab
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
+from shortfin_apps.llm.builder.model.operations import DeltaRule
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from tests.builder.compiled_model import HYBRID
+from tests.builder.kernels.triton.conftest import Launch, context_of
+from tests.builder.kernels.triton.given_weights import GivenWeights
+from tests.builder.kernels.triton.launched import Array, Inputs
+from tests.builder.reference import delta_net
+from tests.runtimes import needs_shortfin
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton.delta_net import TritonDeltaNet
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
+
+F32 = npt.NDArray[np.float32]
+STRIDE = 4
+LENGTHS = (6, 1)  # of the rows
+PADDING = 2  # tokens behind them
+TABLE = np.array([[3, 1], [2, 0]])
+OPERATION = DeltaRule("mixed", "out", "rates", 2, conv="conv", steps="steps", norm="norm")
+NETS = {
+    "several-waves": DeltaNet(layers=(0, 2), key_heads=1, value_heads=2, key_dim=128, value_dim=128),
+    "odd": DeltaNet(layers=(0, 2), key_heads=2, value_heads=4, key_dim=72, value_dim=40, taps=3, tiled=True),
+}
+
+
+def inputs_of(net: DeltaNet) -> Inputs:
+    return {
+        "mixed": ("f32", ("tokens", net.channels + net.value_features)),
+        "rates": ("f32", ("tokens", 2 * net.value_heads)),
+        "conv": ("f32", (net.taps, net.channels)),
+        "steps": ("f32", (2 * net.value_heads,)),
+        "norm": ("f32", (net.value_dim,)),
+        **dict.fromkeys(("offsets", "starts", "seq_lens"), ("i64", ("rows",))),
+        "blocks": ("i64", ("rows", "width")),
+        "cache": ("f32", ("pages", 2 * net.state_elements)),
+    }
+
+
+def body_of(
+    context: LoweringContext, net: DeltaNet, chunk: int | None, e: Emitter, tensors: dict[str, Tensor]
+) -> list[Tensor]:
+    """Tokens are packed, or `chunk` of each row; the result and the cache."""
+    given = {name: tensors[name] for name in ("conv", "steps", "norm")}
+    [rows], (tokens, _) = tensors["starts"].shape, tensors["mixed"].shape
+    slab = Slab(layers=net.layers, blocks=tensors["blocks"], cache=tensors["cache"])
+    batch = Batch(
+        rows=rows,
+        tokens=tokens,
+        chunk=chunk,
+        whole_pages=False,
+        starts=tensors["starts"],
+        seq_lens=tensors["seq_lens"],
+        slabs=[slab],
+    )
+    batch.offsets = tensors["offsets"]
+    kernels = TritonDeltaNet(replace(context, weights=GivenWeights(given)), net)
+    return [kernels.delta_rule(e, OPERATION, tensors["mixed"], tensors["rates"], batch), batch.cache]
+
+
+def random_arguments(net: DeltaNet, tokens: int) -> dict[str, Array]:
+    rng = np.random.default_rng(tokens)
+    shapes = {"mixed": (tokens, net.channels + net.value_features), "rates": (tokens, 2 * net.value_heads)}
+    weights = {"conv": (net.taps, net.channels), "steps": (2 * net.value_heads,), "norm": (net.value_dim,)}
+    given = {name: rng.standard_normal(shape, np.float32) for name, shape in (shapes | weights).items()}
+    given["steps"][net.value_heads :] = -np.abs(given["steps"][net.value_heads :])  # states decay
+    return given
+
+
+def reference(net: DeltaNet, given: dict[str, Array], tokens: list[int]) -> F32:
+    """[tokens, value features] of a row's tokens: as if these were projected from unit vectors."""
+    block = {
+        "ssm_in.weight": given["mixed"][tokens].T,
+        "ssm_rates.weight": given["rates"][tokens].T,
+        "ssm_conv1d.weight": given["conv"].T,
+        "ssm_steps.bias": given["steps"],
+        "ssm_norm.weight": given["norm"],
+    }
+    return delta_net(HYBRID, net, np.eye(len(tokens), dtype=np.float32), block)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_rows_are_computed_token_by_token(chip: str, launch: Launch, name: str) -> None:
+    """First all tokens of a row but the last, then that as a decode."""
+    net, first = NETS[name], sum(LENGTHS) + PADDING
+    given = random_arguments(net, first + len(LENGTHS))
+    context = context_of(
+        HYBRID, chip, BuildOptions(device=f"hip:{chip}", weights="f32", kv="f32", block_seq_stride=STRIDE)
+    )
+    packed, decode = (
+        launch(inputs_of(net), partial(body_of, context, net, chunk), context) for chunk in (None, 1)
+    )
+    weights = {each: given[each] for each in ("conv", "steps", "norm")}
+    cache = np.full((4, 2 * net.state_elements), np.nan)
+    zeros, lengths = np.zeros(len(LENGTHS)), np.array(LENGTHS)
+    of_rows = {"starts": zeros, "seq_lens": lengths, "blocks": TABLE, "offsets": lengths.cumsum() - lengths}
+    tokens = {each: given[each][:first] for each in ("mixed", "rates")}
+    out, cache = packed(**weights, **of_rows, **tokens, cache=cache)
+    of_rows |= {"starts": lengths, "seq_lens": lengths + 1}
+    tokens = {each: given[each][first:] for each in ("mixed", "rates")}
+    decoded, cache = decode(**weights, **of_rows, **tokens, cache=cache)
+    begin = 0
+    for row, length in enumerate(LENGTHS):
+        own = [*range(begin, begin + length), first + row]
+        expected = reference(net, given, own)
+        np.testing.assert_allclose(out[begin : begin + length], expected[:-1], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(decoded[row], expected[-1], rtol=1e-3, atol=1e-4)
+        begin += length
+    np.testing.assert_array_equal(out[begin:], 0)
+    assert np.isnan(cache[0]).all()

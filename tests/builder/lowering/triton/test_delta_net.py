@@ -1,0 +1,55 @@
+"""Gated delta nets in a model compiled for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shortfin_apps.llm.builder.target import resolve_target
+from tests.builder.compiled_model import HYBRID, CompiledModel
+from tests.builder.hybrid_model import (
+    OPTIONS,
+    check_blocks_without_pages,
+    check_chunks,
+    check_decodes,
+    check_rows_are_independent,
+)
+from tests.hip import CHIPS, EmulatedGpus
+from tests.runtimes import needs_shortfin
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(600)]
+
+TOLERANCE = 1e-3  # of f32, in another order of sums
+
+
+@pytest.fixture(scope="module", params=CHIPS)
+def model(
+    request: pytest.FixtureRequest, emulated_gpus: EmulatedGpus, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CompiledModel]:
+    options, target = replace(OPTIONS, decode_loop_sizes=()), resolve_target(f"hip:{request.param}")
+    with emulated_gpus.watch(request.param):
+        device, folder = emulated_gpus.open(request.param), tmp_path_factory.mktemp("hybrid")
+        yield CompiledModel.build(HYBRID, options, device, folder, target)
+        device.close()
+
+
+def test_chunks_change_no_bit_of_a_state(model: CompiledModel) -> None:
+    check_chunks(model, [1, 2, 4, 20, 29], TOLERANCE)
+
+
+def test_decodes_go_on_from_a_prefill(model: CompiledModel) -> None:
+    check_decodes(model, TOLERANCE)
+
+
+def test_a_row_does_not_depend_on_the_other(model: CompiledModel) -> None:
+    check_rows_are_independent(model)
+
+
+def test_a_block_without_a_page_of_its_own_is_left_out(
+    model: CompiledModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_blocks_without_pages(model, monkeypatch)

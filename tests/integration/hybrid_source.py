@@ -1,0 +1,21 @@
+"""A small model with states beside attention, whose vocabulary is bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+from tests.builder.golden_families import GoldenFamily
+from tests.golden.family_weights import weight
+
+
+def write_hybrid(name: str, folder: Path) -> Path:
+    """The golden model of the family, as a Hugging Face directory."""
+    tokenizer, family = RandomTinySource(), GoldenFamily.of(name)
+    family.config["vocab_size"] = tokenizer.spec.vocab_size
+    for tensor, values in family.tensors.items():
+        if "embed" in tensor or "lm_head" in tensor:
+            family.tensors[tensor] = weight(tensor, (tokenizer.spec.vocab_size, values.shape[1]))
+    source = family.write_hf(folder)
+    Path(source, "tokenizer.json").write_text(tokenizer.tokenizer_files().tokenizer)
+    return source

@@ -1,0 +1,86 @@
+"""A model with states beside attention gives the tokens on AMD GPUs that it gives on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.loading import EngineOptions
+from tests.hip import CHIPS, EmulatedGpus
+from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
+from tests.integration.hybrid_source import write_hybrid
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+pytestmark = [pytest.mark.emulated, pytest.mark.timeout(600)]
+
+TOLERANCE = 0.1  # both are rounded to bf16, at other places
+MAX_TOKENS = 5
+LENGTHS = (1, 16, 17, 40)
+OPTIONS = BuildOptions(
+    context_length=128, prefill_batch_sizes=(2,), decode_batch_sizes=(4,), extend_sizes=(64,), top_k=8
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid("qwen35", tmp_path_factory.mktemp("hybrid") / "source")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(11)
+    return [random.integers(0, 256, n).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(
+    source: Path, prompts: Sequence[Sequence[int]], tmp_path_factory: pytest.TempPathFactory
+) -> list[Continuation]:
+    """The tokens of each prompt when it runs alone on the CPU."""
+    artifact = build(str(source), tmp_path_factory.mktemp("cpu") / "artefact", OPTIONS, QuietProgress())
+    with open_engine(artifact, EngineOptions(runtime="iree", prefix_cache="none")) as engine:
+        return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
+
+
+@pytest.fixture(scope="module", params=CHIPS)
+def artifact(
+    request: pytest.FixtureRequest,
+    source: Path,
+    emulated_gpus: EmulatedGpus,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Artifact]:
+    options = replace(OPTIONS, device=f"hip:{request.param}")
+    with emulated_gpus.watch(request.param):
+        yield build(str(source), tmp_path_factory.mktemp("hip") / "artefact", options, QuietProgress())
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [DefaultModeOptions(chunk_tokens=32), ExtendAttentionOptions(token_budget=48)],
+    ids=["chunks", "extend"],
+)
+def test_tokens_are_those_of_the_cpu(
+    artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    on_cpu: Sequence[Continuation],
+    mode: ModeOptions,
+) -> None:
+    """Once from the start, and once behind the pages that are cached then."""
+    with open_engine(artifact, EngineOptions(device="hip", mode=mode)) as engine:
+        cold = generate(engine, prompts, MAX_TOKENS)
+        warm = generate(engine, prompts, MAX_TOKENS)
+        assert engine.stats().cached_tokens == sum((n - 1) // 16 * 16 for n in LENGTHS)
+    assert_all_same(on_cpu, cold, TOLERANCE, MAX_TOKENS)
+    assert_all_same(on_cpu, warm, TOLERANCE, MAX_TOKENS)
