@@ -33,7 +33,9 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "mixtral": "llama",
     "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
 }
 SCALARS = {
     "embedding_scale": "embedding_multiplier",
@@ -43,6 +45,9 @@ SCALARS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+
+FROM_ZERO = ("gemma", "qwen35", "qwen3next")  # to whose weights of norms the converter adds 1
+SHARED_GATE = "shared_expert_gate.weight"  # a vector in GGUF files
 
 F32 = npt.NDArray[np.float32]
 
@@ -113,7 +118,10 @@ class GoldenFamily:
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         tensors = {}
         whole = _with_stacked_experts(self.tensors)
-        if "linear_num_value_heads" in self.config:
+        whole |= {name: gate[0] for name, gate in whole.items() if name.endswith(SHARED_GATE)}
+        if architecture == "qwen3next":
+            whole = dict(_with_inputs_apart(self.config, whole))
+        elif "linear_num_value_heads" in self.config:
             whole = dict(_with_tiled_heads(self.config, whole))
         for hf_name, tensor in whole.items():
             name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
@@ -122,7 +130,7 @@ class GoldenFamily:
                 name = f"{name}.weight"
             rotated = heads.get(hf_name.split(".")[-2]) if architecture in WITH_PAIRS else None
             tensors[name] = interleaved(tensor, self.config[rotated]) if rotated else tensor
-            from_zero = architecture.startswith(("gemma", "qwen35")) and not name.endswith("ssm_norm.weight")
+            from_zero = architecture.startswith(FROM_ZERO) and not name.endswith("ssm_norm.weight")
             if from_zero and name.endswith("norm.weight"):
                 tensors[name] = tensor + 1
         rope = _rope(self.config)
@@ -139,13 +147,15 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expert_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
-    if not config.get("num_local_experts"):
+    count = config.get("num_local_experts") or config.get("num_experts")
+    if not count:
         return {}
-    features = config.get("moe_intermediate_size")
+    features, shared = (config.get(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert"))
     return {
-        "expert_count": config["num_local_experts"],
+        "expert_count": count,
         "expert_used_count": config["num_experts_per_tok"],
         **({"expert_feed_forward_length": features} if features else {}),
+        **({"expert_shared_feed_forward_length": shared} if shared else {}),
     }
 
 
@@ -187,6 +197,29 @@ def _with_tiled_heads(config: dict[str, Any], tensors: dict[str, F32]) -> Iterat
                 yield name, _by_head(tensor, order)
             case "out_proj":
                 yield name, _by_head(tensor.T, order).T.copy()
+            case _:
+                yield name, tensor
+
+
+def _with_inputs_apart(config: dict[str, Any], tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
+    """q, k and v of all heads apart from the gates, as the converter has them; b and a stay together."""
+    heads, key_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
+    key, values = config["linear_key_head_dim"], heads // key_heads * config["linear_value_head_dim"]
+    for name, tensor in tensors.items():
+        layer, _, kind = name.removesuffix(".weight").partition(".linear_attn.")
+        match kind:
+            case "in_proj_qkvz":
+                of_heads = tensor.reshape(key_heads, -1, tensor.shape[1])
+                parts = np.split(of_heads, np.cumsum([key, key, values]), axis=1)
+                *qkv, gates = (part.reshape(-1, tensor.shape[1]) for part in parts)
+                yield f"{layer}.linear_attn.in_proj_qkv.weight", np.concatenate(qkv)
+                yield f"{layer}.linear_attn.in_proj_z.weight", gates
+            case "conv1d":
+                yield name, tensor.reshape(len(tensor), -1)
+            case "A_log":
+                yield name, -np.exp(tensor)
+            case "dt_bias":
+                yield name.replace("dt_bias", "dt_proj.bias"), tensor
             case _:
                 yield name, tensor
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID, NAN_BYTE, PAGES, Array, CompiledModel
 from tests.builder.reference import forward
@@ -22,6 +23,10 @@ OPTIONS = BuildOptions(
     block_seq_stride=STRIDE,
 )
 assert HYBRID.delta_net is not None
+# Whose second layer has experts, one of which all tokens have.
+MIXED = replace(
+    HYBRID, experts=RoutedExperts(count=5, per_token=2, features=48, shared=32, dense_layers=(0, 2))
+)
 TILED = replace(HYBRID, delta_net=replace(HYBRID.delta_net, tiled=True))
 TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
 PADDING = TOKENS[:0]

@@ -203,6 +203,10 @@ def _experts(spec: ModelSpec, experts: RoutedExperts, x: F32, block: Mapping[str
         for expert, weight in zip(its_experts, weights[token], strict=True):
             both = gate_up[0][expert] @ x[token] + gate_up[1][expert]
             out[token] += weight * (down[0][expert] @ gated(spec, both) + down[1][expert])
+    if experts.shared:
+        gates = 1 / (1 + np.exp(-x @ block["ffn_gate_inp_shexp.weight"].T))
+        shared = gated(spec, x @ block["ffn_gate_up_shexp.weight"].T) @ block["ffn_down_shexp.weight"].T
+        out += gates * shared
     return out
 
 

@@ -209,8 +209,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("default", partial_rotary_factor=0.4),
         },
     ),
+    "qwen35-moe": (
+        "Qwen3_5Moe",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+            "head_dim": 20,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            **rope("default", partial_rotary_factor=0.4),
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+            "head_dim": 20,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 32,
+            **rope("default", partial_rotary_factor=0.4),
+        },
+    ),
 }
-WITH_TEXT_CONFIG = ("Gemma3", "Qwen3_5")  # whose other configuration has a vision tower
+WITH_TEXT_CONFIG = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")  # whose other configuration has a vision tower
 
 
 def record(kind: str, changes: dict[str, Any]) -> dict[str, Any]:

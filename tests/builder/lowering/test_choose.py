@@ -26,6 +26,7 @@ TILES = replace(TINY, head_dim=32)  # fills the tiles of AMX
 assert HYBRID.delta_net is not None
 HUGE_STATES = replace(HYBRID, delta_net=replace(HYBRID.delta_net, key_dim=257, value_dim=256))
 ODD = RoutedExperts(count=4, per_token=2, features=40)
+ODD_SHARED = RoutedExperts(count=4, per_token=2, features=48, shared=40)
 AMX = resolve_target("cpu:sapphirerapids")
 AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
 VNNI = resolve_target("cpu:znver4")
@@ -164,6 +165,7 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
         (GPU, TILES, "int8", "weights in int8 are for CPUs"),
         (VNNI, ROUTED, "int8", "int8 are not for models with routed experts; use q8_0"),
         (VNNI, replace(ROUTED, experts=ODD), "bf16", "size of an expert 40 is not a multiple of 16"),
+        (VNNI, replace(ROUTED, experts=ODD_SHARED), "bf16", "size of the shared expert 40 is not a multiple"),
         (VNNI, HYBRID, "int8", "int8 are not for models with gated delta nets; use q8_0"),
         (
             GPU,

@@ -39,6 +39,8 @@ COMPILED = (
     "gemma2",
     "gpt-oss",
     "qwen35",
+    "qwen35-moe",
+    "qwen3-next",
 )
 
 

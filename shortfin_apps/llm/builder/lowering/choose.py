@@ -42,6 +42,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Gate,
     GatedExperts,
     GatedLinear,
+    GateTokens,
     LastTokens,
     Linear,
     Narrow,
@@ -73,6 +74,7 @@ KINDS: tuple[Kind, ...] = (
 )
 EXPERTS: tuple[Kind, ...] = (Route, GatedExperts, SumExperts)
 GATES: tuple[Kind, ...] = (DropGates, Gate)  # of attention
+SHARED: tuple[Kind, ...] = (GateTokens,)  # of an expert that all tokens have
 BETWEEN_ATTENTIONS: tuple[Kind, ...] = (Norm, Linear, GatedLinear)
 
 
@@ -300,7 +302,7 @@ CANDIDATES = (
     Candidate("triton/sampling", (Sample,), _triton_candidates, _make_triton_sampling),
     Candidate("linalg", (Linear, GatedLinear), _row_major, _linalg),
     Candidate("linalg/experts", EXPERTS, _row_major, _linalg_experts),
-    Candidate("linalg/gates", GATES, _always, lambda c: LinalgGates(c.spec, c.options)),
+    Candidate("linalg/gates", (*GATES, *SHARED), _always, lambda c: LinalgGates(c.spec, c.options)),
     Candidate("linalg", tuple(kind for kind in KINDS if kind not in (Linear, GatedLinear)), _always, _linalg),
 )
 
@@ -320,9 +322,10 @@ def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATE
 def _kinds(c: LoweringContext) -> tuple[Kind, ...]:
     """The kinds of operations that the model may have."""
     experts = () if c.spec.experts is None else EXPERTS
+    shared = SHARED if c.spec.experts and c.spec.experts.shared else ()
     gates = GATES if c.spec.attention_gate else ()
     states = () if c.spec.delta_net is None else (DeltaRule,)
-    return (*KINDS, *experts, *gates, *states)
+    return (*KINDS, *experts, *shared, *gates, *states)
 
 
 def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Lowering:
@@ -391,6 +394,7 @@ def _check_sizes(c: LoweringContext) -> None:
     sizes = {name: getattr(c.spec, name) for name in ("hidden_size", "intermediate_size")}
     if c.spec.experts is not None:
         sizes["size of an expert"] = c.spec.experts.features
+        sizes["size of the shared expert"] = c.spec.experts.shared or 0
         if weights == "int8":
             raise BuildError("weights in int8 are not for models with routed experts; use q8_0")
     if c.spec.delta_net is not None:

@@ -17,6 +17,7 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
     Attend       attend(e, qkv, layer, batch) -> Tensor
     DropGates    drop_gates(e, x) -> Tensor
     Gate         gate(e, x, gates) -> Tensor
+    GateTokens   gate_tokens(e, x, gates) -> Tensor
     DeltaRule    delta_rule(e, operation, x, rates, batch) -> Tensor
     LastTokens   last_tokens(e, x, batch) -> Tensor
     CapLogits    cap_logits(e, logits) -> Tensor
@@ -50,6 +51,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Gate,
     GatedExperts,
     GatedLinear,
+    GateTokens,
     LastTokens,
     Linear,
     Narrow,
@@ -267,6 +269,8 @@ class Lowering:
                 values[operation.out] = kernels.drop_gates(e, x)
             case Gate():
                 values[operation.out] = kernels.gate(e, x, values[operation.gates])
+            case GateTokens():
+                values[operation.out] = kernels.gate_tokens(e, x, values[operation.gates])
             case DeltaRule():
                 values[operation.out] = kernels.delta_rule(
                     e, operation, x, values[operation.rates], values.batch

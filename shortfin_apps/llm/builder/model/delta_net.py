@@ -18,7 +18,9 @@ class DeltaNet:
         S = exp(g) S;  S += k (b (v - k S));  o = q S
 
     q, k and v come from a causal convolution along the tokens, of `taps` inputs for each channel. Value heads
-    share key heads: consecutive ones, or, if they are `tiled`, every `key_heads`th.
+    share key heads: consecutive ones, or, if they are `tiled`, every `key_heads`th. A source may have the
+    projections of q, k, v and gates as one tensor (`has_fused_inputs`), and those of b and a
+    (`has_fused_rates`), key head by key head.
     """
 
     layers: tuple[int, ...]
@@ -28,6 +30,8 @@ class DeltaNet:
     value_dim: int
     taps: int = 4
     tiled: bool = False
+    has_fused_inputs: bool = False
+    has_fused_rates: bool = False
 
     @property
     def key_features(self) -> int:

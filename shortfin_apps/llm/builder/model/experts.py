@@ -12,7 +12,8 @@ class RoutedExperts:
     Of the softmax over all `count` logits of the router, a token takes the `per_token` largest, of equal
     ones those of lower index; they are made to add up to 1 if `is_normalised`. With `has_biases` the
     router and every projection of an expert have one. `dense_layers` have one feed-forward for all tokens
-    instead, of the spec's `intermediate_size`.
+    instead, of the spec's `intermediate_size`. With `shared`, all tokens also have an expert of so many
+    features, times the sigmoid of a gate, a scalar for each token.
     """
 
     count: int
@@ -21,3 +22,4 @@ class RoutedExperts:
     is_normalised: bool = True
     has_biases: bool = False
     dense_layers: tuple[int, ...] = ()
+    shared: int | None = None

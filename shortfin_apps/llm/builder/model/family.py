@@ -21,13 +21,14 @@ class Family(Protocol):
 FAMILIES: dict[str, Family] = dict.fromkeys(
     (
         *("gemma2", "gemma3", "gpt-oss", "granite", "llama", "mistral", "olmo2", "phi3"),
-        *("qwen2", "qwen3", "qwen3_moe", "qwen3moe", "qwen35", "smollm3"),
+        *("qwen2", "qwen3", "qwen3_moe", "qwen3moe", "qwen3next", "qwen35", "qwen35moe", "smollm3"),
     ),
     llama,
 )
 SUPPORTED = (  # for users
     "Llama 2 and 3, SmolLM2 and 3, TinyLlama, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3 and its mixtures of "
-    "experts, Qwen3.5, Phi-3, Phi-4-mini, Granite (dense), OLMo2, Gemma 2, Gemma 3 and gpt-oss"
+    "experts, Qwen3-Next, Qwen3.5 and its mixtures, Phi-3, Phi-4-mini, Granite (dense), OLMo2, Gemma 2, "
+    "Gemma 3 and gpt-oss"
 )
 
 

@@ -18,6 +18,7 @@ from shortfin_apps.llm.builder.model.operations import (
     Gate,
     GatedExperts,
     GatedLinear,
+    GateTokens,
     LastTokens,
     Linear,
     ModelTensor,
@@ -95,10 +96,16 @@ def _delta_net_tensors(spec: ModelSpec, net: DeltaNet) -> Iterator[tuple[str, tu
     """As of `_attention_tensors`."""
     hidden, heads = spec.hidden_size, net.value_heads
     yield "attn_norm.weight", (hidden,), "attn_norm.weight"
-    yield "attn_qkv.weight", (net.channels, hidden), "ssm_in.weight"
-    yield "attn_gate.weight", (net.value_features, hidden), "ssm_in.weight"
-    yield "ssm_beta.weight", (heads, hidden), "ssm_rates.weight"
-    yield "ssm_alpha.weight", (heads, hidden), "ssm_rates.weight"
+    if net.has_fused_inputs:
+        yield "ssm_in.weight", (net.channels + net.value_features, hidden), "ssm_in.weight"
+    else:
+        yield "attn_qkv.weight", (net.channels, hidden), "ssm_in.weight"
+        yield "attn_gate.weight", (net.value_features, hidden), "ssm_in.weight"
+    if net.has_fused_rates:
+        yield "ssm_ba.weight", (2 * heads, hidden), "ssm_rates.weight"
+    else:
+        yield "ssm_beta.weight", (heads, hidden), "ssm_rates.weight"
+        yield "ssm_alpha.weight", (heads, hidden), "ssm_rates.weight"
     yield "ssm_conv1d.weight", (net.channels, net.taps), "ssm_conv1d.weight"
     yield "ssm_dt.bias", (heads,), "ssm_steps.bias"
     yield "ssm_a", (heads,), "ssm_steps.bias"
@@ -130,6 +137,16 @@ def _expert_tensors(hidden: int, experts: RoutedExperts) -> Iterator[ModelTensor
         yield from _of_experts(experts.count, kinds, f"{stack}.weight", shape)
         if experts.has_biases:
             yield from _of_experts(experts.count, kinds, f"{stack}.bias", shape[:1])
+    if experts.shared:
+        yield from _shared_tensors(hidden, experts.shared)
+
+
+def _shared_tensors(hidden: int, features: int) -> Iterator[ModelTensor]:
+    """Those of the expert that all tokens have."""
+    yield _whole("ffn_gate_inp_shexp.weight", (1, hidden))
+    yield ModelTensor("ffn_gate_shexp.weight", (features, hidden), "ffn_gate_up_shexp.weight")
+    yield ModelTensor("ffn_up_shexp.weight", (features, hidden), "ffn_gate_up_shexp.weight")
+    yield _whole("ffn_down_shexp.weight", (hidden, features))
 
 
 def _of_experts(
@@ -213,6 +230,11 @@ def _before(spec: ModelSpec, x: str, weight: str) -> Operation:
 def _experts(spec: ModelSpec, block: str) -> Iterator[Operation]:
     assert not spec.norms_after
     yield _before(spec, "sum", f"{block}ffn_norm.weight")
+    if spec.experts is not None and spec.experts.shared:
+        yield GatedLinear("normed", "shared", f"{block}ffn_gate_up_shexp.weight")
+        yield Linear("normed", "gates", f"{block}ffn_gate_inp_shexp.weight")
+        yield GateTokens("shared", "shared", "gates")
+        yield Linear("shared", "sum", f"{block}ffn_down_shexp.weight", residual="sum")
     yield Linear("normed", "router", f"{block}ffn_gate_inp.weight")
     gate_up_bias = down_bias = None
     if spec.experts is not None and spec.experts.has_biases:

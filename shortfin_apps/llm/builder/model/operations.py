@@ -194,6 +194,18 @@ class Gate(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class GateTokens(Operation):
+    """[tokens, features] -> the same shape and type: `x` times the sigmoid of the value `gates` [tokens, 1]
+    f32."""
+
+    gates: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.x, self.gates)
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaRule(Operation):
     """The inputs of a gated delta net (DeltaNet) -> [tokens, value features], in the type that matmuls read.
 

@@ -17,6 +17,7 @@ from shortfin_apps.llm.builder.blocks import Blocks, BlockType
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import FAMILIES, SUPPORTED, tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec, WeightType
+from shortfin_apps.llm.builder.sources.delta_rows import delta_row_order
 from shortfin_apps.llm.errors import BuildError
 
 Array = npt.NDArray[Any]
@@ -80,14 +81,15 @@ class ModelSource(ABC):
         """The tokenizer's files. Raises BuildError when it is missing or of an unsupported kind."""
 
 
-def rotary_row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
-    """The row in a file of each row of tensor `name`, where a file's heads begin with all that rotates.
+def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
+    """The row in a file of each row of tensor `name`, where a file's heads begin with all that rotates, and
+    those of gated delta nets have all their projections together if these are one tensor.
 
     None if their order is the same.
     """
     queries, keys = spec.num_attention_heads, spec.num_key_value_heads
-    if name.startswith("blk.") and spec.has_state(int(name.split(".")[1])):
-        return None
+    if spec.delta_net and name.startswith("blk.") and spec.has_state(int(name.split(".")[1])):
+        return delta_row_order(spec.delta_net, name)
     if spec.attention_gate and name.endswith(".attn_q.weight"):
         return _ungated_row_order(spec)
     normed = (queries, keys) if spec.whole_qk_norm else (1, 1)  # heads that norms have weights for

@@ -28,9 +28,12 @@ class GgufFamily:
     has_fused_tensors: bool = False  # q, k and v are one, gate and up another
     has_experts: bool = False
     has_expert_biases: bool = False
+    has_shared_expert: bool = False
     has_sinks: bool = False
     yarn_truncates: bool = True  # rounds the borders of what it slows to an index
     has_delta_nets: bool = False  # in all but the last of each interval of layers, which have gates
+    tiles_value_heads: bool = True  # in the order in which llama.cpp repeats key heads
+    has_fused_rates: bool = False  # b and a of delta nets are one tensor
     finetuned_rotates: bool = False  # `rope.scaling.finetuned` false means that nothing rotates
     unrotated_interval: int | None = None  # the last of each so many layers does not rotate
     keys: frozenset[str] = frozenset()  # that Llama refuses unless they are neutral
@@ -51,6 +54,12 @@ class GgufFamily:
 
 
 _EXPERT_KEYS = frozenset({"expert_used_count", "expert_feed_forward_length"})
+_DELTA_NET_KEYS = frozenset(
+    {
+        *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
+        *("ssm.inner_size", "full_attention_interval", "nextn_predict_layers"),
+    }
+)
 _GEMMA_KEYS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
 
 GGUF_FAMILIES: Mapping[str, GgufFamily] = {
@@ -101,12 +110,25 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
         qk_norm=True,
         has_delta_nets=True,
         renamed={"post_attention_norm": "ffn_norm"},
-        keys=frozenset(
-            {
-                *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
-                *("ssm.inner_size", "full_attention_interval", "nextn_predict_layers"),
-            }
-        ),
+        keys=_DELTA_NET_KEYS,
+    ),
+    "qwen35moe": GgufFamily(
+        qk_norm=True,
+        has_delta_nets=True,
+        has_experts=True,
+        has_shared_expert=True,
+        renamed={"post_attention_norm": "ffn_norm"},
+        keys=_DELTA_NET_KEYS | _EXPERT_KEYS | {"expert_shared_feed_forward_length"},
+    ),
+    "qwen3next": GgufFamily(
+        qk_norm=True,
+        has_delta_nets=True,
+        tiles_value_heads=False,
+        has_fused_rates=True,
+        has_experts=True,
+        has_shared_expert=True,
+        renamed={"post_attention_norm": "ffn_norm"},
+        keys=_DELTA_NET_KEYS | _EXPERT_KEYS | {"expert_shared_feed_forward_length"},
     ),
     "smollm3": GgufFamily(has_pairs=True, unrotated_interval=4),
 }

@@ -40,7 +40,7 @@ from shortfin_apps.llm.builder.sources.base import (
     check_spec,
     check_tensors,
     parse,
-    rotary_row_order,
+    row_order,
     sha256_of,
     unsupported,
 )
@@ -53,6 +53,8 @@ from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, reb
 from shortfin_apps.llm.builder.sources.known_fields import GGUF_FILE, GGUF_MODEL, GGUF_TOKENIZER
 from shortfin_apps.llm.errors import BuildError
 
+_SHARED_GATE = ".ffn_gate_inp_shexp.weight"
+
 
 class _Hyperparameters(BaseModel):
     """The sizes of a model: the keys below the architecture's name."""
@@ -62,7 +64,7 @@ class _Hyperparameters(BaseModel):
     block_count: PositiveInt
     context_length: PositiveInt
     embedding_length: PositiveInt
-    feed_forward_length: PositiveInt
+    feed_forward_length: NonNegativeInt = 0  # of dense layers; mixtures without these may lack it
     head_count: PositiveInt = Field(alias="attention.head_count")
     head_count_kv: PositiveInt | None = Field(None, alias="attention.head_count_kv")
     rms_epsilon: PositiveFloat = Field(alias="attention.layer_norm_rms_epsilon")
@@ -83,6 +85,7 @@ class _Hyperparameters(BaseModel):
     expert_count: NonNegativeInt = 0
     expert_used_count: NonNegativeInt = 0
     expert_feed_forward_length: NonNegativeInt = 0
+    shared_feed_forward_length: NonNegativeInt = Field(0, alias="expert_shared_feed_forward_length")
     draft_layers: NonNegativeInt = Field(0, alias="nextn_predict_layers")  # the last of the blocks
     attention_interval: PositiveInt = Field(4, alias="full_attention_interval")
     conv_kernel: PositiveInt = Field(4, alias="ssm.conv_kernel")
@@ -101,7 +104,6 @@ class _Hyperparameters(BaseModel):
         return self.key_length or self.embedding_length // self.head_count
 
     def delta_net(self, family: GgufFamily) -> DeltaNet | None:
-        """Value heads are in the order in which llama.cpp repeats key heads."""
         if not family.has_delta_nets:
             return None
         return DeltaNet(
@@ -111,7 +113,8 @@ class _Hyperparameters(BaseModel):
             key_dim=self.key_dim,
             value_dim=self.value_features // self.value_heads,
             taps=self.conv_kernel,
-            tiled=True,
+            tiled=family.tiles_value_heads,
+            has_fused_rates=family.has_fused_rates,
         )
 
     def multipliers(self, family: GgufFamily) -> Multipliers:
@@ -202,7 +205,7 @@ class GgufSource(ModelSource):
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """The file's row index of each row of `tensor`; None if they are in their order."""
         if not GGUF_FAMILIES[self.spec.architecture].has_pairs:
-            return rotary_row_order(self.spec, name)
+            return row_order(self.spec, name)
         if name.endswith((".attn_q.weight", ".attn_q.bias")):
             return _half_split(self.spec.num_attention_heads, self.spec.head_dim)
         if name.endswith((".attn_k.weight", ".attn_k.bias")):
@@ -241,7 +244,7 @@ class GgufSource(ModelSource):
             architecture=architecture,
             vocab_size=_shape(self._tensors["token_embd.weight"])[0],
             hidden_size=found.embedding_length,
-            intermediate_size=found.feed_forward_length,
+            intermediate_size=found.feed_forward_length or found.expert_feed_forward_length,
             num_hidden_layers=found.num_layers,
             num_attention_heads=found.head_count,
             num_key_value_heads=found.head_count_kv or found.head_count,
@@ -283,7 +286,12 @@ class GgufSource(ModelSource):
             per_token=found.expert_used_count,
             features=found.expert_feed_forward_length or found.feed_forward_length,
             has_biases=family.has_expert_biases,
+            shared=self._shared_features(found) if family.has_shared_expert else None,
         )
+
+    def _shared_features(self, found: _Hyperparameters) -> int:
+        """As llama.cpp: without the key, those of a feed-forward."""
+        return found.shared_feed_forward_length or found.feed_forward_length
 
     def _keys(self, prefix: str) -> dict[str, Any]:
         """The metadata keys that begin with `prefix`, without it."""
@@ -299,6 +307,8 @@ class GgufSource(ModelSource):
     def _check_family(self, found: _Hyperparameters, family: GgufFamily) -> None:
         if found.draft_layers >= found.block_count:
             raise unsupported(self._where, "a draft model alone")
+        if not found.feed_forward_length and not found.expert_feed_forward_length:
+            raise BuildError(f"{self._where}: key `{self._architecture}.feed_forward_length` is missing")
         if found.expert_count > 0 and not family.has_experts:
             raise unsupported(self._where, "a mixture of experts")
         if family.finetuned_rotates and not found.rope_finetuned:
@@ -364,7 +374,9 @@ def model_name(stem: str) -> str:
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
-    return tuple(int(size) for size in reversed(tensor.shape))
+    """The gate of a shared expert is a vector in the file."""
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    return (1, *shape) if tensor.name.endswith(_SHARED_GATE) and len(shape) == 1 else shape
 
 
 def _half_split(heads: int, head_dim: int) -> npt.NDArray[np.intp]:

@@ -26,7 +26,7 @@ from shortfin_apps.llm.builder.sources.base import (
     check_spec,
     check_tensors,
     parse,
-    rotary_row_order,
+    row_order,
     sha256_of,
     unsupported,
 )
@@ -141,6 +141,7 @@ class _Config(BaseModel):
     num_experts_per_tok: NonNegativeInt = 0
     moe_intermediate_size: PositiveInt | None = None  # None: `intermediate_size`
     shared_intermediate_size: PositiveInt | None = None  # of the feed-forward beside experts
+    shared_expert_intermediate_size: PositiveInt | None = None
     position_embedding_type: str = "rope"
     norm_topk_prob: bool = False
     decoder_sparse_step: PositiveInt = 1
@@ -237,6 +238,7 @@ class _Config(BaseModel):
             dense_layers=tuple(
                 layer for layer in range(self.num_hidden_layers) if layer in listed or (layer + 1) % step
             ),
+            shared=self.shared_expert_intermediate_size,
         )
 
     @property
@@ -254,6 +256,8 @@ class _Config(BaseModel):
             key_dim=self.linear_key_head_dim,
             value_dim=self.linear_value_head_dim,
             taps=self.linear_conv_kernel_dim,
+            has_fused_inputs=self.family.has_fused_delta_nets,
+            has_fused_rates=self.family.has_fused_delta_nets,
         )
 
     @property
@@ -315,11 +319,11 @@ class HfDirectorySource(ModelSource):
             array = -np.exp(array.astype(np.float32))
         if name.endswith("ssm_conv1d.weight"):
             array = array.reshape(_matrix_of(array.shape))
-        order = rotary_row_order(self.spec, name)
+        order = row_order(self.spec, name)
         return array if order is None else array[order]
 
     def blocks(self, name: str) -> Blocks | None:
-        blocks, order = self._matrices.blocks(name), rotary_row_order(self.spec, name)
+        blocks, order = self._matrices.blocks(name), row_order(self.spec, name)
         return blocks if order is None or blocks is None else blocks.take_rows(order)
 
     def block_type(self, name: str) -> BlockType | None:

@@ -33,6 +33,7 @@ class HfFamily:
     has_sinks: bool = False
     activation: Activation | None = None  # whatever `hidden_act` says
     has_delta_nets: bool = False  # in layers of `linear_attention`; others have gates of attention's result
+    has_fused_delta_nets: bool = False  # whose projections are two tensors
     ignored: tuple[str, ...] = ()  # beginnings of the names of tensors that the decoder does not have
     window_has_switch: bool = False  # `sliding_window` counts only with `use_sliding_window`
 
@@ -61,6 +62,9 @@ QWEN3_5 = frozenset(
         *("attn_output_gate", "partial_rotary_factor"),
     }
 )
+QWEN3_5_MOE = frozenset(
+    {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
+)
 GEMMA = frozenset({"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"})
 
 _NORMS_AFTER = {
@@ -82,6 +86,39 @@ _GEMMA_DEFAULTS = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+
+_DELTA_NETS = {
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+_SHARED_EXPERT = {
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")},
+}
+_QWEN3_5: dict[str, Any] = {
+    "qk_norm": True,
+    "norms_from_zero": True,
+    "has_delta_nets": True,
+    "ignored": ("mtp.",),
+}
+_QWEN3_NEXT_DEFAULTS: dict[str, Any] = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+# The type of states, which are f32 here, and a draft model.
+_QWEN3_5_HARMLESS = frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
 
 _GPT_OSS_DEFAULTS: dict[str, Any] = {
     "attention_bias": True,
@@ -163,27 +200,33 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         defaults={"moe_intermediate_size": 768, "num_experts_per_tok": 8},
         window_has_switch=True,
     ),
+    "qwen3_next": HfFamily(
+        architecture="qwen3next",
+        has_experts=True,
+        has_fused_delta_nets=True,
+        fields=QWEN3_5 | QWEN3_5_MOE | QWEN3_MOE,
+        harmless=ROUTER_TRAINING,
+        defaults=_QWEN3_NEXT_DEFAULTS | {"num_experts": 512, "num_experts_per_tok": 10},
+        renamed=_DELTA_NETS | _SHARED_EXPERT,
+        **_QWEN3_5,
+    ),
+    "qwen3_5_moe_text": HfFamily(
+        architecture="qwen35moe",
+        has_experts=True,
+        fields=QWEN3_5 | QWEN3_5_MOE,
+        harmless=_QWEN3_5_HARMLESS | ROUTER_TRAINING,
+        defaults=_QWEN3_NEXT_DEFAULTS
+        | {"num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512},  # the last of no layer
+        renamed=_DELTA_NETS | _SHARED_EXPERT,
+        **_QWEN3_5,
+    ),
     "qwen3_5_text": HfFamily(
         architecture="qwen35",
-        qk_norm=True,
-        norms_from_zero=True,
-        has_delta_nets=True,
         fields=QWEN3_5,
-        # The type of states, which are f32 here, and a draft model.
-        harmless=frozenset({"mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}),
-        ignored=("mtp.",),
+        harmless=_QWEN3_5_HARMLESS,
         defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
-        renamed={
-            "linear_attn.in_proj_qkv": "attn_qkv",
-            "linear_attn.in_proj_z": "attn_gate",
-            "linear_attn.in_proj_b": "ssm_beta",
-            "linear_attn.in_proj_a": "ssm_alpha",
-            "linear_attn.conv1d": "ssm_conv1d",
-            "linear_attn.dt_bias": "ssm_dt.bias",
-            "linear_attn.A_log": "ssm_a",
-            "linear_attn.norm": "ssm_norm",
-            "linear_attn.out_proj": "ssm_out",
-        },
+        renamed=_DELTA_NETS,
+        **_QWEN3_5,
     ),
     "smollm3": HfFamily(
         fields=SMOLLM3, window_has_switch=True, defaults={"rope_theta": 2e6, "tie_word_embeddings": True}

@@ -50,10 +50,11 @@ LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
 WORD = 4  # bytes
 TILE = 64  # bytes along K of an AMX tile
-GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight")
+GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight", "ffn_gate_up_shexp.weight")
 EXPERTS = ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")
 ROUTER = "ffn_gate_inp.weight"  # small, and what it chooses is discrete, so it is not quantised
-KEPT = (ROUTER, "ssm_rates.weight")  # the latter act on all later tokens
+# The rates act on all later tokens; the gate of a shared expert has one row.
+KEPT = (ROUTER, "ssm_rates.weight", "ffn_gate_inp_shexp.weight")
 TAPS = "ssm_conv1d.weight"  # of a convolution, [channels, taps]
 
 Array = npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""Gated delta nets in a model compiled for this CPU."""
+"""Gated delta nets and a shared expert in a model compiled for this CPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.compiled_model import HYBRID, CompiledModel
 from tests.builder.hybrid_model import (
     BORDERS,
+    MIXED,
     OPTIONS,
     TILED,
     TOKENS,
@@ -25,7 +26,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def model(device: Device, tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
-    return CompiledModel.build(HYBRID, OPTIONS, device, tmp_path_factory.mktemp("hybrid"))
+    return CompiledModel.build(MIXED, OPTIONS, device, tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.mark.parametrize("borders", BORDERS)

@@ -1,4 +1,4 @@
-"""Gated delta nets in a model compiled for GPUs."""
+"""Gated delta nets and a shared expert in a model compiled for GPUs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.builder.target import resolve_target
-from tests.builder.compiled_model import HYBRID, CompiledModel
+from tests.builder.compiled_model import CompiledModel
 from tests.builder.hybrid_model import (
+    MIXED,
     OPTIONS,
     check_blocks_without_pages,
     check_chunks,
@@ -33,7 +34,7 @@ def model(
     options, target = replace(OPTIONS, decode_loop_sizes=()), resolve_target(f"hip:{request.param}")
     with emulated_gpus.watch(request.param):
         device, folder = emulated_gpus.open(request.param), tmp_path_factory.mktemp("hybrid")
-        yield CompiledModel.build(HYBRID, options, device, folder, target)
+        yield CompiledModel.build(MIXED, options, device, folder, target)
         device.close()
 
 

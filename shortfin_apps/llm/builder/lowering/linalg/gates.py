@@ -1,6 +1,8 @@
-"""The gates of attention's result in linalg, for every target."""
+"""The gates of attention's result and of shared experts in linalg, for every target."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
@@ -8,7 +10,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 
 class LinalgGates:
-    """Kernels of DropGates and Gate."""
+    """Kernels of DropGates, Gate and GateTokens."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions) -> None:
         self._queries = spec.num_attention_heads * spec.head_dim
@@ -28,13 +30,26 @@ class LinalgGates:
         return e.elementwise("td", ("td", (x.shape[0], self._features), "f32"), [], body)
 
     def gate(self, e: Emitter, x: Tensor, gates: Tensor) -> Tensor:
+        return self._times_sigmoid(e, x, [(e.columns(gates, self._queries, self._queries), "td")])
+
+    def gate_tokens(self, e: Emitter, x: Tensor, gates: Tensor) -> Tensor:
+        load = f"""\
+  %t = linalg.index 0 : index
+  %first = arith.constant 0 : index
+  %b = tensor.extract {gates.name}[%t, %first] : {gates.type}
+"""
+        return self._times_sigmoid(e, x, [], load)
+
+    def _times_sigmoid(
+        self, e: Emitter, x: Tensor, gates: Sequence[tuple[Tensor, str]], load: str = ""
+    ) -> Tensor:
+        """`x` times the sigmoid of %b, which is an element of `gates` or what `load` computes."""
         wide = "" if x.dtype == "f32" else f"  %wide = arith.extf %a : {x.dtype} to f32\n"
         body = f"""\
-{wide}  %one = arith.constant 1.0 : f32
+{load}{wide}  %one = arith.constant 1.0 : f32
   %negative = arith.negf %b : f32
   %power = math.exp %negative : f32
   %divisor = arith.addf %power, %one : f32
   %y = arith.divf {"%wide" if wide else "%a"}, %divisor : f32
 {yield_as("%y", self._act)}"""
-        own = e.columns(gates, self._queries, self._queries)
-        return e.elementwise("td", ("td", x.shape, self._act), [(x, "td"), (own, "td")], body)
+        return e.elementwise("td", ("td", x.shape, self._act), [(x, "td"), *gates], body)
