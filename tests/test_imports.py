@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.request": ("components.kvcache", "errors"),
     "components.grammar": ("components.request", "errors"),
     "components.sampling": ("abi", "components.request", "errors", "sampling_rule"),
+    "components.speculation": (),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
     "components.invocation": (
         *("components.batching", "components.kvcache", "components.request", "components.runtime.device"),
@@ -89,7 +90,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.engine": (
         "abi",
         *("components.batching", "components.invocation", "components.kvcache", "components.request"),
-        *("components.sampling", "errors"),
+        *("components.sampling", "components.speculation", "errors"),
     ),
     "components.text": ("errors",),
     "components.frontend": (
@@ -105,7 +106,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.loading": (  # where the parts are put together
         *("components.batching", "components.engine", "components.frontend", "components.invocation"),
         *("components.kvcache", "components.runtime", "components.runtime.device"),
-        *("components.runtime.names", "config", "errors"),
+        *("components.runtime.names", "components.speculation", "config", "errors"),
     ),
     # Tools that read an artefact's program, and the command that makes one.
     "bench.console": ("errors",),
@@ -124,7 +125,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "components.batching",
         "components.frontend",
         *("components.kvcache", "components.loading", "components.runtime"),
-        *("components.runtime.names", "components.text", "errors"),
+        *("components.runtime.names", "components.speculation", "components.text", "errors"),
     ),
     # On the other side of HTTP.
     "client": ("errors",),
@@ -150,7 +151,7 @@ ONLY_IN = {
     "uvicorn": ("server", "server_protocol"),
 }
 # The pure parts, whose tests run in milliseconds because they import nothing heavy.
-PURE = ("components.kvcache", "components.request", "components.batching")
+PURE = ("components.kvcache", "components.request", "components.speculation", "components.batching")
 NOT_IN_PURE = ("numpy", "ml_dtypes", "tokenizers", "asyncio", "threading")
 
 

@@ -24,6 +24,7 @@ from shortfin_apps.llm.components.request.messages import (
     Terms,
 )
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.config import ModelConfig
 from tests.components.fake_device import FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
 
@@ -105,12 +106,15 @@ def make_rig(
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
     strict: bool = True,
     decode_ahead: bool = True,
+    speculation: SpeculationOptions | None = None,
+    repeats: float = 0.0,
     more_window_pages: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
     program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
     program.reads_masked = reads_masked
+    program.repeats = repeats
     program.loop_sizes = loop_sizes
     program.sample_sizes = sample_sizes
     device = FakeDevice(program)
@@ -138,6 +142,7 @@ def make_rig(
         limits=limits,
         strict=strict,
         decode_ahead=decode_ahead,
+        speculation=speculation,
         clock=clock,
     )
     return Rig(engine, scheduler, cache, runner, program, device, page_table[0])

@@ -69,9 +69,28 @@ def fake_config(
     )
 
 
-def fake_logits(context: Sequence[int] | Array) -> npt.NDArray[np.float32]:
-    """The model: `[VOCAB]` logits after `context`, read only."""
-    return _logits_of(zlib.crc32(np.asarray(context, np.int64).tobytes()))
+def fake_logits(context: Sequence[int] | Array, repeats: float = 0.0) -> npt.NDArray[np.float32]:
+    """The model: `[VOCAB]` logits after `context`, read only.
+
+    With the probability `repeats`, by a hash of the context too, the best token is what followed its last two
+    tokens when they were last in it, if they were.
+    """
+    token_ids = np.asarray(context, np.int64)
+    seed = zlib.crc32(token_ids.tobytes())
+    again = _after_the_last_pair(token_ids.tolist()) if seed % 1000 < 1000 * repeats else None
+    if again is None:
+        return _logits_of(seed)
+    logits = _logits_of(seed).copy()
+    logits[again] += 9
+    return logits
+
+
+def _after_the_last_pair(token_ids: list[int]) -> int | None:
+    """The token behind the latest earlier place of the last two."""
+    for end in range(len(token_ids) - 1, 1, -1):
+        if token_ids[end - 2 : end] == token_ids[-2:]:
+            return token_ids[end]
+    return None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -81,10 +100,10 @@ def _logits_of(seed: int) -> npt.NDArray[np.float32]:
     return logits
 
 
-def greedy_continuation(prompt: Sequence[int], count: int) -> list[int]:
+def greedy_continuation(prompt: Sequence[int], count: int, repeats: float = 0.0) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(fake_logits(tokens).argmax()))
+        tokens.append(int(fake_logits(tokens, repeats).argmax()))
     return tokens[len(prompt) :]
 
 
@@ -162,6 +181,7 @@ class FakeProgram:
     loop_sizes: tuple[int, ...] = ()
     sample_sizes: tuple[int, ...] = ()
     reads_masked: bool = False
+    repeats: float = 0.0  # of `fake_logits`
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
 
@@ -303,7 +323,7 @@ class FakeProgram:
                 return np.full(VOCAB, np.nan, np.float32)
         context, *windows = contexts
         is_same = all(np.array_equal(context[-len(seen) :], seen) for seen in windows)
-        return fake_logits(context if is_same else np.concatenate(contexts))
+        return fake_logits(context if is_same else np.concatenate(contexts), self.repeats)
 
     def _results(self, logits: Array) -> Sequence[DeviceBuffer]:
         k = self.config.top_k

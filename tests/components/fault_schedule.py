@@ -20,6 +20,7 @@ from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_F
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.kvcache.base import Lease
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
+from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.errors import (
     InvalidRequestError,
     InvocationError,
@@ -38,6 +39,7 @@ MIN_PAGES = -(-(MAX_PROMPT_TOKENS + MAX_TOKENS) // STRIDE) + 1  # one request, t
 STALL_TIMEOUT_S = 40.0
 INVOCATION_S = 1.0
 ENOUGH_TURNS = 5_000
+REPEATS = 0.6  # of the model, so that proposed tokens are right and wrong
 
 Answer = tuple[list[int], list[Any], FinishReason | None]
 
@@ -66,7 +68,7 @@ def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
 
 
 def undisturbed(asked: GenerateCall) -> Answer:
-    rig = make_rig(fake_config(stride=STRIDE, pages=32), prefix_cache="none", eos=EOS)
+    rig = make_rig(fake_config(stride=STRIDE, pages=32), prefix_cache="none", eos=EOS, repeats=REPEATS)
     rig.engine.add(asked)
     deltas: list[Delta] = []
     while rig.engine.has_work:
@@ -137,6 +139,8 @@ class Client:
 
 def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Callable[[Batch], None]) -> Rig:
     """An engine of any mode, cache and shapes; mostly with so few pages that requests are preempted."""
+    extend_rank = rng.choice([1, 2])
+    speculation = SpeculationOptions(max_tokens=rng.choice([1, 3, 8]), row_cost=rng.choice([0, 0.05]))
     rig = make_rig(
         fake_config(
             stride=STRIDE,
@@ -152,7 +156,9 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         eos=EOS,
         mode=rng.choice(["default", "extend-attention"]),
         token_budget=rng.choice([None, 8, 16, 40]),
-        extend_rank=rng.choice([1, 2]),
+        extend_rank=extend_rank,
+        speculation=speculation if extend_rank == 1 and rng.random() < 0.7 else None,
+        repeats=REPEATS,
         loop_sizes=rng.choice([(), (1, 8), (2, 8)]),
         reads_masked=rng.random() < 0.5,
         scheduling=SchedulingOptions(

@@ -29,6 +29,12 @@ from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
+from shortfin_apps.llm.components.speculation.draft import (
+    CPU_ROW_COST,
+    DEFAULT_MAX_TOKENS,
+    GPU_ROW_COST,
+    SpeculationOptions,
+)
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
@@ -36,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]  # what is done, and what is to be done in all
 UseDecodeLoops = Literal["auto", "on", "off"]
+Speculative = Literal["off", "ngram"]
 Pages = int | Literal["auto"]
 
 
@@ -47,8 +54,9 @@ class EngineOptions:
     on CPUs, where other programs live, the size in `config.json`. `max_running` is the most requests in
     progress at once (default: the mode's own), `max_queue` the most that wait besides them,
     `max_queue_tokens` the most prompt tokens that wait. `decode_ahead` is whether decode loops are used:
-    "auto" where the VMFB has them, "on" needs them. `vocab_size` is the size of the model's vocabulary by its
-    manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a step may take.
+    "auto" where the VMFB has them, "on" needs them. `speculative` says where proposed tokens come from,
+    `speculative_tokens` how many a request gets at most. `vocab_size` is the size of the model's vocabulary
+    by its manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a step may take.
     """
 
     device: str = "cpu"
@@ -59,6 +67,8 @@ class EngineOptions:
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING
     prefix_cache: PrefixCache = "trie"
     decode_ahead: UseDecodeLoops = "auto"
+    speculative: Speculative = "off"
+    speculative_tokens: int = DEFAULT_MAX_TOKENS
     pages: Pages | None = None
     max_running: int | None = None
     max_queue: int = 0
@@ -131,6 +141,7 @@ def make_engine(
             "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
             "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
         )
+    speculation = _speculation(config, buckets, options, on_gpu=on_gpu)
     cache = _cache(config, options, num_pages, num_window_pages)
     warmed_up = runner.warm_up(on_warm_up)
     for entry in warmed_up:
@@ -146,7 +157,28 @@ def make_engine(
         runner=runner,
         limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
         decode_ahead=options.decode_ahead != "off",
+        speculation=speculation,
     )
+
+
+def _speculation(
+    config: ModelConfig, buckets: Buckets, options: EngineOptions, *, on_gpu: bool
+) -> SpeculationOptions | None:
+    """Raises ArtifactError for a model that takes no proposed tokens."""
+    if options.speculative == "off":
+        return None
+    if config.paged_kv_cache.state_block_count is not None:
+        raise ArtifactError(
+            "the model has layers that keep a state, which cannot go back to before a rejected token; "
+            "leave out `--speculative`"
+        )
+    if not buckets.has_packed_extend:
+        raise ArtifactError(
+            "the VMFB has no packed `extend` entry, which `--speculative` needs; rebuild it with "
+            "`shortfin-llm build`, or leave that option out"
+        )
+    row_cost = GPU_ROW_COST if on_gpu else CPU_ROW_COST
+    return SpeculationOptions(max_tokens=options.speculative_tokens, row_cost=row_cost)
 
 
 def _num_pages(

@@ -23,6 +23,7 @@ from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, 
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.errors import LlmError
 
 ENV_PREFIX = "SHORTFIN_LLM_"
@@ -178,6 +179,17 @@ class ServerConfig(BaseSettings):
         "auto",
         description="queue a decode step before the tokens of the one before are back, sampled on the "
         "device: auto where the model has decode loops (`build --decode-loop-sizes`)",
+    )
+    speculative: Literal["off", "ngram"] = Field(
+        "off",
+        description="propose tokens and compute several of a request at once: ngram proposes what followed "
+        "the last tokens earlier in prompt and output; the tokens stay the same",
+    )
+    speculative_tokens: int = Field(
+        DEFAULT_MAX_TOKENS,
+        ge=1,
+        le=64,
+        description="most tokens proposed for a request at once; fewer where they are seldom right",
     )
     pages: Annotated[int, Field(ge=2)] | Literal["auto"] | None = Field(
         None,
@@ -355,6 +367,8 @@ class ServerConfig(BaseSettings):
             yield "--device-ids", f"it chooses GPUs, and the device is {self.device}"
         if self.threads is not None and (on_gpu or self.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
+        if self.speculative == "off" and "speculative_tokens" in self.model_fields_set:
+            yield "--speculative-tokens", "nothing is proposed without `--speculative`"
         of_modes = set().union(*map(_names, BATCH_MODES.values()))
         for name in sorted((of_modes - _names(MODE_CHOICES[self.batch_mode])) & self.model_fields_set):
             modes = [mode for mode, options in BATCH_MODES.items() if name in _names(options)]

@@ -128,6 +128,8 @@ def load_engine(
         scheduling=config.scheduling_options(),
         prefix_cache=config.prefix_cache,
         decode_ahead=config.decode_ahead,
+        speculative=config.speculative,
+        speculative_tokens=config.speculative_tokens,
         pages=config.pages or _given_pages(artifact),
         max_running=config.max_running,
         max_queue=config.max_queue,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shortfin_apps.llm.abi import EntryFamily
-from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.request import Request, State
 
 
 class Paged(Protocol):
@@ -45,15 +45,36 @@ class LlmTaskInput:
         table, window_table = request.page_ids, request.window_page_ids
         return cls(request, tokens, start, start + len(tokens), table, window_table)
 
+    @classmethod
+    def proposed(cls, last: LlmTaskInput, offset: int, token_id: int) -> LlmTaskInput:
+        """A token that may turn out to stand `offset` tokens behind that of `last`, a decode."""
+        start = last.start_position + offset
+        return cls(last.request, (token_id,), start, start + 1, last.page_ids, last.window_page_ids)
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens up to the last of this task that the request does not have, as they are only proposed."""
+        return max(0, self.seq_len - len(self.request.token_ids))
+
     @property
     def completes(self) -> bool:
-        """Whether this task computes the request's last known token, and so yields the next one."""
-        return self.seq_len == len(self.request.token_ids)
+        """Whether this task computes the request's last known token, or one behind it, and so yields one."""
+        return self.seq_len >= len(self.request.token_ids)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its token was proposed and another was chosen, or the request has ended before it."""
+        request, start = self.request, self.start_position
+        is_next = request.state is State.RUNNING and request.num_computed == start
+        return not is_next or request.token_ids[start] != self.token_ids[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Tasks of one invocation, each of another request, and the family of entries they run on."""
+    """Tasks of one invocation, and the family of entries they run on.
+
+    Each is of another request, but for proposed tokens, which follow all others, each behind its request's.
+    """
 
     family: EntryFamily
     tasks: tuple[LlmTaskInput, ...]

@@ -52,6 +52,10 @@ class BatchMode(ABC):
         return None if most is None else max(most, 2 * stride)
 
     @abstractmethod
+    def spare_tokens(self, batch: Batch) -> int:
+        """Tokens that the budget has left beside a batch with decodes; may be negative."""
+
+    @abstractmethod
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         """The next invocation, or None when there is nothing to compute.
 

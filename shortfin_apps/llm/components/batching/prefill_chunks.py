@@ -50,6 +50,11 @@ class PrefillChunks:
         """The most tokens of a task; None if that may be a whole prompt."""
         return self._chunk_tokens if self._budget is None else max(self._stride, self._budget.most)
 
+    @property
+    def max_tokens_beside_decodes(self) -> int:
+        """The most tokens of an invocation while requests decode; without a budget, of a chunk or a page."""
+        return self._budget.while_decoding if self._budget else self._chunk_tokens or self._stride
+
     def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
         """The tasks of the next invocation; `prefills` has at least one prompt, oldest first."""
         if self._budget is None:

@@ -94,6 +94,23 @@ class Scheduler:
             return False
         return self._reserve_running(1) is None
 
+    def spare_tokens(self, batch: Batch) -> int:
+        """Tokens that the budget has left beside a batch with decodes."""
+        return self._mode.spare_tokens(batch)
+
+    def reserve_proposed(self, request: Request, count: int) -> int:
+        """Has the running request hold pages for proposed tokens; returns for how many of `count` it does.
+
+        It gets no page that other running requests may need for their next ones.
+        """
+        lease, stride = request.lease, self._cache.stride
+        assert lease is not None
+        num_tokens = len(request.token_ids) + count
+        missing = -(-num_tokens // stride) - request.num_pages
+        if missing > 0 and self._available().fewest >= 2 * len(self.running) + missing:
+            self._reserve(lease, num_tokens, request.num_computed)
+        return min(count, request.num_pages * stride - len(request.token_ids))
+
     def may_admit(self) -> bool:
         """Whether `plan` might start a request: False only if every one it would try has not fitted."""
         if not self.waiting or len(self.running) >= self.max_running:

@@ -6,8 +6,8 @@
 
 The device so goes on while the host commits. That takes a decode loop of the VMFB (`abi.py`), which advances
 tokens and positions on the device, and requests that it can sample. Nothing is queued ahead when the next
-batch may be another one: when a request is about to reach its `max_tokens`, or a waiting one might start. A
-new request therefore waits for at most one step more.
+batch may be another one: when a request is about to reach its `max_tokens`, a waiting one might start, or
+tokens would be proposed for one (speculation.py). A new request therefore waits for at most one step more.
 
 A request may end (stop token, abort, deadline, NaN) while a step that computes one token more for it is in
 flight. That token is discarded: the request is not running any more when the step is committed. Its pages
@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop
 from shortfin_apps.llm.components.kvcache.base import KVCache
@@ -39,8 +40,16 @@ class DecodeAhead:
     `queued` counts the steps that were queued ahead, `discarded` their tokens for requests that had ended.
     """
 
-    def __init__(self, runner: BatchRunner, scheduler: Scheduler, sampler: Sampler, cache: KVCache) -> None:
+    def __init__(
+        self,
+        runner: BatchRunner,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        cache: KVCache,
+        speculation: Speculation | None = None,
+    ) -> None:
         self._runner = runner
+        self._speculation = speculation
         self._scheduler = scheduler
         self._sampler = sampler
         self._cache = cache
@@ -99,7 +108,9 @@ class DecodeAhead:
 
     def _start(self, batch: Batch) -> bool:
         """Starts a step that decodes the batch, on the last loop if it is of the same requests."""
-        if not all(len(task.token_ids) == 1 and task.completes for task in batch.tasks):
+        if not all(
+            len(task.token_ids) == 1 and task.completes and not task.num_ahead for task in batch.tasks
+        ):
             return False
         requests = [task.request for task in batch.tasks]
         if self._loop is None or not self._loop.is_at(requests):
@@ -118,6 +129,7 @@ class DecodeAhead:
             len(batch.tasks) == len(self._loop.requests)
             and not self._cache.has_suspects  # which are cleared while nothing is in flight
             and not any(_is_last(task.request) for task in batch.tasks)
+            and not (self._speculation is not None and self._speculation.would_propose(self._loop.requests))
             and self._scheduler.reserve_next(len(batch.tasks))
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
@@ -22,6 +23,7 @@ from shortfin_apps.llm.components.engine.nan_containment import (
     suspect_pages,
     trust_pages,
 )
+from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
@@ -32,6 +34,7 @@ from shortfin_apps.llm.components.request.request import IllegalTransitionError,
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
+from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.errors import DeadlineExceededError, DeviceLostError, InvocationError, LlmError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ class Engine:
     """Computes requests on one model, a batch of their tasks each step.
 
     With `strict`, a request that leaves the lifecycle table raises; otherwise it alone is ended. With
-    `decode_ahead`, the decode loops of the VMFB are used.
+    `decode_ahead`, the decode loops of the VMFB are used; with `speculation`, tokens are proposed.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Engine:
         limits: ModelLimits,
         strict: bool = False,
         decode_ahead: bool = True,
+        speculation: SpeculationOptions | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
@@ -68,7 +72,8 @@ class Engine:
             returns_logits=runner.returns_logits,
             draws_rows=runner.buckets.draws_rows,
         )
-        self._ahead = DecodeAhead(runner, scheduler, self._sampler, cache)
+        self._speculation = None if speculation is None else Speculation(scheduler, speculation)
+        self._ahead = DecodeAhead(runner, scheduler, self._sampler, cache, self._speculation)
         self._uses_loops = decode_ahead and runner.buckets.has_decode_loops
         self._requests = ActiveRequests(scheduler, strict=strict)
         self._counters = EngineCounters()
@@ -120,7 +125,7 @@ class Engine:
         """
         began_s, membership = self._clock(), self._scheduler.membership
         self._end_late(began_s)
-        if self._steady is not None and self._steady.holds:
+        if self._steady is not None and self._steady.holds and not self._would_propose(self._steady.requests):
             self._go_on(self._steady, began_s)
         else:
             self._steady = None
@@ -143,6 +148,7 @@ class Engine:
             uploads=self._runner.num_uploads,
             steps_ahead=self._ahead.queued,
             discarded_tokens=self._ahead.discarded,
+            speculation=None if self._speculation is None else replace(self._speculation.counts),
         )
 
     def _plan_and_run(self, began_s: float) -> None:
@@ -151,6 +157,11 @@ class Engine:
         if batch is not None and rows is not None:
             self._commit(batch, rows, began_s)
             self._counters.count_step(self._clock() - began_s)
+        if self._speculation is not None:
+            self._speculation.settle()
+
+    def _would_propose(self, requests: Sequence[Request]) -> bool:
+        return self._speculation is not None and self._speculation.would_propose(requests)
 
     def _steady_decode(self) -> SteadyDecode:
         """The requests of the step in flight, which were all running in the step before it and still are."""
@@ -187,11 +198,12 @@ class Engine:
         if (queued := self._ahead.batch()) is not None:
             return queued
         try:
-            return self._scheduler.plan()
+            batch = self._scheduler.plan()
         except IllegalTransitionError as bug:
             if (ended := self._requests.contain(bug)) is not None:
                 self._deltas.append(ended)
             return None
+        return batch if batch is None or self._speculation is None else self._speculation.added_to(batch)
 
     def _run(self, batch: Batch) -> Rows | None:
         """The rows of one invocation; None when it failed, which ends the requests in it and nobody else.
@@ -222,7 +234,7 @@ class Engine:
         draws = [
             RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
             for index, task in enumerate(batch.tasks)
-            if task.completes and self._sampler.is_drawn_from_row(task.request)
+            if task.completes and self._sampler.is_drawn_from_row(task.request, task.num_ahead)
         ]
         token_ids = self._runner.draw(result, draws)
         return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
@@ -230,7 +242,7 @@ class Engine:
     def _row(self, task: LlmTaskInput, result: BatchResult, index: int) -> Candidates | None:
         if not task.completes:  # only looked at for NaN
             return result.row(index, with_logits=False) if self._runner.num_candidates else None
-        return result.row(index, with_logits=self._sampler.needs_logits(task.request))
+        return result.row(index, with_logits=self._sampler.needs_logits(task.request, task.num_ahead))
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Abandons what is in flight, and ends the requests of the batch."""
@@ -243,13 +255,18 @@ class Engine:
         if isinstance(error, DeviceLostError):
             self._counters.lost_device = str(error)
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
-        for task in batch.tasks:
-            suspect_pages(task.request)
-            self._deltas.append(self._requests.end(task.request, FinishReason.ERROR, shown))
+        for request in dict.fromkeys(task.request for task in batch.tasks):
+            suspect_pages(request)
+            self._deltas.append(self._requests.end(request, FinishReason.ERROR, shown))
 
     def _commit(self, batch: Batch, rows: Rows, began_s: float) -> None:
-        """Counts each task as computed, shares its pages, samples; a row of NaN ends its request instead."""
+        """Counts each task as computed, shares its pages, samples; a row of NaN ends its request instead.
+
+        Rows of tokens that were proposed and not chosen are dropped.
+        """
         for task, row in zip(batch.tasks, rows, strict=True):
+            if task.is_stale:
+                continue
             if row is not None and not row.is_finite:
                 retract_pages(self._cache, task.request)
                 error = InvocationError(NOT_FINITE)

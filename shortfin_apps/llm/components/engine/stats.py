@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 
@@ -55,6 +56,7 @@ class EngineStats(EngineCounters):
     uploads: int  # arrays copied to the device
     steps_ahead: int  # decode steps queued before the tokens of the step before were back
     discarded_tokens: int  # computed in such a step for requests that had ended
+    speculation: SpeculationCounts | None = None  # None where it is off
     device_s: float  # of `step_s`, between submit and the results' arrival
 
     @property

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, Distribution, EntryCounts, PlanCounts
@@ -238,9 +239,20 @@ def _page_gauges(name: str, of: str, usage: CacheUsage | None) -> list[tuple[str
     ]
 
 
+def _speculation_counters(counts: SpeculationCounts | None) -> list[tuple[str, str, float]]:
+    if counts is None:
+        return []
+    return [
+        ("vllm:spec_decode_num_drafts", "Times that tokens were proposed for a request", counts.drafts),
+        ("vllm:spec_decode_num_draft_tokens", "Tokens proposed", counts.proposed),
+        ("vllm:spec_decode_num_accepted_tokens", "Tokens proposed that were right", counts.accepted),
+    ]
+
+
 def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
     queried = stats.prompt_tokens + stats.cached_tokens
     return [
+        *_speculation_counters(stats.speculation),
         ("vllm:prompt_tokens", "Prompt tokens processed, cached ones included", queried),
         ("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache", stats.cached_tokens),
         ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queried),

@@ -54,6 +54,11 @@ class Buckets:
         return self._dynamic_extend is not None
 
     @property
+    def has_packed_extend(self) -> bool:
+        """Whether that entry takes rows of one token anywhere, also several of one request."""
+        return self.has_extend and self._extend_layout is Layout.PACKED
+
+    @property
     def has_decode_loops(self) -> bool:
         """Whether there are entries that sample on the device."""
         return bool(self._loops)

@@ -73,15 +73,18 @@ class Sampler:
                 "`allowed_token_ids`: `bad_words` and `min_tokens` may ban all of them", "allowed_token_ids"
             )
 
-    def needs_logits(self, request: Request) -> bool:
-        """Whether the host needs the row's logits for the next token; False where the VMFB has none."""
-        is_short = self._num_needed(request) > self._num_candidates
-        return self._returns_logits and is_short and not self.is_drawn_from_row(request)
+    def needs_logits(self, request: Request, num_ahead: int = 0) -> bool:
+        """Whether the host needs the row's logits for the next token; False where the VMFB has none.
 
-    def is_drawn_from_row(self, request: Request) -> bool:
-        """Whether the device draws the next token, from the whole row that an entry has left there."""
+        `num_ahead` tokens, which are only proposed, stand before that token.
+        """
+        is_short = self._num_needed(request, num_ahead) > self._num_candidates
+        return self._returns_logits and is_short and not self.is_drawn_from_row(request, num_ahead)
+
+    def is_drawn_from_row(self, request: Request, num_ahead: int = 0) -> bool:
+        """Whether the device draws that token, from the whole row that an entry has left there."""
         params = request.call.params
-        if not self._draws_rows or params.logprobs is not None or not self._is_plain(request):
+        if not self._draws_rows or params.logprobs is not None or not self._is_plain(request, num_ahead):
             return False
         return not params.greedy and not params.top_k
 
@@ -117,18 +120,18 @@ class Sampler:
         token_ids, weights = kept(row, best, params)
         return int(token_ids[draw(weights, request.seed, request.num_generated)])
 
-    def _is_plain(self, request: Request) -> bool:
+    def _is_plain(self, request: Request, num_ahead: int = 0) -> bool:
         """Whether the next token takes no more than the filters and the draw that devices know."""
-        params, num_generated = request.call.params, request.num_generated
+        params, num_generated = request.call.params, request.num_generated + num_ahead
         return params.typical_p == 1 and not any(a.num_lost(params, num_generated) for a in self._adjustments)
 
-    def _num_needed(self, request: Request) -> float:
+    def _num_needed(self, request: Request, num_ahead: int) -> float:
         """How many of the row's best logits decide the next token."""
-        params = request.call.params
+        params, num_generated = request.call.params, request.num_generated + num_ahead
         if params.logprobs is not None:
             return WHOLE_ROW
         num_kept = 1 if params.greedy else params.top_k or WHOLE_ROW
-        return num_kept + sum(a.num_lost(params, request.num_generated) for a in self._adjustments)
+        return num_kept + sum(a.num_lost(params, num_generated) for a in self._adjustments)
 
 
 def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:

@@ -77,6 +77,9 @@ class DefaultMode(BatchMode):
     def max_task_tokens(self) -> int | None:
         return self._chunks.max_task_tokens
 
+    def spare_tokens(self, batch: Batch) -> int:
+        return self._chunks.max_tokens_beside_decodes - len(batch.tasks)
+
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchMode, CompiledEntries, ModeOptions, whole_pages
-from shortfin_apps.llm.components.batching.token_budget import TokenBudget
+from shortfin_apps.llm.components.batching.token_budget import InvocationBudget, TokenBudget
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -82,6 +82,10 @@ class ExtendAttentionMode(BatchMode):
     def max_task_tokens(self) -> int | None:
         return self._budget.most
 
+    def spare_tokens(self, batch: Batch) -> int:
+        budget = self._budget.of_invocation(has_decodes=True)
+        return int(budget.tokens - sum(self._taken(task, budget) for task in batch.tasks))
+
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
@@ -94,6 +98,13 @@ class ExtendAttentionMode(BatchMode):
             LlmTaskInput.next_of(r, length) for r, length in zip(prefills, lengths, strict=False) if length
         ]
         return Batch(EntryFamily.EXTEND, tuple(tasks)) if tasks else None
+
+    def _taken(self, task: LlmTaskInput, budget: InvocationBudget) -> float:
+        """Tokens of the budget that a task takes."""
+        if len(task.token_ids) == 1:
+            return 1
+        pages = -(-len(task.token_ids) // self._stride)
+        return pages * self._stride * budget.page_cost(task.start_position)
 
     @staticmethod
     def _rotate(decodes: list[Request], max_rows: int) -> list[Request]:

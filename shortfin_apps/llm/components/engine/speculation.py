@@ -1,0 +1,121 @@
+"""Speculation in a mixed batch: proposed tokens are computed beside everybody's prompts and decodes.
+
+A proposed token is a task of its own: one more row of its request, with the same block table, one position
+further. Every layer of a packed `extend` stores the keys and values of all rows before any row attends. So a
+row sees those of the tokens that were proposed before its own. The rows are the ones that decodes would have
+computed one after another, by the same kernels and so with the same bits.
+
+    batch        request a: its last token at p,  proposed x at p + 1,  y at p + 2
+    commit       a's row at p yields x, as proposed, so that the row at p + 1 counts: it yields z
+                 the row at p + 2 is stale: it is dropped, and z will be computed into its slot
+
+A commit takes the rows in order, each like that of a decode, so adjustments, grammars, seeds and ends know
+nothing of this. Pages are published up to the last row that counts. NaN in a stale row needs no care, as only
+our own builder packs rows, and its kernels select away what they mask.
+
+Proposals take what the batch has left of the token budget, and pages that nobody else is about to need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.speculation.acceptance import least_chance
+from shortfin_apps.llm.components.speculation.draft import Draft, SpeculationOptions
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Since start: invocations with proposals for a request, tokens proposed, and those that were right."""
+
+    drafts: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    request: Request
+    draft: Draft
+    num_tokens: int  # of the request when they were proposed
+    tasks: Sequence[LlmTaskInput]
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens appended since, but for the last, which no proposal was needed for."""
+        return min(len(self.tasks), max(0, len(self.request.token_ids) - self.num_tokens - 1))
+
+
+class Speculation:
+    """Adds proposed tokens to batches, and learns from what became of them."""
+
+    def __init__(self, scheduler: Scheduler, options: SpeculationOptions) -> None:
+        self._scheduler = scheduler
+        self._options = options
+        self._drafts: dict[Request, Draft] = {}
+        self._open: list[_Proposal] = []  # of the last batch
+        self.counts = SpeculationCounts()
+
+    def added_to(self, batch: Batch) -> Batch:
+        """The batch with proposed tokens behind its decodes, for an `extend`; the same if there are none."""
+        if batch.family is EntryFamily.PREFILL:
+            return batch
+        self._open.clear()  # what a bug in the commit has left
+        self._forget_others()
+        decodes = [task for task in batch.tasks if task.completes and len(task.token_ids) == 1]
+        least = self._least_chance(len(decodes), sum(len(task.token_ids) for task in batch.tasks))
+        left = self._scheduler.spare_tokens(batch)
+        for task in decodes:
+            if (proposal := self._proposed(task, least, left)) is not None:
+                self._open.append(proposal)
+                left -= len(proposal.tasks)
+        added = [task for proposal in self._open for task in proposal.tasks]
+        return Batch(EntryFamily.EXTEND, (*batch.tasks, *added)) if added else batch
+
+    def would_propose(self, requests: Sequence[Request]) -> bool:
+        """Whether a batch of decodes of these requests would get proposals."""
+        least = self._least_chance(len(requests), len(requests))
+        return any(
+            self._draft(request).num_worth(request.token_ids, least, self._most(request)) > 0
+            for request in requests
+        )
+
+    def settle(self) -> None:
+        """Learns from the last batch, once it is committed, or has failed."""
+        for proposal in self._open:
+            num_proposed, num_accepted = len(proposal.tasks), proposal.num_accepted
+            proposal.draft.observe(num_proposed, num_accepted)
+            self.counts.drafts += 1
+            self.counts.proposed += num_proposed
+            self.counts.accepted += num_accepted
+        self._open.clear()
+
+    def _least_chance(self, num_decodes: int, num_rows: int) -> float:
+        return least_chance(self._options.row_cost, num_decodes, num_rows)
+
+    def _draft(self, request: Request) -> Draft:
+        return self._drafts.setdefault(request, Draft())
+
+    def _most(self, request: Request) -> int:
+        """One less than may still be generated: the row before a proposed token yields one too."""
+        return min(self._options.max_tokens, request.call.params.max_tokens - request.num_generated - 1)
+
+    def _proposed(self, last: LlmTaskInput, least: float, left: int) -> _Proposal | None:
+        """Tasks for the tokens that are proposed behind a decode, at most `left`; None if there are none."""
+        request, draft = last.request, self._draft(last.request)
+        token_ids = draft.propose(request.token_ids, least, min(left, self._most(request)))
+        if token_ids:
+            del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
+        tasks = [LlmTaskInput.proposed(last, offset, each) for offset, each in enumerate(token_ids, 1)]
+        return _Proposal(request, draft, len(request.token_ids), tasks) if tasks else None
+
+    def _forget_others(self) -> None:
+        """Drops the drafts of requests that do not run."""
+        running = self._scheduler.running
+        if len(self._drafts) > len(running):
+            self._drafts = {request: self._drafts[request] for request in running if request in self._drafts}

@@ -1,0 +1,227 @@
+"""Proposed tokens change nothing but the number of steps: whatever the model, and whatever runs beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.engine.engine import Rows
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
+from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
+from tests.components.fake_device import VOCAB, fake_config, greedy_continuation
+
+ALWAYS = SpeculationOptions(max_tokens=4, row_cost=0)  # whatever may be right
+MODES = ("default", "extend-attention")
+PLACES: list[dict[str, Any]] = [
+    {},
+    {"loop_sizes": (1, 2, 4, 8)},
+    {"loop_sizes": (1, 2, 4, 8), "sample_sizes": (1, 2, 4, 8)},
+]
+
+
+class FewTokens:
+    """A grammar: after an even token a multiple of 3, else anything but multiples of 5."""
+
+    def matcher(self) -> FewTokens:
+        return self
+
+    def allowed(self, generated: Sequence[int]) -> bytes:
+        is_even = bool(generated) and generated[-1] % 2 == 0
+        allowed = [i % 3 == 0 if is_even else i % 5 != 0 for i in range(VOCAB)]
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "seed": 3, "top_k": 4},
+    {"temperature": 1.0, "seed": 5},
+    {"presence_penalty": 1.5, "repetition_penalty": 1.2},
+    {"logprobs": 2, "min_tokens": 9, "stop_token_ids": frozenset(range(16))},
+    {"output_grammar": FewTokens()},
+    {"stop_token_ids": frozenset({3, 8})},
+    {"bad_words": ((5,), (6, 7)), "temperature": 0.5, "seed": 1},
+    {"forced_token_ids": (1, 2, 3, 1, 2, 3, 1, 2), "logprobs": 0},
+]
+
+
+def answers(rig: Rig, calls: list[GenerateCall], arrivals: list[int] | None = None) -> dict[str, Any]:
+    """Tokens, log-probabilities and how it ended, by request; request i arrives before step `arrivals[i]`."""
+    due = sorted(zip(arrivals or [0] * len(calls), range(len(calls)), strict=True))
+    deltas: list[Delta] = []
+    step = 0
+    while due or rig.engine.has_work:
+        while due and due[0][0] <= step:
+            rig.engine.add(calls[due.pop(0)[1]])
+        new = rig.engine.step()
+        rig.take(new)
+        deltas += new
+        step += 1
+        assert step < 5000, "the engine makes no progress"
+    assert rig.all_pages_back()
+    return {
+        wanted.request_id: (
+            [token for delta in of(deltas, wanted) for token in delta.token_ids],
+            [logprob for delta in of(deltas, wanted) for logprob in delta.logprobs],
+            of(deltas, wanted)[-1].finish_reason,
+            of(deltas, wanted)[-1].stop_token_id,
+        )
+        for wanted in calls
+    }
+
+
+def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
+    return [delta for delta in deltas if delta.request_id == wanted.request_id]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    repeats=st.floats(0, 1),
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, len(PARAMS) - 1), st.integers(1, 30), st.integers(1, 24), st.integers(0, 20)
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    max_tokens=st.integers(1, 9),
+    row_cost=st.sampled_from([0, 0.01, 0.2]),
+    mode=st.sampled_from(MODES),
+    place=st.sampled_from(PLACES),
+    pages=st.sampled_from([16, 18, 24, 64]),
+    window=st.none() | st.integers(1, 12),
+    prefix_cache=st.sampled_from(["none", "trie"]),
+    token_budget=st.sampled_from([8, 12, 40]),
+)
+def test_tokens_are_those_without(
+    repeats: float,
+    requests: list[tuple[int, int, int, int]],
+    max_tokens: int,
+    row_cost: float,
+    place: dict[str, Any],
+    pages: int,
+    window: int | None,
+    **options: Any,
+) -> None:
+    """For a model that repeats itself never, always, or something between; beside others, in few pages."""
+    rng = np.random.default_rng(7)
+    stem = rng.integers(0, 4, 30).tolist()
+    calls = [
+        call(str(i), [*stem[:length]], max(count, PARAMS[kind].get("min_tokens", 0)), **PARAMS[kind])
+        for i, (kind, length, count, _) in enumerate(requests)
+    ]
+    arrivals = [arrival for *_, arrival in requests]
+    options |= {"repeats": repeats, "eos": frozenset({11}), **place}
+
+    def rig(speculation: SpeculationOptions | None) -> Rig:
+        config = fake_config(pages=pages, window=window)
+        return make_rig(config, speculation=speculation, **options)
+
+    expected = answers(rig(None), calls)
+    speculation = SpeculationOptions(max_tokens=max_tokens, row_cost=row_cost)
+    assert answers(rig(speculation), calls, arrivals) == expected
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", MODES)
+def test_fewer_steps_are_taken_where_the_model_repeats_itself(mode: str, place: dict[str, Any]) -> None:
+    config = fake_config(pages=64)
+    plain, speculating = (
+        make_rig(config, mode=mode, repeats=1, speculation=speculation, **place)
+        for speculation in (None, ALWAYS)
+    )
+    calls = [call(str(i), [i, *PROMPT, *PROMPT[:3]], 40) for i in range(3)]
+    assert answers(plain, calls) == answers(speculating, calls)
+    before, after = plain.engine.stats(), speculating.engine.stats()
+    assert before.speculation is None
+    assert after.speculation is not None
+    assert after.steps < before.steps / 1.8
+    assert after.generation_tokens == before.generation_tokens
+    assert after.speculation.accepted > after.speculation.proposed / 2
+    assert after.speculation.drafts <= after.speculation.proposed
+
+
+def test_nothing_is_proposed_for_what_does_not_repeat() -> None:
+    rig = make_rig(speculation=ALWAYS, mode="extend-attention")
+    answers(rig, [call("a", list(range(30)), 2)])
+    counts = rig.engine.stats().speculation
+    assert counts is not None
+    assert counts.proposed == 0
+    assert rig.engine.stats().steps == len(rig.program.calls)
+
+
+def test_proposals_take_what_the_budget_leaves() -> None:
+    """No invocation is larger than the budget, with prompts and decodes of others."""
+    rig = make_rig(
+        fake_config(pages=64), mode="extend-attention", token_budget=16, repeats=1, speculation=ALWAYS
+    )
+    sizes: list[int] = []
+    run = rig.engine._run
+
+    def noting(batch: Batch) -> Rows | None:
+        sizes.append(sum(len(task.token_ids) for task in batch.tasks))
+        return run(batch)
+
+    rig.engine._run = noting  # type: ignore[method-assign]
+    answers(rig, [call(str(i), [i, *PROMPT], 30) for i in range(6)], [0, 0, 3, 6, 9, 12])
+    assert max(sizes) == 16
+
+
+def test_a_request_gets_no_more_than_its_max_tokens() -> None:
+    for count in range(1, 9):
+        rig = make_rig(fake_config(pages=64), repeats=1, extend_rank=1, speculation=ALWAYS)
+        answers(rig, [call("a", [*PROMPT, *PROMPT[:6]], count)])
+        assert rig.outputs["a"] == greedy_continuation([*PROMPT, *PROMPT[:6]], count, repeats=1)
+        assert rig.reason("a") is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("reads_masked", [False, True])
+@pytest.mark.parametrize("row", range(6))
+def test_nan_in_a_row_reaches_nobody_else(row: int, reads_masked: bool) -> None:
+    """It ends its request if the row counts; a stale one is forgotten, and its slot is written anew."""
+    rig = make_rig(fake_config(pages=24), mode="extend-attention", repeats=0.7, speculation=ALWAYS)
+    rig.program.reads_masked = reads_masked
+    prompts = {"a": [*PROMPT, *PROMPT[:5]], "b": [*PROMPT[3:], *PROMPT[:5]]}
+    rig.program.faults.spoil = lambda spoiled: spoiled == row and len(rig.program.calls) in (6, 8)
+    for name, prompt in prompts.items():
+        rig.engine.add(call(name, prompt, 20))
+    rig.run()
+    for name, prompt in prompts.items():
+        assert rig.outputs[name] == greedy_continuation(prompt, 20, repeats=0.7)[: len(rig.outputs[name])]
+    for length in (1, 6, 11, 19):
+        rig.engine.add(call(str(length), PROMPT[:length], 36 - length))
+        rig.run()
+        assert rig.outputs[str(length)] == greedy_continuation(PROMPT[:length], 36 - length, repeats=0.7)
+    assert rig.all_pages_back()
+
+
+def test_a_failed_invocation_ends_each_of_its_requests_once() -> None:
+    rig = make_rig(fake_config(pages=64), repeats=1, mode="extend-attention", speculation=ALWAYS)
+    rig.engine.add(call("a", [*PROMPT, *PROMPT[:6]], 30))
+    while not (counts := rig.engine.stats().speculation) or not counts.proposed:
+        rig.step()
+
+    def broken(entry: str) -> None:
+        raise RuntimeError("broken")
+
+    rig.program.faults.before = broken
+    rig.run()
+    assert rig.reason("a") is FinishReason.ERROR
+    assert rig.all_pages_back()
+
+
+def test_an_aborted_request_leaves_no_draft() -> None:
+    rig = make_rig(fake_config(pages=64), repeats=1, mode="extend-attention", speculation=ALWAYS)
+    for i in range(30):
+        rig.engine.add(call(str(i), [i, *PROMPT, *PROMPT[:6]], 20))
+        rig.step()
+        rig.step()
+        rig.take([delta for delta in [rig.engine.abort(str(i))] if delta is not None])
+    assert rig.engine._speculation is not None
+    assert len(rig.engine._speculation._drafts) <= 2
