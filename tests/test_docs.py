@@ -24,6 +24,7 @@ DOCUMENTS = [
     "docs/structures.md",
     "docs/kernels.md",
     "docs/batching.md",
+    "docs/speculation.md",
     "docs/logging.md",
     "docs/overload.md",
     "docs/security.md",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,23 @@ def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -
     files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
     with pytest.raises(ArtifactError, match="--decode-loop-sizes"):
         load_engine(*files, EngineOptions(decode_ahead="on"))
+
+
+def test_speculation_is_refused_without_packed_rows_and_with_states(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_artifact.config
+    files = (tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS, EngineOptions(speculative="ngram"))
+    with closing(open_device()) as device:
+        engine = make_engine(device, config, *files)
+        assert engine.stats().speculation is not None
+        cache = replace(config.paged_kv_cache, state_block_count=1)
+        monkeypatch.setattr(loading, "check_program", lambda *args: None)
+        with pytest.raises(ArtifactError, match="keep a state"):
+            make_engine(device, replace(config, paged_kv_cache=cache), *files)
+        monkeypatch.setattr(loading.Buckets, "has_packed_extend", False)
+        with pytest.raises(ArtifactError, match="packed `extend`"):
+            make_engine(device, config, *files)
 
 
 def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:

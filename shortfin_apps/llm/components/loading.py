@@ -128,6 +128,7 @@ def make_engine(
     check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
     on_gpu = options.device in GPU_NAMES
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+    speculation = _speculation(config, buckets, options, on_gpu=on_gpu)
     mode = options.mode.chosen(buckets, on_gpu=on_gpu)
     max_running = options.max_running or mode.default_max_running(config)
     batch_mode = mode.make(config, buckets, on_gpu=on_gpu)
@@ -141,7 +142,6 @@ def make_engine(
             "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
             "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
         )
-    speculation = _speculation(config, buckets, options, on_gpu=on_gpu)
     cache = _cache(config, options, num_pages, num_window_pages)
     warmed_up = runner.warm_up(on_warm_up)
     for entry in warmed_up:

@@ -274,3 +274,26 @@ def test_finishing_twice_is_raised_and_changes_nothing() -> None:
         target.finish(request, FinishReason.STOP)
     assert caught.value.request is request
     assert target.running == [other]
+
+
+def started(target: Scheduler, request_id: str, length: int) -> Request:
+    """A running request whose prompt has been computed but for its last token."""
+    request = add(target, request_id, length)
+    target.plan()
+    request.num_computed = length - 1
+    return request
+
+
+def test_proposed_tokens_get_the_pages_that_are_there_and_those_that_nobody_needs() -> None:
+    target = scheduler(16)  # 15 pages of 4 tokens
+    request = started(target, "a", 6)
+    assert target.reserve_proposed(request, 2) == 2
+    assert target.reserve_proposed(request, 9) == 9
+    assert request.num_pages == 4
+
+
+def test_proposed_tokens_take_no_page_from_those_who_run() -> None:
+    target = scheduler(7)  # 6 pages: 2 of each, and as many left
+    requests = [started(target, str(i), 6) for i in range(2)]
+    assert [target.reserve_proposed(request, 5) for request in requests] == [2, 2]
+    assert [request.num_pages for request in requests] == [2, 2]

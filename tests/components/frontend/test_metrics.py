@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
@@ -93,6 +94,20 @@ async def test_engine_counters_are_read_when_scraped() -> None:
     assert value(metrics, "shortfin_llm:patched_rows_total", why="joined") == 4
     assert value(metrics, "shortfin_llm:patched_rows_total", why="grew") == 9
     assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 11
+
+
+class Speculating(ScriptedEngine):
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), speculation=SpeculationCounts(drafts=4, proposed=20, accepted=7))
+
+
+async def test_proposed_tokens_are_counted_where_there_are_any() -> None:
+    metrics, without = ServerMetrics("m"), ServerMetrics("m")
+    metrics.watch(Speculating(lambda call: iter(())))
+    without.watch(ScriptedEngine(lambda call: iter(())))
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    assert [value(metrics, f"vllm:spec_decode_num_{name}_total") for name in names] == [4, 20, 7]
+    assert b"spec_decode" not in without.exposition()
 
 
 class WithWindows(ScriptedEngine):

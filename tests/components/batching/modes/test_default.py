@@ -118,3 +118,10 @@ def test_chunks_have_one_size_where_no_other_was_compiled() -> None:
 def test_a_chunk_length_for_a_model_that_takes_whole_prompts_is_refused() -> None:
     with pytest.raises(ArtifactError, match="leave out `--chunk-block-size`"):
         DefaultModeOptions(chunk_tokens=16).make(fake_config(has_prefill_position=False), ALL_ENTRIES)
+
+
+def test_a_decode_leaves_what_a_prefill_might_take_while_requests_decode() -> None:
+    batching = DefaultModeOptions(token_budget=64).make(fake_config(), ALL_ENTRIES)
+    batch = batching.next_batch([running("a", 20, computed=19), running("b", 20, computed=19)])
+    assert batch is not None
+    assert batching.spare_tokens(batch) == 62

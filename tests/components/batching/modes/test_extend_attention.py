@@ -189,3 +189,13 @@ def test_the_default_budget_holds_two_pages_of_any_size() -> None:
 def test_a_vmfb_without_extend_entries_is_refused() -> None:
     with pytest.raises(ArtifactError, match="no `extend` entry"):
         ExtendAttentionOptions().make(fake_config(), Entries(has_extend=False))
+
+
+def test_what_the_budget_has_left_counts_pages_of_prompts_by_their_context() -> None:
+    """A page at 1,024 tokens of context costs two pages."""
+    batching = mode(budget=256)
+    decode, prompt = running("d", 20, computed=19), running("p", 2048, computed=1024)
+    alone = Batch(EntryFamily.EXTEND, (LlmTaskInput.next_of(decode, 1),))
+    beside = Batch(EntryFamily.EXTEND, (*alone.tasks, LlmTaskInput.next_of(prompt, 3 * STRIDE)))
+    assert batching.spare_tokens(alone) == 255
+    assert batching.spare_tokens(beside) == 255 - 6 * STRIDE

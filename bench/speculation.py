@@ -1,0 +1,189 @@
+"""Tokens per second with and without speculation, in turns, in one process; the tokens must be the same.
+
+    python bench/speculation.py DIR --tasks edit,summary,story,W1,W3 --tokens 192 --repeat 5
+
+No server: the engine steps with nothing else to do. `edit` asks the model to repeat code with a change,
+`summary` to sum up a text, `story` for a new one (sampled); `W1` and `W3` have prompts of prose as
+`shortfin-llm bench` has them, W1 one of 128 tokens and W3 32 at once. Times are from the first token on, for
+W3 from the start. Printed are medians, the ratio of each pair of turns, and how many proposed tokens were
+right in the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.bench.prose import text
+from shortfin_apps.llm.components.batching import MODE_CHOICES
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.loading import EngineOptions, Speculative, make_engine
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+
+SETTINGS: tuple[Speculative, ...] = ("off", "ngram")
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+SAMPLED: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
+TASKS = ("edit", "summary", "story", "W1", "W3")
+CODE = Path(__file__).parents[1] / "shortfin_apps/llm/components/kvcache/page_pool.py"
+REPORT = """\
+The harbour of Velden was rebuilt between 1951 and 1958 after the flood of 1949 had destroyed both \
+of its moles. The engineer Marta Oelrich proposed a single curved mole of 640 metres, which the \
+council refused twice because of its cost, and accepted in March 1952 after a second flood. Work \
+began in May 1952 with stone from the quarries at Brandt. In 1954 the ground under the outer third \
+gave way, and 42 metres of the mole sank within a night. Oelrich had the section founded on timber \
+piles, a method that older engineers thought outdated. The mole was finished in October 1957, and \
+the lighthouse at its end was lit on 3 February 1958. It has withstood every storm since, among them \
+that of 1976, which flooded the towns on both sides of Velden. The fishing fleet grew from 31 boats \
+in 1958 to 112 in 1980. Today the harbour is used by ferries and by sailing boats, and the mole is \
+protected as a monument of engineering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Requests that arrive at once; the time `from_first_token` on is measured, or all of it."""
+
+    prompts: Sequence[Sequence[int]]
+    max_tokens: int
+    params: Mapping[str, Any]
+    ignore_eos: bool
+    from_first_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One run of a task."""
+
+    tokens_per_s: float
+    num_proposed: int
+    num_accepted: int
+    num_steps: int
+    outputs: Mapping[str, Sequence[int]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artifact", type=Path, metavar="DIR", help="a model with a chat template")
+    parser.add_argument("--tasks", default=",".join(TASKS), metavar="NAME,...", help=f"of {', '.join(TASKS)}")
+    parser.add_argument("--tokens", type=int, default=192, help="of an answer at most, but for W1 and W3")
+    parser.add_argument("--repeat", type=int, default=5, help="pairs of turns")
+    parser.add_argument("--batch-mode", default="auto", choices=MODE_CHOICES, help="as for `serve`")
+    parser.add_argument("--device", default="cpu", help="as for `serve`")
+    arguments = parser.parse_args()
+    artifact = Artifact.open(arguments.artifact)
+    tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
+    device = open_device(arguments.device)
+    try:
+        engines = {
+            setting: make_engine(
+                device,
+                artifact.config,
+                artifact.vmfb,
+                artifact.parameters,
+                tokenizer.eos_token_ids,
+                EngineOptions(
+                    device=arguments.device,
+                    mode=MODE_CHOICES[arguments.batch_mode](),
+                    prefix_cache="none",
+                    speculative=setting,
+                ),
+            )
+            for setting in SETTINGS
+        }
+        print("| task | tok/s off | ngram | ngram / off | proposed | right | tokens a step |")
+        print("|---|---|---|---|---|---|---|")
+        for name in arguments.tasks.split(","):
+            turns = _pairs(engines, _task(name, tokenizer, arguments.tokens), arguments.repeat)
+            print(f"| {name} | {_summary(turns)} |", flush=True)
+    finally:
+        device.close()
+
+
+def _task(name: str, tokenizer: Tokenizer, tokens: int) -> Task:
+    def chat(question: str, params: Mapping[str, Any] = GREEDY) -> Task:
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": question}])
+        return Task([tokenizer.encode(rendered, rendered=True)], tokens, params, False, True)
+
+    def prose(seed: str, count: int) -> Sequence[int]:
+        return tokenizer.encode(text(seed, count))[:count]
+
+    match name:
+        case "edit":
+            code = CODE.read_text(encoding="utf-8")
+            return chat(f"Repeat this Python code, but rename `PagePool` to `Pool`:\n\n```python\n{code}```")
+        case "summary":
+            return chat(f"Sum up this text in its own words:\n\n{REPORT}")
+        case "story":
+            return chat("Write a long story about a lighthouse keeper who finds a map.", SAMPLED)
+        case "W1":
+            return Task([prose("w1", 128)], 128, GREEDY, True, True)
+        case "W3":
+            return Task([prose(str(i), 16 * (i + 1)) for i in range(32)], 64, GREEDY, True, False)
+        case _:
+            raise SystemExit(f"--tasks: {name} is none of {', '.join(TASKS)}")
+
+
+def run(engine: Engine, task: Task) -> Turn:
+    params = SamplingParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos, **task.params)
+    for index, prompt in enumerate(task.prompts):
+        engine.add(GenerateCall(request_id=str(index), prompt_token_ids=tuple(prompt), params=params))
+    outputs: dict[str, list[int]] = {str(index): [] for index in range(len(task.prompts))}
+    while task.from_first_token and not any(outputs.values()):
+        _step(engine, outputs)
+    began, before = engine.stats(), sum(map(len, outputs.values()))
+    began_s = time.perf_counter()
+    while engine.has_work:
+        _step(engine, outputs)
+    duration_s, ended = time.perf_counter() - began_s, engine.stats()
+    proposed = accepted = 0
+    if began.speculation is not None and ended.speculation is not None:
+        proposed = ended.speculation.proposed - began.speculation.proposed
+        accepted = ended.speculation.accepted - began.speculation.accepted
+    num_tokens = sum(map(len, outputs.values())) - before
+    return Turn(num_tokens / duration_s, proposed, accepted, ended.steps - began.steps, outputs)
+
+
+def _step(engine: Engine, outputs: Mapping[str, list[int]]) -> None:
+    for delta in engine.step():
+        outputs[delta.request_id] += delta.token_ids
+
+
+def _pairs(engines: Mapping[str, Engine], task: Task, repeat: int) -> dict[str, list[Turn]]:
+    """The turns of each setting; which of them begins changes from pair to pair."""
+    turns: dict[str, list[Turn]] = {setting: [] for setting in SETTINGS}
+    for number in range(repeat):
+        for setting in SETTINGS if number % 2 else reversed(SETTINGS):
+            turns[setting].append(run(engines[setting], task))
+        assert turns["off"][-1].outputs == turns["ngram"][-1].outputs, "speculation has changed the tokens"
+    return turns
+
+
+def _summary(turns: Mapping[str, Sequence[Turn]]) -> str:
+    pairs = zip(turns["off"], turns["ngram"], strict=True)
+    ratios = sorted(ngram.tokens_per_s / off.tokens_per_s for off, ngram in pairs)
+    speeds = [statistics.median(turn.tokens_per_s for turn in turns[setting]) for setting in SETTINGS]
+    last = turns["ngram"][-1]
+    per_step = sum(map(len, last.outputs.values())) / last.num_steps
+    return " | ".join(
+        [
+            *(f"{speed:.0f}" for speed in speeds),
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            f"{last.num_proposed}",
+            f"{last.num_accepted}",
+            f"{per_step:.2f}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
