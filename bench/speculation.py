@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,18 @@ the lighthouse at its end was lit on 3 February 1958. It has withstood every sto
 that of 1976, which flooded the towns on both sides of Velden. The fishing fleet grew from 31 boats \
 in 1958 to 112 in 1980. Today the harbour is used by ferries and by sailing boats, and the mole is \
 protected as a monument of engineering."""
+
+
+def _edit() -> str:
+    code = CODE.read_text(encoding="utf-8")
+    return f"Repeat this Python code, but rename `PagePool` to `Pool`:\n\n```python\n{code}```"
+
+
+QUESTIONS: Mapping[str, Callable[[], str]] = {
+    "edit": _edit,
+    "summary": lambda: f"Sum up this text in its own words:\n\n{REPORT}",
+    "story": lambda: "Write a long story about a lighthouse keeper who finds a map.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,7 @@ def main() -> None:
 
 
 def _task(name: str, tokenizer: Tokenizer, tokens: int) -> Task:
-    def chat(question: str, params: Mapping[str, Any] = GREEDY) -> Task:
+    def chat(question: str, params: Mapping[str, Any]) -> Task:
         rendered = tokenizer.apply_chat_template([{"role": "user", "content": question}])
         return Task([tokenizer.encode(rendered, rendered=True)], tokens, params, False, True)
 
@@ -118,13 +130,10 @@ def _task(name: str, tokenizer: Tokenizer, tokens: int) -> Task:
         return tokenizer.encode(text(seed, count))[:count]
 
     match name:
-        case "edit":
-            code = CODE.read_text(encoding="utf-8")
-            return chat(f"Repeat this Python code, but rename `PagePool` to `Pool`:\n\n```python\n{code}```")
-        case "summary":
-            return chat(f"Sum up this text in its own words:\n\n{REPORT}")
+        case "edit" | "summary":
+            return chat(QUESTIONS[name](), GREEDY)
         case "story":
-            return chat("Write a long story about a lighthouse keeper who finds a map.", SAMPLED)
+            return chat(QUESTIONS[name](), SAMPLED)
         case "W1":
             return Task([prose("w1", 128)], 128, GREEDY, True, True)
         case "W3":

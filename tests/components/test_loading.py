@@ -10,6 +10,7 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components import loading
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.loading import EngineOptions, load_engine, make_engine
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
@@ -61,7 +62,7 @@ def test_speculation_is_refused_without_packed_rows_and_with_states(
         monkeypatch.setattr(loading, "check_program", lambda *args: None)
         with pytest.raises(ArtifactError, match="keep a state"):
             make_engine(device, replace(config, paged_kv_cache=cache), *files)
-        monkeypatch.setattr(loading.Buckets, "has_packed_extend", False)
+        monkeypatch.setattr(Buckets, "has_packed_extend", False)
         with pytest.raises(ArtifactError, match="packed `extend`"):
             make_engine(device, config, *files)
 

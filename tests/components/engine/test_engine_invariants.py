@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
+from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.errors import DeadlineExceededError
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
@@ -116,6 +117,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     mode = "default"
     loop_sizes: tuple[int, ...] = ()
+    speculation: SpeculationOptions | None = None
+    repeats = 0.0  # of the model
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,6 +129,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_running=5,
             mode=self.mode,
             loop_sizes=self.loop_sizes,
+            speculation=self.speculation,
+            repeats=self.repeats,
             scheduling=SchedulingOptions(
                 max_long_prefills=1, long_prefill_tokens=12, tenant_weights={"b": 3.0}
             ),
@@ -184,7 +189,7 @@ class EngineMachine(RuleBasedStateMachine):
     def every_output_is_a_prefix_of_the_undisturbed_one(self) -> None:
         for request_id, got in self.rig.outputs.items():
             prompt, max_tokens = self.calls[request_id]
-            assert got == greedy_continuation(prompt, max_tokens)[: len(got)]
+            assert got == greedy_continuation(prompt, max_tokens, self.repeats)[: len(got)]
 
     @invariant()
     def no_request_is_waiting_and_running(self) -> None:
@@ -215,6 +220,16 @@ class ExtendAheadMachine(ExtendAttentionMachine):
     loop_sizes = (2, 8)
 
 
+class SpeculatingMachine(DecodeAheadMachine):
+    speculation = SpeculationOptions(max_tokens=5, row_cost=0)
+    repeats = 0.7
+
+
+class ExtendSpeculatingMachine(ExtendAttentionMachine):
+    speculation = SpeculationOptions(max_tokens=5, row_cost=0)
+    repeats = 0.7
+
+
 EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 ExtendAttentionMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestEngineMachine = EngineMachine.TestCase
@@ -223,6 +238,10 @@ DecodeAheadMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestDecodeAheadMachine = DecodeAheadMachine.TestCase
 ExtendAheadMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestExtendAheadMachine = ExtendAheadMachine.TestCase
+SpeculatingMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestSpeculatingMachine = SpeculatingMachine.TestCase
+ExtendSpeculatingMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestExtendSpeculatingMachine = ExtendSpeculatingMachine.TestCase
 
 
 @settings(max_examples=80, deadline=None)
