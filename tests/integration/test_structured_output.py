@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.grammar import compiler
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
 from tests.integration.json_schemas import SCHEMAS
 from tests.integration.served_tiny import MODEL, serving
 
@@ -191,6 +194,25 @@ async def test_openais_client_parses_an_answer(tiny_artifact: Artifact) -> None:
     assert isinstance(completion.choices[0].message.parsed, Record)
 
 
+async def test_answers_come_while_a_grammar_never_compiles(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose grammar is compiled meanwhile."""
+    monkeypatch.setattr(compiler, "TIMEOUT_S", 1e3)
+    async with serving(tiny_artifact) as (client, service):
+        generator = service.model.generator
+        tokenizer = generator.tokenizer
+        generator.grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids, UNLIMITED)
+        hostile = {"messages": MESSAGES, "json_schema": NEVER_COMPILED.text}
+        slow = asyncio.create_task(client.post(CHAT, json=hostile))
+        free = finished(client, {"stream": True})
+        bound = finished(client, {"regex": "[ab]{9}"})
+        _, (text, _) = await asyncio.gather(free, bound)
+        assert not slow.done()
+        slow.cancel()
+    assert re.fullmatch("[ab]{9}", text)
+
+
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"regex": "(" * 16_000}, "regex"),
     ({"regex": "a{100000}"}, "regex"),
@@ -204,6 +226,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"guided_json": {"oneOf": [{"const": i} for i in range(10_000)]}}, "guided_json"),
     ({"guided_json": {"type": "object", "properties": {f"k{i}": {} for i in range(1_000)}}}, "guided_json"),
+    ({"json_schema": NEVER_COMPILED.text}, "json_schema"),
     ({"guided_choice": []}, "guided_choice"),
     ({"regex": "a", "guided_choice": ["b"]}, "regex"),
     ({"regex": "a", "min_tokens": 2}, "min_tokens"),

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
-from shortfin_apps.llm.components.grammar import compiler
+from shortfin_apps.llm.components.grammar import compiler, trials
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.grammar.source import (
@@ -14,7 +13,9 @@ from shortfin_apps.llm.components.grammar.source import (
     choice_source,
     schema_source,
 )
+from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError
+from tests.components.grammar.hostile import NEVER_COMPILED, UNLIMITED
 from tests.components.text.tiny_tokenizers import byte_level_backend
 
 BACKEND = byte_level_backend()
@@ -111,19 +112,42 @@ async def test_a_grammar_is_compiled_once_while_it_is_kept(
     assert await grammars.compile(regex("a"), "f") is not first
 
 
-async def test_what_takes_long_is_refused(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind it another request's grammar gets no turn, which is not that request's fault."""
-    go_on = threading.Event()
-    monkeypatch.setattr(grammars, "_compile", lambda source, param: go_on.wait())
+async def test_what_takes_too_much_is_refused_by_its_field() -> None:
+    grammars = GrammarCompiler(BACKEND.to_str, {END}, TrialLimits(cpu_s=0.1))
+    with pytest.raises(InvalidRequestError, match=r"`f`.* 0\.1 s of a processor") as caught:
+        await grammars.compile(NEVER_COMPILED, "f")
+    assert caught.value.param == "f"
+
+
+async def test_others_compile_beside_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "TIMEOUT_S", 1e3)
+    grammars = GrammarCompiler(BACKEND.to_str, {END}, UNLIMITED)
+    slow = asyncio.create_task(grammars.compile(NEVER_COMPILED, "f"))
+    for text in "abc":
+        assert accepts(await grammars.compile(regex(text), "f"), text)
+    assert not slow.done()
+    slow.cancel()
+
+
+async def test_what_waits_for_others_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MAX_AT_ONCE", 1)
+    grammars = GrammarCompiler(BACKEND.to_str, {END}, UNLIMITED)
+    await grammars.compile(regex("a"), "f")
+    monkeypatch.setattr(compiler, "TIMEOUT_S", 1e3)
+    slow = asyncio.create_task(grammars.compile(NEVER_COMPILED, "f"))
+    await asyncio.sleep(0)  # it gets the only place
     monkeypatch.setattr(compiler, "TIMEOUT_S", 0.05)
-    try:
-        slow, waiting = await asyncio.gather(
-            *(grammars.compile(regex(text), "f") for text in "ab"), return_exceptions=True
-        )
-    finally:
-        go_on.set()
-    assert isinstance(slow, InvalidRequestError)
-    assert isinstance(waiting, OverloadedError)
+    with pytest.raises(OverloadedError):
+        await grammars.compile(regex("b"), "f")
+    slow.cancel()
+
+
+async def test_a_process_that_was_killed_is_started_again(grammars: GrammarCompiler) -> None:
+    await grammars.compile(regex("a"), "f")
+    assert grammars._trials is not None
+    grammars._trials.process.kill()
+    grammars._trials.process.wait()
+    assert accepts(await grammars.compile(regex("b"), "f"), "b")
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.grammar import GrammarMatcher
 from shortfin_apps.llm.errors import InvocationError
 
 PROBED_TOKENS = 4  # what a grammar costs too much for shows at its first tokens
-
+STACK_BYTES = (
+    256 << 20
+)  # of a thread that compiles; reserved, not used: the library recurses along references
+# At most so much white space in a row, lest a weak model go on with it until its tokens are used up.
+WHITE_SPACE = r"[ \n\t]{1,32}"
 
 _SHORT_REASONS = {"NoExtensionBias": "nothing matches it", "": "no reason is given"}
+
+
+class UnusableGrammar(Exception):
+    """A source that has no compiled grammar; the text is the reason."""
 
 
 class CompiledGrammar:
@@ -34,8 +42,9 @@ class CompiledGrammar:
         for _ in range(PROBED_TOKENS):
             if probe.is_stopped():
                 break
-            allowed = np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), bitorder="little")
-            if probe.is_error() or not probe.consume_token(int(allowed.argmax())):
+            allowed = int.from_bytes(probe.compute_bitmask(), "little")
+            lowest = (allowed & -allowed).bit_length() - 1
+            if probe.is_error() or not probe.consume_token(max(lowest, 0)):
                 break
         return error_of(probe)
 
@@ -56,6 +65,18 @@ class CompiledMatcher:
         return bitmask
 
 
+def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
+    """Raises UnusableGrammar. On a stack of STACK_BYTES; may take any time within the library's limits."""
+    try:
+        matcher = LLMatcher(tokenizer, _grammar_of(source), log_level=0, limits=_limits())
+    except ValueError as error:
+        raise UnusableGrammar(str(error)) from None
+    grammar = CompiledGrammar(matcher)
+    if problem := error_of(matcher) or grammar.problem():
+        raise UnusableGrammar(problem)
+    return grammar
+
+
 def error_of(matcher: LLMatcher) -> str:
     """Its error in one line, without the state that the library may add; empty if there is none."""
     if not matcher.is_error():
@@ -63,3 +84,42 @@ def error_of(matcher: LLMatcher) -> str:
     text = matcher.get_error().partition("<state>")[0].partition("<non-verbose/>")[0]
     reason = " ".join(text.split())
     return _SHORT_REASONS.get(reason, reason)
+
+
+def _grammar_of(source: GrammarSource) -> str:
+    """The library's form of a grammar. Raises ValueError."""
+    match source.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return _json_grammar(source)
+        case GrammarKind.REGEX:
+            return grammar_from("regex", source.text)
+        case GrammarKind.EBNF:
+            return grammar_from("ebnf", source.text)
+        case GrammarKind.LARK:
+            return grammar_from("lark", source.text)
+
+
+def _json_grammar(source: GrammarSource) -> str:
+    """A schema cannot change what is refused by an `x-guidance` of its own."""
+    white_space = None if source.is_compact else WHITE_SPACE
+    return LLMatcher.grammar_from_json_schema(
+        source.text,
+        overrides={
+            "lenient": False,
+            "coerce_one_of": False,
+            "whitespace_flexible": not source.is_compact,
+            "whitespace_pattern": white_space,
+        },
+    )
+
+
+def _limits() -> LLParserLimits:
+    """Masks then take tens of milliseconds at most; those of usual schemas take microseconds."""
+    return LLParserLimits(
+        max_grammar_size=100_000,
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_lexer_states=25_000,
+        verbose_errors=False,
+    )

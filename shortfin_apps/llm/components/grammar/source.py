@@ -26,6 +26,14 @@ class GrammarSource:
     text: str
     is_compact: bool = False
 
+    def to_json(self) -> bytes:
+        return json.dumps([self.kind, self.text, self.is_compact]).encode()
+
+    @classmethod
+    def from_json(cls, encoded: bytes) -> GrammarSource:
+        kind, text, is_compact = json.loads(encoded)
+        return cls(GrammarKind(kind), text, is_compact)
+
 
 def schema_source(schema: dict[str, Any] | str, *, is_compact: bool = False) -> GrammarSource:
     """The JSON values that fit a schema, which may be a text."""

@@ -1,0 +1,117 @@
+"""Finds out, in another process, whether a grammar compiles within its limits; see trial_process.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import subprocess
+import tempfile
+import weakref
+
+from shortfin_apps.llm.components.grammar.compiled import UnusableGrammar
+from shortfin_apps.llm.components.grammar.source import GrammarSource
+from shortfin_apps.llm.components.grammar.trial_process import TrialLimits, command
+from shortfin_apps.llm.errors import OverloadedError
+
+MAX_AT_ONCE = 4  # trials, which share the processors with the model
+NUM_ANSWERS = 2  # of a worker to a grammar
+
+logger = logging.getLogger(__name__)
+
+
+class Trials:
+    """Owns the process and the connections to its workers, which end with this object. For one event loop."""
+
+    def __init__(self, tokenizer_json: str, eos_token_ids: list[int], limits: TrialLimits) -> None:
+        """Starts the process, and returns before it has read the tokenizer."""
+        self._limits = limits
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        with tempfile.TemporaryFile() as file, theirs:
+            file.write(tokenizer_json.encode())
+            file.seek(0)
+            self.process = subprocess.Popen(
+                command(theirs.fileno(), self._limits, eos_token_ids),
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # the library writes there what a request made it fail on
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the server
+            )
+        self._idle: list[socket.socket] = []
+        self.close = weakref.finalize(self, _end, self.process, self._control, self._idle)
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+
+    @property
+    def are_over(self) -> bool:
+        """The process has ended, so that no trial can begin."""
+        return self.process.poll() is not None
+
+    async def run(self, source: GrammarSource) -> None:
+        """Returns if `source` can be compiled within the limits, in about the time that it took now.
+
+        Raises UnusableGrammar, and OverloadedError where the process is out of reach. A cancelled trial ends.
+        """
+        async with self._places:
+            answers = await self._answers(source)
+        match answers:
+            case []:
+                raise OverloadedError("no grammar can be compiled now; try again")
+            case [_]:
+                raise UnusableGrammar(_bounds(self._limits))
+            case [_, reason] if reason:
+                raise UnusableGrammar(reason)
+
+    async def _answers(self, source: GrammarSource) -> list[str | None]:
+        """A worker's answers: both, unless it was ended."""
+        connection = self._idle.pop() if self._idle else self._new_worker()
+        try:
+            answers = await _exchange(connection, source)
+        except BaseException:
+            connection.close()  # ends the worker
+            raise
+        if len(answers) == NUM_ANSWERS:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return answers
+
+    def _new_worker(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        except OSError as error:  # the process has ended, or many wait for it
+            ours.close()
+            logger.warning("grammars cannot be compiled: %s", error)
+            raise OverloadedError("no grammar can be compiled now; try again") from None
+        return ours
+
+
+async def _exchange(connection: socket.socket, source: GrammarSource) -> list[str | None]:
+    loop, received = asyncio.get_running_loop(), b""
+    try:
+        await loop.sock_sendall(connection, source.to_json() + b"\n")
+        while received.count(b"\n") < NUM_ANSWERS and (part := await loop.sock_recv(connection, 1 << 16)):
+            received += part
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return [json.loads(line) for line in received.splitlines()]
+
+
+def _bounds(limits: TrialLimits) -> str:
+    return (
+        f"compiling it takes more than {limits.cpu_s:g} s of a processor or {limits.memory_bytes >> 20} MiB;"
+        " simplify it"
+    )
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket, connections: list[socket.socket]) -> None:
+    """A trial that is under way ends by its limits, or when it is cancelled."""
+    for each in (control, *connections):
+        each.close()
+    process.kill()
+    process.wait()
