@@ -93,6 +93,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.sampling", "components.speculation", "errors"),
     ),
     "components.text": ("errors",),
+    "components.dialects": ("errors",),
     "components.frontend": (
         *(
             "components.engine",
@@ -119,10 +120,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("builder.target", "builder.weights", "cli", "config", "errors", "inspection"),
     ),
     # Over HTTP.
-    "api": ("components.frontend", "components.grammar", "components.request", "components.text", "errors"),
+    "api": (
+        "components.dialects",
+        "components.frontend",
+        "components.grammar",
+        "components.request",
+        "components.text",
+        "errors",
+    ),
     "server": (
         *("address_space", "api", "artifact", "builder.model", "builder.sources"),
         "components.batching",
+        "components.dialects",
         "components.frontend",
         *("components.kvcache", "components.loading", "components.runtime"),
         *("components.runtime.names", "components.speculation", "components.text", "errors"),

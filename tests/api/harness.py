@@ -14,6 +14,7 @@ from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
+from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ class Harness:
         tokenizer: Tokenizer = TOKENIZER,
         strict_fields: bool = False,
         root_path: str = "",
+        dialect: Dialect = NO_DIALECT,
     ) -> None:
         self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
         metrics = ServerMetrics(MODEL)
@@ -55,6 +57,7 @@ class Harness:
             clock=lambda: 1234.5,
         )
         self.tokenizer = tokenizer
+        self.dialect = dialect
         if loaded:
             self.load(metrics)
         self.app: FastAPI = create_app(
@@ -78,6 +81,7 @@ class Harness:
                 native_defaults=SamplingDefaults(temperature=0.0),
                 openai_defaults=SamplingDefaults(temperature=1.0),
                 exported_top_k=4,
+                dialect=self.dialect,
                 info={"max_seq_len": MAX_SEQ_LEN},
             )
         )

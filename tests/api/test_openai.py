@@ -287,7 +287,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": MESSAGES, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
     (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools.function"),
     (CHAT, {"messages": MESSAGES, "response_format": {"type": "json"}}, "response_format.type"),
     (CHAT, {"messages": MESSAGES, "frequency_penalty": 2.1}, "frequency_penalty"),
     (CHAT, {"messages": MESSAGES, "presence_penalty": "1"}, "presence_penalty"),

@@ -63,10 +63,23 @@ class CompletionAnswer(BaseModel):
     usage: Usage
 
 
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null beside tool calls
     refusal: str | None
+    reasoning_content: str | None = None  # if there is a thought
+    tool_calls: list[MessageToolCall] | None = None  # if there are any
 
 
 class ChatChoice(BaseModel):

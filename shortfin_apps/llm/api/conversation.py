@@ -15,8 +15,9 @@ async def conversation_text(
     *,
     add_generation_prompt: bool | None,
     variables: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The text that the model's chat template renders from `messages`. Raises InvalidRequestError.
+    """The text that the model's chat template renders. Raises InvalidRequestError.
 
     A template is a program, which may be slow, so it runs in a worker thread, like the tokenising of long
     texts.
@@ -31,6 +32,7 @@ async def conversation_text(
         plain_messages,
         add_generation_prompt=add_generation_prompt is not False,
         variables=variables,
+        tools=tools,
     )
     service.limits.check_chars(len(text), "messages")
     return text

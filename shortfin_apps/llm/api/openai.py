@@ -30,6 +30,7 @@ from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, s
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.structured_output import compiled_grammar
 from shortfin_apps.llm.api.terms import terms_of
+from shortfin_apps.llm.api.tools import answer_form, calls_grammar, shown_ids, template_variables, tool_use
 from shortfin_apps.llm.components.frontend.prompt_scoring import prompt_logprobs, scoring_request
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.components.frontend.text_stream import (
@@ -85,13 +86,17 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     logprobs = _chat_logprobs(body)
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
-    grammar = await compiled_grammar(body, model.generator)
+    use = tool_use(body, model.dialect)
+    other = await compiled_grammar(body, model.generator)
     text = await conversation_text(
         service,
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
-        variables=body.chat_template_kwargs,
+        variables=template_variables(body, model),
+        tools=use.shown,
     )
+    grammar = await calls_grammar(use, model, text, other)
+    form = answer_form(body, use, model, text, has_grammar=other is not None)
     salt = caller_of(request).cache_salt(body.cache_salt)
     requests = _requests(
         body,
@@ -103,9 +108,10 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         logprobs=logprobs,
         conversation=text,
         grammar=grammar,
+        shown_ids=shown_ids(form, model),
     )
     extras = _extras(body, None)
-    shape = ChatShape(model.generator.tokenizer, requests[0].prompt_token_ids, extras)
+    shape = ChatShape(model.generator.tokenizer, requests[0].prompt_token_ids, extras, form)
     return await _respond(request, body, model, requests, shape, _scorings(requests, extras))
 
 
@@ -215,6 +221,7 @@ def _requests(
     logprobs: int | None,
     conversation: str | None = None,
     grammar: Grammar | None = None,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> list[TextRequest]:
     """The `n` requests of one prompt, the text of which is `conversation` if it is one."""
     max_name, max_value = max_tokens
@@ -240,6 +247,7 @@ def _requests(
             stop=stop_strings(body.stop),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
+            shown_ids=shown_ids,
             cache_salt=caller_of(request).cache_salt(body.cache_salt),
             terms=terms_of(body, request),
             choice=choice,

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from shortfin_apps.llm.api.messages import MessageReader
+from shortfin_apps.llm.api.tools import PLAIN, AnswerForm
 from shortfin_apps.llm.components.frontend.prompt_scoring import PromptLogprobs
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
@@ -167,12 +169,17 @@ class ChatShape:
     chunk_object_name = "chat.completion.chunk"
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), extras: Extras = NO_EXTRAS
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        extras: Extras = NO_EXTRAS,
+        form: AnswerForm = PLAIN,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompt_token_ids = prompt_token_ids
         self._extras = extras
-        self._started: set[int] = set()
+        self._form = form
+        self._readers: dict[int, MessageReader] = {}  # of the choices that have begun
 
     def head(self, scores: Sequence[PromptLogprobs]) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -185,22 +192,22 @@ class ChatShape:
         return fields
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        return {"index": index, "message": message, **self._rest(answer)}
+        reader = MessageReader(self._form)
+        return {"index": index, "message": reader.message(answer.text), **self._rest(answer, reader)}
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
-        if index not in self._started:
-            self._started.add(index)
+        if (reader := self._readers.get(index)) is None:
+            reader = self._readers[index] = MessageReader(self._form)
             role = {"role": "assistant", "content": ""}
             yield {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
-        if _has_news(delta, self._extras):
-            content = {"content": delta.text} if delta.text else {}
-            yield {"index": index, "delta": content, **self._rest(delta)}
+        news = reader.delta(delta.text, is_last=delta.finish_reason is not None)
+        if news or _has_news(delta._replace(text=""), self._extras):
+            yield {"index": index, "delta": news, **self._rest(delta, reader)}
 
-    def _rest(self, delta: TextDelta) -> dict[str, Any]:
+    def _rest(self, delta: TextDelta, reader: MessageReader) -> dict[str, Any]:
         return {
             "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": reader.finish_reason(delta.finish_reason),
             "stop_reason": delta.stop_reason,
             **({"token_ids": list(delta.token_ids)} if self._extras.token_ids else {}),
         }

@@ -80,7 +80,11 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     service.limits.check_chars(len(text), "prompt")
     if body.messages is not None:
         text = await conversation_text(
-            service, body.messages, add_generation_prompt=body.add_generation_prompt
+            service,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            variables=body.chat_template_kwargs,
+            tools=[tool.for_template() for tool in body.tools or ()],
         )
         special = body.add_special_tokens is True
     rendered = body.messages is not None

@@ -6,6 +6,7 @@ refuses or ignores those, and unknown fields.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,6 +33,8 @@ from shortfin_apps.llm.api.unserved_fields import (
     Refused,
 )
 from shortfin_apps.llm.errors import InvalidRequestError
+
+MAX_TOOLS = 128  # OpenAI's
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # The first wrong entry refuses a list: collecting the errors of millions would take seconds.
@@ -203,6 +206,28 @@ class TextPart(Body):
     text: str
 
 
+class CalledFunction(Body):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": arguments_object(self.arguments)}
+
+
+class ToolCall(Body):
+    """A call in an assistant's message."""
+
+    READS_EXTRAS = True
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        known = {"type": self.type, "function": self.function.for_template()}
+        return known if self.id is None else {"id": self.id, **known}
+
+
 class ChatMessage(Body):
     """One message; additional fields are passed to the chat template unchanged."""
 
@@ -210,12 +235,83 @@ class ChatMessage(Body):
 
     role: str
     content: str | list[TextPart] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message in the form that chat templates expect: `content` is one string."""
+        """The message in the form that chat templates expect: `content` is one string, arguments are objects.
+
+        Raises InvalidRequestError for arguments that are not.
+        """
         content = self.content
         text = "\n".join(part.text for part in content) if isinstance(content, list) else content
-        return {**(self.model_extra or {}), "role": self.role, "content": text or ""}
+        message = {**(self.model_extra or {}), "role": self.role, "content": text or ""}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.reasoning_content:  # which gpt-oss's template calls `thinking`
+            message |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
+        return message
+
+
+def arguments_object(arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of a call as an object, which OpenAI's clients send as its text.
+
+    Raises InvalidRequestError for other arguments.
+    """
+    try:
+        value = json.loads(arguments or "{}") if isinstance(arguments, str | None) else dict(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the arguments of a tool call must be a JSON object", "messages")
+    return value
+
+
+class FunctionSpec(Body):
+    READS_EXTRAS = True
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    READS_EXTRAS = True
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as templates show it to the model, for which `strict` says nothing."""
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    """`tool_choice`: the function to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedToolChoice(Body):
+    """`tool_choice`: the functions that may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class ChatBody(OpenAIBody):
@@ -223,6 +319,13 @@ class ChatBody(OpenAIBody):
 
     REFUSED = CHAT_REFUSED
     INERT = CHAT_INERT
+
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    reasoning_effort: str | None = None
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None
@@ -241,6 +344,8 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -269,7 +374,15 @@ BODIES: tuple[type[Body], ...] = (
     StreamOptions,
     CompletionBody,
     TextPart,
+    CalledFunction,
+    ToolCall,
     ChatMessage,
+    FunctionSpec,
+    Tool,
+    NamedFunction,
+    NamedTool,
+    AllowedTools,
+    AllowedToolChoice,
     ChatBody,
     TokenizeBody,
     DetokenizeBody,

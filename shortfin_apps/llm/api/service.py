@@ -12,6 +12,7 @@ from starlette.requests import Request
 from shortfin_apps.llm.api.body_fields import FieldCheck
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
+from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.errors import UnavailableError
@@ -28,6 +29,7 @@ class ServedModel:
     native_defaults: SamplingDefaults
     openai_defaults: SamplingDefaults
     exported_top_k: int | None
+    dialect: Dialect = NO_DIALECT  # how it writes thoughts and tool calls
     info: Mapping[str, Any]  # for /server_info
     default_num_beams: int = 1
 

@@ -24,6 +24,8 @@ INSTEAD = {
     "no_stop_trim": "use `include_stop_str_in_output`",
     "extra_key": "use `cache_salt`",
     "t_max_predict_ms": "use `timeout_s`",
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
     "beam_width": "use `num_beams`",
 }
 
@@ -160,8 +162,6 @@ COMPLETION_INERT = _OPENAI_INERT | {
 
 CHAT_REFUSED: Refused = {
     **_OPENAI,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -170,7 +170,8 @@ CHAT_REFUSED: Refused = {
     "prediction": (),
     "web_search_options": (),
     "verbosity": ("medium",),
-    "reasoning_effort": (),
+    "stream_reasoning": (True,),
+    "parse_tool_calls": (True,),
     "thinking": (),
     "task": (),
     "echo": (False,),
@@ -191,10 +192,7 @@ CHAT_REFUSED: Refused = {
     "return_sampling_mask": (False,),
     "return_flat_raw_output_top_logprobs": (False,),
 }
-# Without a reasoning parser, reasoning is plain text and these have no effect; as in vLLM and SGLang.
-CHAT_INERT = (_OPENAI_INERT - CHAT_REFUSED.keys()) | {
-    *("include_reasoning", "separate_reasoning", "stream_reasoning"),
-}
+CHAT_INERT = _OPENAI_INERT - CHAT_REFUSED.keys() - {"parallel_tool_calls"}
 
 STRUCTURED_OUTPUTS_REFUSED: Refused = {
     "structural_tag": (),
@@ -256,9 +254,7 @@ ABORT_INERT = frozenset({"finished_reason", "abort_message", "weight_versions", 
 
 TOKENIZE_REFUSED: Refused = {
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
     "reasoning_effort": (),
     "content": (),

@@ -20,6 +20,7 @@ from shortfin_apps.llm.components.batching import BATCH_MODES, MODE_CHOICES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, SchedulingOptions
+from shortfin_apps.llm.components.dialects.choose import ReasoningParser, ToolParser
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
@@ -227,6 +228,12 @@ class ServerConfig(BaseSettings):
     )
     special_in_content: bool = Field(
         True, description="turn names of special tokens in messages into those tokens, instead of plain text"
+    )
+    tool_parser: ToolParser = Field(
+        "auto", description="how the model writes tool calls; auto: as its chat template shows"
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto", description="how the model writes its reasoning; auto: as its chat template shows"
     )
     conversation_tokens: int = Field(
         CONVERSATION_TOKENS,

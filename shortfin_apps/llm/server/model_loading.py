@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
+from shortfin_apps.llm.components.dialects.choose import choose_dialect, description
+from shortfin_apps.llm.components.dialects.dialect import Dialect
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
@@ -20,6 +23,8 @@ from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_obj
 from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.server.warm_up import warm_up_progress
+
+logger = logging.getLogger(__name__)
 
 
 class RunningEngine(EngineClient, Protocol):
@@ -92,10 +97,20 @@ def _load_model(
         native_defaults=_defaults({}, 0.0, config),  # upstream's server is always greedy
         openai_defaults=_defaults(generation, 1.0, config),
         exported_top_k=artifact.config.top_k,
+        dialect=_dialect(tokenizer, config),
         info=artifact.config.to_dict(),
         default_num_beams=config.num_beams,
     )
     return Loaded(model, engine)
+
+
+def _dialect(tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
+    template = tokenizer.tool_template_source or ""
+    if config.tool_parser not in ("auto", "none") and "tools" not in template:
+        logger.warning("the chat template shows no tools to the model: describe them in a message")
+    dialect = choose_dialect(template, config.tool_parser, config.reasoning_parser)
+    logger.info(description(dialect))
+    return dialect
 
 
 def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:

@@ -35,7 +35,8 @@ class TextRequest:
     """One prompt to continue, checked by `TextGenerator.fit`; `params` are for the engine.
 
     `choice` numbers the requests for one prompt, from 0. `conversation` is the prompt's text if the answer is
-    to be remembered with it. With `num_beams` above 1, it is a beam search with
+    to be remembered with it. `shown_ids` are special tokens whose names are text all the same. With
+    `num_beams` above 1, it is a beam search with
     that many answers, which ignores stop strings and the sampling fields of `params`. Unless it `generates`
     any token, its answer is EMPTY_ANSWER, and it is not to be submitted.
     """
@@ -46,6 +47,7 @@ class TextRequest:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    shown_ids: frozenset[int] = frozenset()
     cache_salt: str | None = None
     num_beams: int = 1
     terms: Terms = DEFAULT_TERMS
@@ -65,7 +67,12 @@ class TextRequest:
 
     def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
         """A new detokenizer for the text after the prompt."""
-        return Detokenizer(tokenizer, self.prompt_token_ids, skip_special_tokens=self.skip_special_tokens)
+        return Detokenizer(
+            tokenizer,
+            self.prompt_token_ids,
+            skip_special_tokens=self.skip_special_tokens,
+            shown_ids=self.shown_ids,
+        )
 
 
 class TextDelta(NamedTuple):
@@ -147,7 +154,7 @@ class TextStream(PendingAnswer):
         self._engine = engine
         self._engine_id = engine_id
         self._detokenizer = request.detokenizer(tokenizer)
-        self._special_ids = tokenizer.special_ids
+        self._special_ids = tokenizer.special_ids - request.shown_ids
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
         self._num_tokens = 0
         self._read_deltas: list[TextDelta] = []  # of a conversation

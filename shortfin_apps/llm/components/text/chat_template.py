@@ -87,12 +87,12 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def pick_template(template: object) -> str | None:
-    """The template in `chat_template` of a `tokenizer_config.json`; of a list, `default` or the first."""
+def pick_template(template: object, name: str = "default") -> str | None:
+    """The template in `chat_template` of a `tokenizer_config.json`; of a list `name`, `default` or the first."""
     if not isinstance(template, list):
         return template if isinstance(template, str) else None
     named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
-    chosen = named.get("default", next(iter(named.values()), None))
+    chosen = named.get(name, named.get("default", next(iter(named.values()), None)))
     return chosen if isinstance(chosen, str) else None
 
 

@@ -26,10 +26,16 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
+        """`shown_ids` are special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         settled, unfinished = self._end_of(prompt_token_ids)
         self._window = settled + unfinished
         self._context_len = len(settled)  # tokens of the window that are settled

@@ -43,7 +43,11 @@ class Tokenizer:
         self.eos_token = _token_text(settings.get("eos_token"))
         self.eos_token_ids = self._find_eos(generation.get("eos_token_id"))
         source = pick_template(settings.get("chat_template"))
+        self.tool_template_source = pick_template(settings.get("chat_template"), "tool_use")
         self._template = None if source is None else ChatTemplate(source)
+        self._tool_template = (
+            None if self.tool_template_source is None else ChatTemplate(self.tool_template_source)
+        )
         self._escape = None if special_in_content else ContentEscape(backend)
         self._rendered_backend = backend if self._escape is None else self._escape.unescaping_backend(backend)
         self._token_texts: dict[int, str] = {}
@@ -89,6 +93,12 @@ class Tokenizer:
         """Ids of special tokens, which `skip_special_tokens` leaves out."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of special tokens by name."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
 
     @cached_property
     def split_names(self) -> frozenset[str]:
@@ -185,22 +195,24 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Renders messages (`role`, `content`, ...) with the model's chat template.
+        """Renders messages (`role`, `content`, ...) with the model's chat template, or its one for `tools`.
 
         Encode the result as `rendered`, with `add_special_tokens=False`: the template adds them itself.
         Takes up to a second with a bad template. Raises InvalidRequestError when the model has no template
         or its template fails.
         """
-        if self._template is None:
+        template = self._tool_template if tools else self._template
+        if template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
-        variables = variables or {}
+        variables = {**(variables or {}), **({"tools": list(tools)} if tools else {})}
         if self._escape is not None:
             messages, variables = self._escape.escape(list(messages)), self._escape.escape(variables)
         tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
-        return self._template.render(
+        return template.render(
             messages, add_generation_prompt=add_generation_prompt, variables={**tokens, **variables}
         )
 

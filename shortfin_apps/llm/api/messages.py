@@ -1,0 +1,85 @@
+"""An assistant's message in OpenAI's form, whole and in deltas, from the text of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from shortfin_apps.llm.api.tools import PLAIN, AnswerForm
+from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT
+from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Piece, Reasoning
+from shortfin_apps.llm.components.request.messages import FinishReason
+
+
+class MessageReader:
+    """Reads the text of one answer as it comes, or at once."""
+
+    def __init__(self, form: AnswerForm = PLAIN) -> None:
+        self._form = form
+        # Text without a dialect needs no parser, which would hold back white space at its end.
+        self._parser = None if form.dialect == NO_DIALECT else form.parser()
+        self._num_calls = 0
+
+    def message(self, text: str) -> dict[str, Any]:
+        """The whole message."""
+        pieces = self._pieces(text, is_last=True)
+        content = _text_of(pieces, Content)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := self._reasoning(pieces):
+            message["reasoning_content"] = reasoning
+        if calls := self._calls(pieces):
+            message["content"] = content or None
+            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
+        return message
+
+    def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
+        """What `text`, which follows the last one, adds to the message; empty while it is held back."""
+        pieces = self._pieces(text, is_last)
+        delta: dict[str, Any] = {}
+        if reasoning := self._reasoning(pieces):
+            delta["reasoning_content"] = reasoning
+        if content := _text_of(pieces, Content):
+            delta["content"] = content
+        if calls := self._calls(pieces):
+            delta["tool_calls"] = calls
+        return delta
+
+    def finish_reason(self, reason: FinishReason | None) -> str | None:
+        """OpenAI's, after the message or its last delta."""
+        return "tool_calls" if self._num_calls and reason is FinishReason.STOP else reason
+
+    def _pieces(self, text: str, is_last: bool) -> Sequence[Piece]:
+        if self._parser is None:
+            return [Content(text)]
+        pieces = self._parser.push(text)
+        return [*pieces, *self._parser.finish()] if is_last else pieces
+
+    def _reasoning(self, pieces: Iterable[Piece]) -> str:
+        return _text_of(pieces, Reasoning) if self._form.with_reasoning else ""
+
+    def _calls(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+        """The calls that begin or go on; one that goes on has neither id nor name."""
+        calls: list[dict[str, Any]] = []
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                calls.append(self._begin_call(piece.name))
+            elif isinstance(piece, Arguments):
+                if not calls:
+                    calls.append({"index": self._num_calls - 1, "function": {"arguments": ""}})
+                calls[-1]["function"]["arguments"] += piece.text
+        return calls
+
+    def _begin_call(self, name: str) -> dict[str, Any]:
+        self._num_calls += 1
+        code, length = uuid4().hex, self._form.id_chars
+        return {
+            "index": self._num_calls - 1,
+            "id": f"call_{code}" if length is None else code[:length],
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }
+
+
+def _text_of(pieces: Iterable[Piece], kind: type[Content | Reasoning]) -> str:
+    return "".join(piece.text for piece in pieces if isinstance(piece, kind))

@@ -1,0 +1,171 @@
+"""What a chat request says on tools and thoughts, and the grammar and the parser that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shortfin_apps.llm.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
+from shortfin_apps.llm.api.service import ServedModel
+from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect, Function
+from shortfin_apps.llm.components.dialects.lark import Lark
+from shortfin_apps.llm.components.dialects.output_parser import OutputParser
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.errors import InvalidRequestError
+
+MAX_CALLS = 16  # of one answer by a grammar, lest a weak model call on until its tokens are used up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of a request: those that the model is shown, and the functions that it may, or must, call."""
+
+    shown: tuple[dict[str, Any], ...] = ()
+    functions: tuple[Function, ...] = ()
+    is_required: bool = False
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """How the answers to a request are parsed. `is_open`: the prompt opened a thought."""
+
+    dialect: Dialect = NO_DIALECT
+    functions: tuple[Function, ...] = ()
+    is_open: bool = False
+    parallel: bool = True
+    with_reasoning: bool = True
+    id_chars: int | None = None  # of a call's id
+
+    def parser(self) -> OutputParser:
+        return OutputParser(self.dialect, self.functions, is_open=self.is_open, parallel=self.parallel)
+
+
+PLAIN = AnswerForm()
+
+
+def tool_use(body: ChatBody, dialect: Dialect) -> ToolUse:
+    """Raises InvalidRequestError for tools that are wrong, or that the model has no form for."""
+    choice = body.tool_choice or "auto"
+    if not body.tools:
+        if choice not in ("none", "auto"):
+            raise InvalidRequestError("`tool_choice` needs `tools` to choose from", "tool_choice")
+        return ToolUse()
+    _check_names(body.tools)
+    if choice == "none":  # tools that are not shown are not called
+        return ToolUse()
+    if dialect.tools is None:
+        raise InvalidRequestError(
+            "this model's chat template has no form of tool calls that is known here; serve it with"
+            " `--tool-parser` and the form that it was trained on, or leave `tools` out",
+            "tools",
+        )
+    shown, callable_names, is_required = _chosen(choice, body.tools)
+    return ToolUse(
+        shown=tuple(tool.for_template() for tool in shown),
+        functions=tuple(_function(tool) for tool in shown if tool.function.name in callable_names),
+        is_required=is_required,
+        parallel=body.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+    )
+
+
+def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] | None:
+    """`chat_template_kwargs`, and `reasoning_effort` for a template that knows it.
+
+    Raises InvalidRequestError where it does not.
+    """
+    if body.reasoning_effort is None:
+        return body.chat_template_kwargs
+    if "reasoning_effort" not in (model.generator.tokenizer.tool_template_source or ""):
+        raise InvalidRequestError(
+            "`reasoning_effort` is not known to this model's chat template; leave it out", "reasoning_effort"
+        )
+    return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
+
+
+async def calls_grammar(
+    use: ToolUse, model: ServedModel, prompt: str, other: Grammar | None
+) -> Grammar | None:
+    """The grammar of an answer to `prompt` that must call a function; `other` if none has to.
+
+    Raises InvalidRequestError for tools beside another grammar, as an answer cannot fit both, and for
+    parameters that no grammar is made of.
+    """
+    if use.functions and other is not None:
+        raise InvalidRequestError(
+            "the answer cannot both call one of `tools` and fit a grammar; leave one of them out, or set"
+            " `tool_choice` to `none`",
+            "tools",
+        )
+    if not use.is_required:
+        return other
+    source = GrammarSource(GrammarKind.LARK, _lark(use, model, prompt))
+    return await model.generator.compile_grammar(source, "tools")
+
+
+def answer_form(
+    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, *, has_grammar: bool
+) -> AnswerForm:
+    """How to parse the answers. One that fits a grammar of the request begins at once, without a thought."""
+    if has_grammar and not use.functions:
+        return PLAIN
+    dialect = model.dialect
+    if body.separate_reasoning is False:
+        dialect = replace(dialect, reasoning=None)
+    if not use.functions:
+        dialect = replace(dialect, tools=None)
+    return AnswerForm(
+        dialect=dialect,
+        functions=use.functions,
+        is_open=dialect.reasoning is not None and dialect.reasoning.is_open(prompt),
+        parallel=use.parallel,
+        with_reasoning=body.include_reasoning is not False,
+        id_chars=None if dialect.tools is None else dialect.tools.id_chars,
+    )
+
+
+def shown_ids(form: AnswerForm, model: ServedModel) -> frozenset[int]:
+    """The special tokens that the parser has to see."""
+    special = model.generator.tokenizer.special_tokens
+    return frozenset(special[mark] for mark in form.dialect.marks if mark in special)
+
+
+def _lark(use: ToolUse, model: ServedModel, prompt: str) -> str:
+    tools, reasoning = model.dialect.tools, model.dialect.reasoning
+    assert tools is not None, "`tool_use` checks it"
+    lark = Lark(model.generator.tokenizer.special_tokens)
+    thought = "" if reasoning is None else reasoning.thought(lark, reasoning.is_open(prompt))
+    return lark.source(f"{thought} {tools.calls(lark, use.functions, MAX_CALLS if use.parallel else 1)}")
+
+
+def _check_names(tools: Iterable[Tool]) -> None:
+    names: set[str] = set()
+    for tool in tools:
+        if tool.function.name in names:
+            raise InvalidRequestError(f"`tools` has several functions `{tool.function.name}`", "tools")
+        names.add(tool.function.name)
+
+
+def _chosen(choice: object, tools: list[Tool]) -> tuple[list[Tool], set[str], bool]:
+    """The tools to show, the names of those that may be called, and whether one must be."""
+    if isinstance(choice, NamedTool):
+        return tools, _known([choice], tools), True
+    if isinstance(choice, AllowedToolChoice):
+        names = _known(choice.allowed_tools.tools, tools)
+        allowed = [tool for tool in tools if tool.function.name in names]
+        return allowed, names, choice.allowed_tools.mode == "required"
+    return tools, {tool.function.name for tool in tools}, choice == "required"
+
+
+def _known(named: Iterable[NamedTool], tools: Iterable[Tool]) -> set[str]:
+    names = {each.function.name for each in named}
+    if unknown := names - {tool.function.name for tool in tools}:
+        raise InvalidRequestError(f"`tool_choice`: no function in `tools` is `{min(unknown)}`", "tool_choice")
+    return names
+
+
+def _function(tool: Tool) -> Function:
+    spec = tool.function
+    return Function(spec.name, spec.parameters or {}, strict=bool(spec.strict))

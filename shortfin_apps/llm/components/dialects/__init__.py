@@ -1,0 +1,33 @@
+"""Dialects: how families of models write thoughts and tool calls, one in a file, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shortfin_apps.llm.components.dialects.dialect import ReasoningDialect, ToolDialect
+from shortfin_apps.llm.components.dialects.reasoning.granite import GraniteReasoning
+from shortfin_apps.llm.components.dialects.reasoning.mistral import MISTRAL_REASONING
+from shortfin_apps.llm.components.dialects.reasoning.think import THINK
+from shortfin_apps.llm.components.dialects.tools.granite import Granite
+from shortfin_apps.llm.components.dialects.tools.harmony import Harmony
+from shortfin_apps.llm.components.dialects.tools.hermes import Hermes
+from shortfin_apps.llm.components.dialects.tools.llama3 import Llama3
+from shortfin_apps.llm.components.dialects.tools.mistral import Mistral
+from shortfin_apps.llm.components.dialects.tools.qwen3_coder import Qwen3Coder
+from shortfin_apps.llm.components.dialects.tools.smollm import SmolLM
+
+TOOL_DIALECTS: Mapping[str, ToolDialect] = {
+    "hermes": Hermes(),
+    "qwen3-coder": Qwen3Coder(),
+    "llama3": Llama3(),
+    "mistral": Mistral(),
+    "granite": Granite(),
+    "smollm": SmolLM(),
+    "harmony": Harmony(),
+}
+REASONING_DIALECTS: Mapping[str, ReasoningDialect] = {
+    "think": THINK,
+    "mistral": MISTRAL_REASONING,
+    "granite": GraniteReasoning(),
+    "harmony": Harmony(),
+}

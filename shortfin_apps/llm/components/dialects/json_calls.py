@@ -1,0 +1,189 @@
+"""Calls that are JSON objects: `{"name": "f", "arguments": {"a": 1}}`, alone or in a list.
+
+`arguments` may have the name `parameters`, come before the name, be a text of JSON, or be missing. Arguments
+that are an object are passed on as the model writes them, white space included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Generator, Sequence
+
+from shortfin_apps.llm.components.dialects.dialect import Function
+from shortfin_apps.llm.components.dialects.feed import WHITE_SPACE, Feed, Wait
+from shortfin_apps.llm.components.dialects.lark import Lark, one_of
+from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse, Piece
+from shortfin_apps.llm.errors import LlmError
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+NO_ARGUMENTS = "{}"
+ANY_ARGUMENTS = {"type": "object"}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class NotACallError(LlmError):
+    """The text is not a call. Never leaves this module: such text is content."""
+
+
+class JsonValue:
+    """The span of a JSON value, found by its brackets and quotes. Its text is not checked further."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+
+    def end_in(self, text: str) -> int | None:
+        for place, char in enumerate(text):
+            if self._in_string:
+                if self._ends_string(char) and self._depth == 0:
+                    return place + 1
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return place + 1 + self._depth  # not the bracket behind a number
+            elif self._depth == 0 and (char == "," or char in WHITE_SPACE):
+                return place
+        return None
+
+    def _ends_string(self, char: str) -> bool:
+        is_escaped, self._is_escaped = self._is_escaped, char == "\\" and not self._is_escaped
+        self._in_string = is_escaped or char != '"'
+        return not self._in_string
+
+
+def parse_calls(
+    feed: Feed, before: str = "", names: Collection[str] | None = None
+) -> Generator[Piece | None, None, bool]:
+    """The call, or the list of calls, that comes next; content, with the text `before` it, if there is none.
+
+    Returns whether there was. With `names`, nothing but the JSON tells a call from content: it is one only
+    with a name of these and arguments.
+    """
+    feed.record(before)
+    try:
+        yield from feed.space()
+        if not (yield from feed.accept("[")):
+            yield from _CallReader(feed, names).read()
+            return True
+        while not (yield from _accept(feed, "]")):
+            yield from _CallReader(feed, names).read()
+            yield from _accept(feed, ",")
+            feed.record()
+        feed.recorded()
+    except NotACallError:
+        yield Content(feed.recorded())
+        return False
+    return True
+
+
+class _CallReader:
+    """Reads one object. Forgets the feed's record once it is known to be a call."""
+
+    def __init__(self, feed: Feed, names: Collection[str] | None) -> None:
+        self._feed = feed
+        self._names = names
+        self._name: str | None = None
+        self._early: str | None = None  # arguments before the name
+        self._has_arguments = False
+
+    def read(self) -> Parse:
+        yield from _expect(self._feed, "{")
+        while not (yield from _accept(self._feed, "}")):
+            key = yield from _string(self._feed)
+            yield from _expect(self._feed, ":")
+            yield from self._feed.space()
+            yield from self._member(key)
+            yield from _accept(self._feed, ",")
+        if self._has_arguments:
+            return
+        if self._name is None or self._names is not None:
+            raise NotACallError("no name, or no arguments")
+        yield from self._begin(self._name)
+        yield Arguments(NO_ARGUMENTS)
+
+    def _member(self, key: str) -> Parse:
+        if key == "name" and self._name is None:
+            self._name = yield from _string(self._feed)
+            if self._names is not None and self._name not in self._names:
+                raise NotACallError("no function has this name")
+            if self._early is not None:
+                yield from self._begin(self._name)
+                yield Arguments(_plain(self._early))
+        elif key in ARGUMENT_KEYS and not self._has_arguments and self._early is None:
+            yield from self._arguments()
+        else:
+            yield from self._feed.read_span(JsonValue())
+
+    def _arguments(self) -> Parse:
+        is_object = (yield from self._feed.peek()) == "{"
+        if self._name is None:
+            self._early = yield from self._feed.read_span(JsonValue())
+            return
+        yield from self._begin(self._name)
+        if is_object:
+            yield from self._feed.copy_span(Arguments, JsonValue())
+        else:
+            yield Arguments(_plain((yield from self._feed.read_span(JsonValue()))))
+
+    def _begin(self, name: str) -> Parse:
+        self._has_arguments = True
+        self._feed.recorded()
+        yield CallStart(name)
+
+
+def _plain(value: str) -> str:
+    """Arguments in the usual form: models write a text of JSON, or null."""
+    if value in ("", "null"):
+        return NO_ARGUMENTS
+    if not value.startswith('"'):
+        return value
+    try:
+        return str(json.loads(value, strict=False)) or NO_ARGUMENTS
+    except ValueError:
+        return value
+
+
+def _accept(feed: Feed, char: str) -> Wait[bool]:
+    """Whether `char` comes next but for white space; then reads it."""
+    yield from feed.space()
+    return (yield from feed.accept(char))
+
+
+def _expect(feed: Feed, char: str) -> Wait[None]:
+    if not (yield from _accept(feed, char)):
+        raise NotACallError(f"no {char}")
+
+
+def _string(feed: Feed) -> Wait[str]:
+    yield from feed.space()
+    text = yield from feed.read_span(JsonValue())
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise NotACallError("no text") from error
+    if not isinstance(value, str):
+        raise NotACallError("no text")
+    return value
+
+
+def arguments_of(lark: Lark, function: Function) -> str:
+    """An expression of the arguments that fit."""
+    return lark.json({**ANY_ARGUMENTS, **(function.parameters or NO_PARAMETERS)}, strict=function.strict)
+
+
+def call_of(lark: Lark, functions: Sequence[Function], key: str = "arguments") -> str:
+    """An expression of a call of one of `functions`, an object."""
+    calls = [
+        lark.rule(
+            lark.literal('{"name": ' + json.dumps(function.name) + f', "{key}": ')
+            + f" {arguments_of(lark, function)} "
+            + lark.literal("}")
+        )
+        for function in functions
+    ]
+    return lark.rule(one_of(calls))

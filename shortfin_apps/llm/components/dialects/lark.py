@@ -1,0 +1,67 @@
+"""Builds grammars in the Lark language of the llguidance library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+ANY_TEXT = r"/(.|\n)*/"
+SPACE = r"/[ \n]{0,4}/"
+JSON_SPACE = r"[ \n\t]{0,32}"  # bounded, lest a weak model go on with it until its tokens are used up
+
+
+class Lark:
+    """A grammar under construction. `special_ids` has the special tokens by name, as it needs their ids."""
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        self._special_ids = special_ids
+        longest_first = sorted(special_ids, key=len, reverse=True)
+        self._special = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._rules: list[str] = []
+
+    def is_special(self, name: str) -> bool:
+        return name in self._special_ids
+
+    def literal(self, text: str) -> str:
+        """An expression of exactly this text; the names of special tokens in it are these tokens."""
+        parts = self._special.split(text) if self._special_ids else [text]
+        return " ".join(self._literal_part(part) for part in parts if part)
+
+    def through(self, mark: str) -> str:
+        """An expression of any text that ends with the first `mark`."""
+        if mark in self._special_ids:
+            return f"{ANY_TEXT} {self.literal(mark)}"
+        return self._add(f"[suffix={json.dumps(mark)}]", ANY_TEXT)
+
+    def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
+        """An expression of the values that fit `schema`; unless strict, keywords that are unknown are left out."""
+        own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}}
+        return self.rule("%json " + json.dumps({**schema, **own}))
+
+    def rule(self, expression: str) -> str:
+        """A name for an expression."""
+        return self._add("", expression)
+
+    def source(self, start: str) -> str:
+        """The grammar, which begins with the expression `start`."""
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def _literal_part(self, part: str) -> str:
+        token_id = self._special_ids.get(part)
+        return json.dumps(part, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+
+    def _add(self, attributes: str, expression: str) -> str:
+        name = f"rule_{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+
+def one_of(expressions: list[str]) -> str:
+    return "(" + " | ".join(expressions) + ")"
+
+
+def repeated(item: str, separator: str, most: int) -> str:
+    """One to `most` items with the separator, an expression or "", between them."""
+    return item if most == 1 else f"{item} ({separator} {item}){{0,{most - 1}}}"

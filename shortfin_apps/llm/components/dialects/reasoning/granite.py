@@ -1,0 +1,30 @@
+"""Granite 3.2's thoughts, which are between two sentences."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.components.dialects.feed import Feed
+from shortfin_apps.llm.components.dialects.lark import SPACE, Lark, one_of
+from shortfin_apps.llm.components.dialects.pieces import Content, Parse, Reasoning
+
+BEGINS = ("Here is my thought process:", "Here's my thought process:")
+ENDS = ("Here is my response:", "Here's my response:")
+
+
+class GraniteReasoning:
+    """Implements ReasoningDialect."""
+
+    marks: frozenset[str] = frozenset()
+
+    def is_open(self, prompt: str) -> bool:
+        return False
+
+    def parse_thought(self, feed: Feed, is_open: bool) -> Parse:
+        space = yield from feed.space()
+        if (yield from feed.accept(*BEGINS)):
+            yield from feed.copy(Reasoning, *ENDS)
+        else:
+            yield Content(space)
+
+    def thought(self, lark: Lark, is_open: bool) -> str:
+        begin = one_of([lark.literal(text) for text in BEGINS])
+        return f"({begin} {lark.through(ENDS[0])} {SPACE})?"

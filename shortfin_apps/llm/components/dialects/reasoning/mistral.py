@@ -1,0 +1,7 @@
+"""Magistral's thoughts, which are between two special tokens."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.components.dialects.reasoning.think import TaggedReasoning
+
+MISTRAL_REASONING = TaggedReasoning("[THINK]", "[/THINK]")

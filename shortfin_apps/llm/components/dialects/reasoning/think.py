@@ -1,0 +1,38 @@
+"""Thoughts between two tags: Qwen 3, DeepSeek-R1 and its distillations, SmolLM3, and others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.components.dialects.feed import Feed
+from shortfin_apps.llm.components.dialects.lark import SPACE, Lark
+from shortfin_apps.llm.components.dialects.pieces import Content, Parse, Reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedReasoning:
+    """Implements ReasoningDialect. A thought is at the beginning of an answer, or the prompt opened it."""
+
+    begin: str
+    end: str
+
+    @property
+    def marks(self) -> frozenset[str]:
+        return frozenset({self.begin, self.end})
+
+    def is_open(self, prompt: str) -> bool:
+        return prompt.rstrip().endswith(self.begin)
+
+    def parse_thought(self, feed: Feed, is_open: bool) -> Parse:
+        space = yield from feed.space()
+        if (yield from feed.accept(self.begin)) or is_open:
+            yield from feed.copy(Reasoning, self.end)
+        else:
+            yield Content(space)
+
+    def thought(self, lark: Lark, is_open: bool) -> str:
+        rest = f"{lark.through(self.end)} {SPACE}"
+        return rest if is_open else f"({lark.literal(self.begin)} {rest})?"
+
+
+THINK = TaggedReasoning("<think>", "</think>")

@@ -1,0 +1,29 @@
+"""Granite 3: `<|tool_call|>[{"name": "f", "arguments": {}}]`. Granite 4 writes as Hermes does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.dialects.dialect import Function
+from shortfin_apps.llm.components.dialects.feed import Feed
+from shortfin_apps.llm.components.dialects.json_calls import call_of, parse_calls
+from shortfin_apps.llm.components.dialects.lark import Lark, repeated
+from shortfin_apps.llm.components.dialects.pieces import Content, Parse
+
+BEGIN = "<|tool_call|>"
+OTHER_BEGIN = "<tool_call>"  # which Granite 3.1 writes at times
+
+
+class Granite:
+    """Implements ToolDialect."""
+
+    marks = frozenset({BEGIN, OTHER_BEGIN})
+    id_chars: int | None = None
+
+    def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
+        while (mark := (yield from feed.copy(Content, BEGIN, OTHER_BEGIN))) is not None:
+            yield from parse_calls(feed, mark)
+
+    def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        calls = repeated(call_of(lark, functions), lark.literal(", "), most)
+        return f"{lark.literal(BEGIN + '[')} {calls} {lark.literal(']')}"

@@ -1,0 +1,31 @@
+"""Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.dialects.dialect import Function
+from shortfin_apps.llm.components.dialects.feed import Feed
+from shortfin_apps.llm.components.dialects.json_calls import call_of, parse_calls
+from shortfin_apps.llm.components.dialects.lark import Lark, repeated
+from shortfin_apps.llm.components.dialects.pieces import Content, Parse
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """Implements ToolDialect. Also reads a list of calls between the tags."""
+
+    marks = frozenset({BEGIN, END})
+    id_chars: int | None = None
+
+    def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
+        while (yield from feed.copy(Content, BEGIN)) is not None:
+            yield from parse_calls(feed, BEGIN)
+            yield Content((yield from feed.space()))
+            yield from feed.accept(END)
+
+    def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        begin, end = lark.literal(BEGIN + "\n"), lark.literal("\n" + END)
+        call = lark.rule(f"{begin} {call_of(lark, functions)} {end}")
+        return repeated(call, lark.literal("\n"), most)

@@ -1,0 +1,155 @@
+"""Qwen3-Coder and Qwen3.5: calls in tags, with each parameter's text between tags of its own.
+
+<tool_call>
+<function=f>
+<parameter=a>
+text
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shortfin_apps.llm.components.dialects.dialect import Function
+from shortfin_apps.llm.components.dialects.feed import Feed
+from shortfin_apps.llm.components.dialects.lark import Lark, one_of, repeated
+from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
+}
+
+
+class Qwen3Coder:
+    """Implements ToolDialect. The types of parameters in their schema tell numbers from texts."""
+
+    marks = frozenset({BEGIN, END})
+    id_chars: int | None = None
+
+    def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
+        schemas = {function.name: function.parameters for function in functions}
+        while (mark := (yield from feed.copy(Content, BEGIN, FUNCTION))) is not None:
+            before = mark
+            if mark == BEGIN:
+                before += yield from feed.space()
+                if not (yield from feed.accept(FUNCTION)):
+                    yield Content(before)
+                    continue
+                before += FUNCTION
+            yield from _call(feed, before, schemas)
+
+    def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        call = lark.rule(one_of([_call_expression(lark, function) for function in functions]))
+        return repeated(call, lark.literal("\n"), most)
+
+
+def _call(feed: Feed, before: str, schemas: Mapping[str, Mapping[str, Any]]) -> Parse:
+    name, mark = yield from feed.text_before(">", "\n")
+    if mark != ">":
+        yield Content(before + name + (mark or ""))
+        return
+    yield CallStart(name)
+    yield from _arguments(feed, _properties(schemas.get(name, {})))
+    yield from feed.space()
+    yield from feed.accept(END)
+
+
+def _arguments(feed: Feed, properties: Mapping[str, Any]) -> Parse:
+    yield Arguments("{")
+    separator = ""
+    yield from feed.space()
+    while (yield from feed.accept(PARAMETER)):
+        key, _ = yield from feed.text_before(">")
+        yield Arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        yield from _value(feed, properties.get(key))
+        separator = ", "
+        yield from feed.space()
+    if (yield from feed.accept(FUNCTION_END)):
+        yield Arguments("}")
+
+
+def _value(feed: Feed, schema: object) -> Parse:
+    """JSON of the text up to the end of its parameter, of a type that the schema allows."""
+    yield from feed.accept("\n")
+    types = _types(schema)
+    if types != {"string"}:
+        text, _ = yield from feed.text_before("\n" + PARAMETER_END, PARAMETER_END)
+        yield Arguments(_typed(text, types))
+        return
+    yield Arguments('"')
+    if (yield from feed.copy(_inside_string, "\n" + PARAMETER_END, PARAMETER_END)) is not None:
+        yield Arguments('"')
+
+
+def _inside_string(text: str) -> Arguments:
+    return Arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _typed(text: str, types: set[str]) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if not any(_is(value, each) for each in types):
+        value = text
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is(value: object, name: str) -> bool:
+    is_boolean = isinstance(value, bool)
+    return isinstance(value, _TYPES.get(name, ())) and is_boolean == (name == "boolean")
+
+
+def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = parameters.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _types(schema: object) -> set[str]:
+    """The JSON types that a schema names; text if it names none, all for one that is elsewhere."""
+    if not isinstance(schema, Mapping):
+        return {"string"}
+    if isinstance(options := schema.get("anyOf") or schema.get("oneOf"), list):
+        return set().union(*(_types(option) for option in options))
+    if "$ref" in schema:
+        return set(_TYPES)
+    named = schema.get("type", "string" if "enum" not in schema else list(_TYPES))
+    return {named} if isinstance(named, str) else {str(name) for name in named}
+
+
+def _call_expression(lark: Lark, function: Function) -> str:
+    required = function.parameters.get("required") or []
+    parameters = [
+        expression if key in required else f"({expression})?"
+        for key, schema in _properties(function.parameters).items()
+        for expression in [_parameter_expression(lark, function, key, schema)]
+    ]
+    begin = lark.literal(f"{BEGIN}\n{FUNCTION}{function.name}>\n")
+    return lark.rule(" ".join([begin, *parameters, lark.literal(f"{FUNCTION_END}\n{END}")]))
+
+
+def _parameter_expression(lark: Lark, function: Function, key: str, schema: object) -> str:
+    begin, end = lark.literal(f"{PARAMETER}{key}>\n"), f"\n{PARAMETER_END}\n"
+    if isinstance(schema, Mapping) and _types(schema) == {"string"}:
+        if isinstance(options := schema.get("enum"), list):
+            return f"{begin} {one_of([lark.literal(str(option)) for option in options])} {lark.literal(end)}"
+        return f"{begin} {lark.through(end)}"
+    definitions = {
+        name: function.parameters[name] for name in ("$defs", "definitions") if name in function.parameters
+    }
+    of_value = {**definitions, **schema} if isinstance(schema, Mapping) else {}
+    return f"{begin} {lark.json(of_value, strict=function.strict)} {lark.literal(end)}"

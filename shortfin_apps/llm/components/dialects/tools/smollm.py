@@ -1,0 +1,18 @@
+"""SmolLM2: `<tool_call>[{"name": "f", "arguments": {}}]</tool_call>`. SmolLM3 writes as Hermes does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.dialects.dialect import Function
+from shortfin_apps.llm.components.dialects.json_calls import call_of
+from shortfin_apps.llm.components.dialects.lark import Lark, repeated
+from shortfin_apps.llm.components.dialects.tools.hermes import BEGIN, END, Hermes
+
+
+class SmolLM(Hermes):
+    """Implements ToolDialect."""
+
+    def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        calls = repeated(call_of(lark, functions), lark.literal(", "), most)
+        return f"{lark.literal(BEGIN + '[')} {calls} {lark.literal(']' + END)}"
