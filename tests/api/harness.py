@@ -45,6 +45,7 @@ class Harness:
         strict_fields: bool = False,
         root_path: str = "",
         dialect: Dialect = NO_DIALECT,
+        max_seq_len: int = MAX_SEQ_LEN,
     ) -> None:
         self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
         metrics = ServerMetrics(MODEL)
@@ -58,6 +59,7 @@ class Harness:
         )
         self.tokenizer = tokenizer
         self.dialect = dialect
+        self.max_seq_len = max_seq_len
         if loaded:
             self.load(metrics)
         self.app: FastAPI = create_app(
@@ -70,7 +72,7 @@ class Harness:
         generator = TextGenerator(
             self.tokenizer,
             self.engine,
-            max_seq_len=MAX_SEQ_LEN,
+            max_seq_len=self.max_seq_len,
             max_requests=MAX_REQUESTS,
             metrics=metrics,
             conversation_tokens=1 << 16,

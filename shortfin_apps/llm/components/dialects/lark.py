@@ -9,7 +9,7 @@ from typing import Any
 
 ANY_TEXT = r"/(.|\n)*/"
 SPACE = r"/[ \n]{0,4}/"
-JSON_SPACE = r"[ \n\t]{0,32}"  # bounded, lest a weak model go on with it until its tokens are used up
+JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, lest a weak model go on with it until its tokens are used up
 
 
 class Lark:
@@ -36,7 +36,7 @@ class Lark:
         return self._add(f"[suffix={json.dumps(mark)}]", ANY_TEXT)
 
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
-        """An expression of the values that fit `schema`; unless strict, keywords that are unknown are left out."""
+        """An expression of the values that fit `schema`; unless strict, unknown keywords are ignored."""
         own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}}
         return self.rule("%json " + json.dumps({**schema, **own}))
 

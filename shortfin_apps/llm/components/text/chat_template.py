@@ -88,7 +88,7 @@ class ChatTemplate:
 
 
 def pick_template(template: object, name: str = "default") -> str | None:
-    """The template in `chat_template` of a `tokenizer_config.json`; of a list `name`, `default` or the first."""
+    """The template in `chat_template` of a `tokenizer_config.json`, of a list `name`, `default` or any."""
     if not isinstance(template, list):
         return template if isinstance(template, str) else None
     named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}

@@ -1,0 +1,155 @@
+"""What a grammar of calls lets through is parsed as calls, and what models write as calls it lets through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tokenizers import AddedToken
+
+from shortfin_apps.llm.components.dialects import REASONING_DIALECTS, TOOL_DIALECTS
+from shortfin_apps.llm.components.dialects.dialect import Dialect, Function
+from shortfin_apps.llm.components.dialects.lark import Lark
+from shortfin_apps.llm.components.dialects.output_parser import whole
+from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Reasoning
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.errors import InvalidRequestError
+from tests.components.dialects.matching import lets_through
+from tests.components.text.tiny_tokenizers import EOS, byte_level_backend
+
+CITY = {"type": "string", "maxLength": 9}
+WEATHER = Function(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {
+            "city": CITY,
+            "days": {"type": "integer"},
+            "units": {"type": "string", "enum": ["C", "F"]},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+NOW = Function("now")
+XML = "<tool_call>\n<function=get_weather>\n<parameter=city>\n{}\n</parameter>\n{}</function>\n</tool_call>"
+DAYS = "<parameter=days>\n{}\n</parameter>\n"
+COMMENTARY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
+# Of each dialect: texts of calls, and others.
+FITTING = {
+    "hermes": [
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ü\\n", "days": 3}}\n</tool_call>',
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": ""}}\n</tool_call>',
+    ],
+    "smollm": ['<tool_call>[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]</tool_call>'],
+    "granite": ['<|tool_call|>[{"name": "get_weather", "arguments": {"city": "a]"}}]'],
+    "llama3": ['{"name": "get_weather", "parameters": {"city": "a"}}; {"name": "now", "parameters": {}}'],
+    "mistral": [
+        '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "a"}',
+    ],
+    "qwen3-coder": [XML.format("two\nlines", DAYS.format(3)), XML.format("", "")],
+    "harmony": [COMMENTARY.format("now", "{}"), COMMENTARY.format("get_weather", '{"city": "a"}')],
+}
+OTHER = {
+    "hermes": ["Sure. ", '<tool_call>\n{"name": "then"', '<tool_call>\n{"name": "now", "arguments": {"a'],
+    "smollm": ['<tool_call>\n{"name"', "Sure."],
+    "granite": ["<|tool_call|>{", "[{"],
+    "llama3": ['{"name": "get_weather", "parameters": {"city": "0123456789', '{"a'],
+    "mistral": ["now", "[TOOL_CALLS]then"],
+    "qwen3-coder": [XML.format("a", DAYS.format("three")), "<tool_call>\n<function=then"],
+    "harmony": ["<|channel|>final", COMMENTARY.format("then", "{}")],
+}
+CASES = [(name, special) for name in FITTING for special in (True, False)]
+# A thought that an answer begins with, and one that the prompt has opened.
+THOUGHTS = {
+    "think": ("<think>\na < b\n</think>\n\n", "so\n</think>\n\n"),
+    "mistral": ("[THINK]a [b[/THINK]", "so[/THINK]"),
+    "granite": ("Here is my thought process: a\nHere is my response:\n", ""),
+    "harmony": ("<|channel|>analysis<|message|>a < b<|end|><|start|>assistant", ""),
+}
+
+
+def tokenizer_with(marks: frozenset[str], special: bool) -> Tokenizer:
+    """With the marks as special tokens, or as plain text."""
+    backend = byte_level_backend()
+    if special:
+        backend.add_special_tokens([AddedToken(mark, special=True) for mark in sorted(marks)])
+    return Tokenizer(backend, {"eos_token": EOS})
+
+
+async def compiled(tokenizer: Tokenizer, source: str) -> Grammar:
+    compiler = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+    return await compiler.compile(GrammarSource(GrammarKind.LARK, source), "tools")
+
+
+@pytest.mark.parametrize(("name", "special"), CASES)
+async def test_calls_as_models_write_them_fit(name: str, special: bool) -> None:
+    dialect = TOOL_DIALECTS[name]
+    tokenizer = tokenizer_with(dialect.marks, special)
+    lark = Lark(tokenizer.special_tokens)
+    grammar = await compiled(tokenizer, lark.source(dialect.calls(lark, (WEATHER, NOW), 4)))
+    texts = FITTING[name]
+    if name == "mistral":  # whose newer form needs a token of its own
+        texts = texts[1:] if special else texts[:1]
+    for text in texts:
+        assert lets_through(grammar, tokenizer, text), text
+        pieces = whole(Dialect(dialect), text, (WEATHER, NOW))
+        assert {type(piece) for piece in pieces} == {CallStart, Arguments}
+        assert all(json.loads(piece.text) is not None for piece in pieces if isinstance(piece, Arguments))
+    for text in OTHER[name]:
+        assert not lets_through(grammar, tokenizer, text, to_the_end=False), text
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", THOUGHTS)
+async def test_a_thought_may_precede_a_call(name: str, special: bool) -> None:
+    reasoning = REASONING_DIALECTS[name]
+    tools = TOOL_DIALECTS["harmony" if name == "harmony" else "hermes"]
+    dialect = Dialect(tools, reasoning)
+    tokenizer = tokenizer_with(dialect.marks, special)
+    [call, *_] = FITTING["harmony" if name == "harmony" else "hermes"]
+    for is_open, thought in zip((False, True), THOUGHTS[name], strict=True):
+        lark = Lark(tokenizer.special_tokens)
+        start = f"{reasoning.thought(lark, is_open)} {tools.calls(lark, (WEATHER, NOW), 1)}"
+        grammar = await compiled(tokenizer, lark.source(start))
+        assert lets_through(grammar, tokenizer, thought + call)
+        assert not lets_through(grammar, tokenizer, thought + "Sure.", to_the_end=False)
+        pieces = whole(dialect, thought + call, (WEATHER, NOW), is_open=is_open)
+        assert isinstance(pieces[0], Reasoning if thought else CallStart)
+        assert any(isinstance(piece, CallStart) for piece in pieces)
+
+
+async def test_no_more_calls_fit_than_are_wanted() -> None:
+    dialect = TOOL_DIALECTS["hermes"]
+    tokenizer = tokenizer_with(frozenset(), special=False)
+    two = FITTING["hermes"][1]
+    for most, fits in ((1, False), (2, True)):
+        lark = Lark({})
+        grammar = await compiled(tokenizer, lark.source(dialect.calls(lark, (WEATHER, NOW), most)))
+        assert lets_through(grammar, tokenizer, two, to_the_end=False) is fits
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    with pytest.raises(InvalidRequestError, match="tools"):
+        yield
+
+
+async def test_only_strict_parameters_are_refused_for_a_keyword_that_cannot_be_kept() -> None:
+    tokenizer = tokenizer_with(frozenset(), special=False)
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    sources = []
+    for strict in (False, True):
+        lark = Lark({})
+        calls = TOOL_DIALECTS["llama3"].calls(lark, [Function("f", schema, strict)], 1)
+        sources.append(lark.source(calls))
+    await compiled(tokenizer, sources[0])
+    with refused():
+        await compiled(tokenizer, sources[1])
