@@ -25,7 +25,7 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "f", "parameters": PARAMETERS, "strict": True}},
     {"type": "function", "function": {"name": "g"}},
 ]
-CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 NAMED = {"type": "function", "function": {"name": "g"}}
 
 
@@ -98,7 +98,7 @@ async def test_arguments_are_streamed_as_they_are_generated() -> None:
 
 async def test_a_cut_call_is_no_call_to_run() -> None:
     message, reason = await message_of(
-        harness_of(CALL), tools=TOOLS, max_tokens=len(TOKENIZER.encode(CALL)) - 14
+        harness_of(CALL), tools=TOOLS, max_tokens=len(TOKENIZER.encode(CALL)) - 16
     )
     assert reason == "length"
     assert message["tool_calls"][0]["function"]["arguments"] != '{"a": 1}'
@@ -165,7 +165,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice", "`h`"),
     ({"tools": [*TOOLS, TOOLS[0]]}, "tools", "several functions `f`"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools", "leave one of them out"),
+    ({"tools": TOOLS, "regex": "a"}, "regex", "leave one of them out"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.function.name", "pattern"),
     ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools.type", "function"),
     ({"tools": TOOLS * 65}, "tools", "128"),
@@ -227,7 +227,39 @@ async def test_reasoning_is_left_out_or_left_in_place(stream: bool) -> None:
     assert unparsed["content"] == "<think>hm</think>the end"
 
 
-async def test_an_answer_by_a_grammar_has_no_thought() -> None:
+@pytest.mark.parametrize(
+    ("fields", "fitting", "other"),
+    [
+        ({}, ["hm</think>\n{}", "</think>{}"], ["{}"]),
+        ({"tools": TOOLS}, ["hm</think>{}", f"hm</think>{CALL}"], ["hm</think>Sure."]),
+        ({"tools": TOOLS, "tool_choice": "required"}, [f"hm</think>{CALL}"], ["hm</think>{}"]),
+    ],
+)
+async def test_a_format_of_json_applies_behind_a_thought(
+    fields: dict[str, Any], fitting: list[str], other: list[str]
+) -> None:
+    harness = harness_of('hm</think>{"a": 1}')
+    body = {"response_format": {"type": "json_object"}, "chat_template_kwargs": {"enable_thinking": True}}
+    message, _ = await message_of(harness, **body, **fields)
+    assert (message["reasoning_content"], message["content"]) == ("hm", '{"a": 1}')
+    grammar = harness.engine.calls[0].params.output_grammar
+    assert grammar is not None
+    assert all(lets_through(grammar, TOKENIZER, text) for text in fitting)
+    assert not any(lets_through(grammar, TOKENIZER, text) for text in other)
+
+
+async def test_a_format_of_json_applies_in_the_final_channel() -> None:
+    text = '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{"a": 1}'
+    harness = harness_of(text, Dialect(TOOL_DIALECTS["harmony"], REASONING_DIALECTS["harmony"]))
+    message, _ = await message_of(harness, response_format={"type": "json_object"})
+    assert (message["reasoning_content"], message["content"]) == ("hm", '{"a": 1}')
+    grammar = harness.engine.calls[0].params.output_grammar
+    assert grammar is not None
+    assert lets_through(grammar, TOKENIZER, text)
+    assert not lets_through(grammar, TOKENIZER, '{"a": 1}')
+
+
+async def test_an_answer_by_another_grammar_has_no_thought() -> None:
     """It fits the grammar from its first token, also where the prompt opened a thought."""
     harness = harness_of("the end")
     message, _ = await message_of(harness, chat_template_kwargs={"enable_thinking": True}, regex="the end")

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from shortfin_apps.llm.client import Chunk, Generation, ServerError, Usage
+from shortfin_apps.llm.client import (
+    Chunk,
+    Generation,
+    ServerError,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+    join_calls,
+)
 from shortfin_apps.llm.client.answers import parse_chunk, parse_generation
 from tests.scripted_server import usage
 
@@ -41,3 +49,29 @@ def test_anything_else_is_a_server_error(body: Any) -> None:
         parse_generation(body)
     with pytest.raises(ServerError):
         parse_chunk(body)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def test_calls_and_reasoning_are_parsed() -> None:
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALL, CALL]}
+    answer = parse_generation({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    assert (answer.text, answer.reasoning) == ("", "hm")
+    assert answer.tool_calls == (ToolCall("c", "f", "{}"),) * 2
+    assert answer.tool_calls[0].message == CALL
+
+
+def test_calls_of_chunks_are_joined() -> None:
+    deltas = [
+        {"reasoning": "hm", "tool_calls": [{"index": 0, **CALL, "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}, {"index": 1, **CALL}]},
+    ]
+    chunks = [parse_chunk({"choices": [{"delta": delta}]}) for delta in deltas]
+    assert chunks[0].reasoning == "hm"
+    assert (
+        join_calls(call for chunk in chunks for call in chunk.tool_calls) == (ToolCall("c", "f", "{}"),) * 2
+    )
+    with pytest.raises(ServerError):
+        join_calls([ToolCallDelta(0, "{}")])

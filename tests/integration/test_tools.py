@@ -164,6 +164,6 @@ async def test_openais_parse(tiny_artifact: Artifact) -> None:
             streamed = await stream.get_final_completion()
     assert isinstance(parsed.choices[0].message.parsed, City)
     for answer in (called, streamed):
-        [call] = answer.choices[0].message.tool_calls or ()
+        (call,) = answer.choices[0].message.tool_calls or []
         assert isinstance(call.function.parsed_arguments, City)
     assert streamed.choices[0].finish_reason == "tool_calls"

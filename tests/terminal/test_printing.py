@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -49,3 +50,18 @@ async def test_a_single_token_has_no_rate() -> None:
     answer = StreamedAnswer(clock=ticking().__next__)
     await answer.show(stream(Chunk("a", "length", Usage(5, 1))))
     assert "tokens/s" not in answer.summary()
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "printed"), [(True, "\x1b[2mhm\x1b[0m\x1b[2m.\x1b[0m\nThe end\n"), (False, "The end\n")]
+)
+async def test_reasoning_is_printed_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool, printed: str
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    answer = StreamedAnswer(clock=ticking().__next__)
+    await answer.show(
+        stream(Chunk("", reasoning="hm"), Chunk("", reasoning="."), Chunk("The "), Chunk("end"))
+    )
+    assert capsys.readouterr().out == printed
+    assert (answer.text, answer.ttft_s) == ("The end", 0.5)

@@ -30,7 +30,7 @@ from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, s
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.structured_output import compiled_grammar
 from shortfin_apps.llm.api.terms import terms_of
-from shortfin_apps.llm.api.tools import answer_form, calls_grammar, shown_ids, template_variables, tool_use
+from shortfin_apps.llm.api.tools import answer_form, answer_grammar, shown_ids, template_variables, tool_use
 from shortfin_apps.llm.components.frontend.prompt_scoring import prompt_logprobs, scoring_request
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
 from shortfin_apps.llm.components.frontend.text_stream import (
@@ -87,7 +87,6 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
     use = tool_use(body, model.dialect)
-    other = await compiled_grammar(body, model.generator)
     text = await conversation_text(
         service,
         body.messages,
@@ -95,8 +94,8 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
         variables=template_variables(body, model),
         tools=use.shown,
     )
-    grammar = await calls_grammar(use, model, text, other)
-    form = answer_form(body, use, model, text, has_grammar=other is not None)
+    grammar = await answer_grammar(body, use, model, text)
+    form = answer_form(body, use, model, text)
     salt = caller_of(request).cache_salt(body.cache_salt)
     requests = _requests(
         body,

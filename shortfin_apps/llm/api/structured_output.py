@@ -33,13 +33,18 @@ async def compiled_grammar(
 
     Raises InvalidRequestError for one that is wrong or cannot be used, and for more than one.
     """
-    found = list(_sources(body, prefix))
-    if not found:
+    if (named := named_source(body, prefix)) is None:
         return None
+    param, source = named
+    return await generator.compile_grammar(source, param)
+
+
+def named_source(body: SamplingFields, prefix: str = "") -> Named | None:
+    """The grammar before it is compiled. Raises InvalidRequestError for a wrong one, and for several."""
+    found = list(_sources(body, prefix))
     if len(found) > 1:
         raise InvalidRequestError(f"`{found[0][0]}` and `{found[1][0]}`: give one of them", found[1][0])
-    [(param, source)] = found
-    return await generator.compile_grammar(source, param)
+    return found[0] if found else None
 
 
 def _sources(body: SamplingFields, prefix: str) -> Iterator[Named]:

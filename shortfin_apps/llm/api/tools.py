@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shortfin_apps.llm.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
 from shortfin_apps.llm.api.service import ServedModel
+from shortfin_apps.llm.api.structured_output import Named, named_source
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect, Function
-from shortfin_apps.llm.components.dialects.lark import Lark
+from shortfin_apps.llm.components.dialects.lark import Lark, one_of
 from shortfin_apps.llm.components.dialects.output_parser import OutputParser
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
@@ -85,31 +87,38 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
     return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
-async def calls_grammar(
-    use: ToolUse, model: ServedModel, prompt: str, other: Grammar | None
-) -> Grammar | None:
-    """The grammar of an answer to `prompt` that must call a function; `other` if none has to.
+async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> Grammar | None:
+    """The grammar of the answers to `prompt`, if there is one: a thought, and a call or JSON behind it.
 
-    Raises InvalidRequestError for tools beside another grammar, as an answer cannot fit both, and for
-    parameters that no grammar is made of.
+    Raises InvalidRequestError for another grammar beside tools, and for what no grammar can be made of.
     """
-    if use.functions and other is not None:
+    named = named_source(body)
+    if use.is_required:
+        return await _compiled(_lark(use, model, prompt, None), model, "tools")
+    if named is None:
+        return None
+    param, source = named
+    if is_bare(named, use, model):
+        return await model.generator.compile_grammar(source, param)
+    if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
-            "the answer cannot both call one of `tools` and fit a grammar; leave one of them out, or set"
-            " `tool_choice` to `none`",
-            "tools",
+            f"`{param}` must be a JSON schema beside `tools`; leave one of them out, or set `tool_choice` to"
+            " `none`",
+            param,
         )
-    if not use.is_required:
-        return other
-    source = GrammarSource(GrammarKind.LARK, _lark(use, model, prompt))
-    return await model.generator.compile_grammar(source, "tools")
+    return await _compiled(_lark(use, model, prompt, schema), model, param)
 
 
-def answer_form(
-    body: ChatBody, use: ToolUse, model: ServedModel, prompt: str, *, has_grammar: bool
-) -> AnswerForm:
-    """How to parse the answers. One that fits a grammar of the request begins at once, without a thought."""
-    if has_grammar and not use.functions:
+def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
+    """Whether an answer fits the grammar from its first token, without a thought or a call."""
+    if named is None or use.functions:
+        return False
+    return model.dialect.reasoning is None or _schema_of(named[1]) is None
+
+
+def answer_form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> AnswerForm:
+    """How to parse the answers to `prompt`."""
+    if is_bare(named_source(body), use, model):
         return PLAIN
     dialect = model.dialect
     if body.separate_reasoning is False:
@@ -132,12 +141,32 @@ def shown_ids(form: AnswerForm, model: ServedModel) -> frozenset[int]:
     return frozenset(special[mark] for mark in form.dialect.marks if mark in special)
 
 
-def _lark(use: ToolUse, model: ServedModel, prompt: str) -> str:
+def _lark(use: ToolUse, model: ServedModel, prompt: str, schema: Mapping[str, Any] | None) -> str:
+    """A thought, then calls, or what fits `schema`."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
-    assert tools is not None, "`tool_use` checks it"
     lark = Lark(model.generator.tokenizer.special_tokens)
-    thought = "" if reasoning is None else reasoning.thought(lark, reasoning.is_open(prompt))
-    return lark.source(f"{thought} {tools.calls(lark, use.functions, MAX_CALLS if use.parallel else 1)}")
+    begin = "" if reasoning is None else lark.literal(reasoning.content_begin)
+    answers = [] if schema is None else [f"{begin} {lark.json(schema, strict=True)}"]
+    if use.functions:
+        assert tools is not None, "`tool_use` checks it"
+        answers.append(tools.calls(lark, use.functions, MAX_CALLS if use.parallel else 1))
+    thought = "" if reasoning is None else reasoning.thought(lark, prompt)
+    return lark.source(f"{thought} {one_of(answers)}")
+
+
+async def _compiled(lark: str, model: ServedModel, param: str) -> Grammar:
+    return await model.generator.compile_grammar(GrammarSource(GrammarKind.LARK, lark), param)
+
+
+def _schema_of(source: GrammarSource) -> Mapping[str, Any] | None:
+    """The JSON schema of a source; None for another kind, and for one that is wrong."""
+    if source.kind is not GrammarKind.JSON_SCHEMA:
+        return None
+    try:
+        schema = json.loads(source.text)
+    except (ValueError, RecursionError):
+        return None
+    return schema if isinstance(schema, dict) else None
 
 
 def _check_names(tools: Iterable[Tool]) -> None:

@@ -6,7 +6,18 @@ async with LlmClient() as client:
         print(chunk.text, end="", flush=True)
 """
 
-from shortfin_apps.llm.client.answers import Chunk, Generation, Message, Prompt, Sampling, Usage
+from shortfin_apps.llm.client.answers import (
+    ChatOptions,
+    Chunk,
+    Generation,
+    Message,
+    Prompt,
+    Sampling,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+    join_calls,
+)
 from shortfin_apps.llm.client.client import LlmClient
 from shortfin_apps.llm.client.errors import (
     AuthenticationError,
@@ -17,6 +28,7 @@ from shortfin_apps.llm.client.errors import (
 
 __all__ = [
     "AuthenticationError",
+    "ChatOptions",
     "Chunk",
     "ClientError",
     "ConnectionFailedError",
@@ -26,5 +38,8 @@ __all__ = [
     "Prompt",
     "Sampling",
     "ServerError",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
+    "join_calls",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from shortfin_apps.llm.client.errors import ServerError
@@ -11,8 +11,12 @@ from shortfin_apps.llm.client.errors import ServerError
 Prompt = str | Sequence[int]
 """Text, or token ids, which are used unchanged."""
 
-Message = Mapping[str, str]
-"""One turn of a conversation: `{"role": "system" | "user" | "assistant", "content": ...}`."""
+Message = Mapping[str, Any]
+"""One turn of a conversation: `{"role": "system" | "user" | "assistant" | "tool", "content": ...}`.
+
+An assistant's turn may have `tool_calls`, each as `ToolCall.message` has it, and its `reasoning_content`; a
+tool's has the `tool_call_id` that it answers.
+"""
 
 
 class Sampling(TypedDict, total=False):
@@ -20,7 +24,8 @@ class Sampling(TypedDict, total=False):
 
     Beyond OpenAI's own: `top_k` (0: off), `min_p`, `typical_p`, `repetition_penalty`, `bad_words` (strings),
     `allowed_token_ids`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
-    `cache_salt` (prompts share cached pages only under the same salt), and `return_token_ids`.
+    `cache_salt` (prompts share cached pages only under the same salt), and `return_token_ids`. An answer fits
+    `response_format`, or a grammar in `structured_outputs` (`json`, `regex`, `choice` or `grammar`).
     """
 
     max_tokens: int
@@ -42,6 +47,47 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
     cache_salt: str
     return_token_ids: bool
+    response_format: Mapping[str, Any]
+    structured_outputs: Mapping[str, Any]
+
+
+class ChatOptions(Sampling, total=False):
+    """Further fields of a chat: functions that the model may call, and how it thinks.
+
+    `tools` and `tool_choice` have OpenAI's form. `chat_template_kwargs` are variables of the chat template.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any]
+    reasoning_effort: str
+    include_reasoning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. `arguments` is JSON text, which a cut answer may end within."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call in the `tool_calls` of an assistant's message."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the call number `index`, whose first piece has its `id` and `name`."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +101,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A complete answer. `token_ids` and `usage` are None if the server does not send them."""
+    """A complete answer. `token_ids` and `usage` are None if the server does not send them.
+
+    `reasoning` is what the model thought, apart from `text`.
+    """
 
     text: str
     finish_reason: str | None
     usage: Usage | None
     token_ids: tuple[int, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +122,21 @@ class Chunk:
     finish_reason: str | None = None
     usage: Usage | None = None
     token_ids: tuple[int, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls of all chunks of a stream. Raises ServerError for one without a beginning."""
+    calls: dict[int, ToolCall] = {}
+    for delta in deltas:
+        if (call := calls.get(delta.index)) is not None:
+            calls[delta.index] = replace(call, arguments=call.arguments + delta.arguments)
+        elif delta.id is not None and delta.name is not None:
+            calls[delta.index] = ToolCall(delta.id, delta.name, delta.arguments)
+        else:
+            raise ServerError("the server's stream goes on with a tool call that has not begun")
+    return tuple(call for _, call in sorted(calls.items()))
 
 
 def parse_generation(body: Any) -> Generation:
@@ -79,8 +145,14 @@ def parse_generation(body: Any) -> Generation:
         choice = body["choices"][0]
         message = choice.get("message")
         text = choice["text"] if message is None else message["content"]
-        reason, token_ids = choice.get("finish_reason"), _token_ids(choice)
-        return Generation(text or "", reason, parse_usage(body.get("usage")), token_ids)
+        return Generation(
+            text or "",
+            choice.get("finish_reason"),
+            parse_usage(body.get("usage")),
+            _token_ids(choice),
+            _reasoning(message),
+            join_calls(_calls(message)),
+        )
     except (LookupError, TypeError, AttributeError) as error:
         raise ServerError(f"the server's answer is not a completion ({error!r})") from error
 
@@ -94,7 +166,14 @@ def parse_chunk(event: Any) -> Chunk:
         choice = event["choices"][0]
         delta = choice.get("delta")
         text = choice["text"] if delta is None else delta.get("content")
-        return Chunk(text or "", choice.get("finish_reason"), usage, _token_ids(choice))
+        return Chunk(
+            text or "",
+            choice.get("finish_reason"),
+            usage,
+            _token_ids(choice),
+            _reasoning(delta),
+            tuple(_calls(delta)),
+        )
     except (LookupError, TypeError, AttributeError) as error:
         raise ServerError(f"the server's stream holds no completion chunk ({error!r})") from error
 
@@ -106,6 +185,21 @@ def parse_usage(usage: Any) -> Usage | None:
     details = usage.get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens") or 0
     return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0, cached)
+
+
+def _reasoning(message: Any) -> str:
+    """Of a message or a delta; vLLM's newer name is `reasoning`."""
+    if message is None:
+        return ""
+    return message.get("reasoning_content") or message.get("reasoning") or ""
+
+
+def _calls(message: Any) -> Iterator[ToolCallDelta]:
+    """Of a message, whose calls are in order, or a delta."""
+    for place, call in enumerate((message or {}).get("tool_calls") or ()):
+        function = call.get("function") or {}
+        index, arguments = call.get("index", place), function.get("arguments") or ""
+        yield ToolCallDelta(index, arguments, call.get("id"), function.get("name"))
 
 
 def _token_ids(choice: Any) -> tuple[int, ...] | None:

@@ -16,6 +16,7 @@ import orjson
 from httpx_sse import EventSource, SSEError
 
 from shortfin_apps.llm.client.answers import (
+    ChatOptions,
     Chunk,
     Generation,
     Message,
@@ -104,9 +105,9 @@ class LlmClient:
         """Continues a prompt (`/v1/completions`)."""
         return await self._complete("/v1/completions", self._completion(prompt, sampling))
 
-    async def chat(self, messages: Sequence[Message], **sampling: Unpack[Sampling]) -> Generation:
+    async def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
         """Answers the last message of a conversation (`/v1/chat/completions`)."""
-        return await self._complete("/v1/chat/completions", self._chat(messages, sampling))
+        return await self._complete("/v1/chat/completions", self._chat(messages, options))
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncGenerator[Chunk, None]:
         """Like `generate`, but streamed. Closing the generator disconnects, which aborts the request.
@@ -116,10 +117,10 @@ class LlmClient:
         return self._stream("/v1/completions", self._completion(prompt, sampling))
 
     def stream_chat(
-        self, messages: Sequence[Message], **sampling: Unpack[Sampling]
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Chunk, None]:
-        """Like `chat`, but streamed; see `stream`."""
-        return self._stream("/v1/chat/completions", self._chat(messages, sampling))
+        """Like `chat`, but streamed; see `stream`. `join_calls` joins the `tool_calls` of all chunks."""
+        return self._stream("/v1/chat/completions", self._chat(messages, options))
 
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, max_concurrency: int | None = None, **sampling: Unpack[Sampling]
@@ -170,8 +171,8 @@ class LlmClient:
     def _completion(self, prompt: Prompt, sampling: Sampling) -> dict[str, object]:
         return self._body({"prompt": prompt if isinstance(prompt, str) else list(prompt)}, sampling)
 
-    def _chat(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
-        return self._body({"messages": [dict(message) for message in messages]}, sampling)
+    def _chat(self, messages: Sequence[Message], options: ChatOptions) -> dict[str, object]:
+        return self._body({"messages": [dict(message) for message in messages]}, options)
 
     def _body(self, body: dict[str, object], sampling: Sampling) -> dict[str, object]:
         model = {} if self._model is None else {"model": self._model}

@@ -8,13 +8,19 @@ from collections.abc import AsyncIterator, Callable
 
 from shortfin_apps.llm.client import Chunk, Usage
 
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
 
 class StreamedAnswer:
-    """A streamed answer, printed to stdout. `text` has what was printed, even if the stream fails."""
+    """A streamed answer, printed to stdout. `text` has the text that was printed, even if the stream fails.
+
+    On a terminal, the model's reasoning is printed before it, dimly; elsewhere it is left out.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._pieces: list[str] = []
+        self._reasons = False  # what was printed last is reasoning
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
         self.ttft_s: float | None = None
@@ -31,6 +37,7 @@ class StreamedAnswer:
             async for chunk in chunks:
                 self._take(chunk, self._clock() - started)
         finally:
+            self._end_reasoning()
             self.total_s = self._clock() - started
             if not self.text.endswith("\n"):
                 print(flush=True)
@@ -38,12 +45,24 @@ class StreamedAnswer:
     def _take(self, chunk: Chunk, since_start_s: float) -> None:
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.usage = chunk.usage or self.usage
+        if (chunk.text or chunk.reasoning) and self.ttft_s is None:
+            self.ttft_s = since_start_s
+        if chunk.reasoning and sys.stdout.isatty():
+            self._reasons = True
+            self._write(f"{DIM}{chunk.reasoning}{PLAIN}")
         if chunk.text:
-            if self.ttft_s is None:
-                self.ttft_s = since_start_s
+            self._end_reasoning()
             self._pieces.append(chunk.text)
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+            self._write(chunk.text)
+
+    def _end_reasoning(self) -> None:
+        if self._reasons:
+            self._reasons = False
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
     def summary(self) -> str:
         """Token counts and times, as one line of text."""

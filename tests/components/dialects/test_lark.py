@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -115,15 +116,22 @@ async def test_a_thought_may_precede_a_call(name: str, special: bool) -> None:
     dialect = Dialect(tools, reasoning)
     tokenizer = tokenizer_with(dialect.marks, special)
     [call, *_] = FITTING["harmony" if name == "harmony" else "hermes"]
-    for is_open, thought in zip((False, True), THOUGHTS[name], strict=True):
+    for prompt, thought in zip(("hi", "hi<think>\n[THINK]"), THOUGHTS[name], strict=True):
+        prompt = prompt.removesuffix("[THINK]") if name == "think" else prompt
+        is_open = reasoning.is_open(prompt)
         lark = Lark(tokenizer.special_tokens)
-        start = f"{reasoning.thought(lark, is_open)} {tools.calls(lark, (WEATHER, NOW), 1)}"
+        start = f"{reasoning.thought(lark, prompt)} {tools.calls(lark, (WEATHER, NOW), 1)}"
         grammar = await compiled(tokenizer, lark.source(start))
         assert lets_through(grammar, tokenizer, thought + call)
         assert not lets_through(grammar, tokenizer, thought + "Sure.", to_the_end=False)
         pieces = whole(dialect, thought + call, (WEATHER, NOW), is_open=is_open)
         assert isinstance(pieces[0], Reasoning if thought else CallStart)
         assert any(isinstance(piece, CallStart) for piece in pieces)
+
+
+async def test_no_thought_follows_one_that_the_prompt_has_closed() -> None:
+    lark = Lark({})
+    assert REASONING_DIALECTS["think"].thought(lark, "<think>\n\n</think>\n\n") == ""
 
 
 async def test_no_more_calls_fit_than_are_wanted() -> None:
@@ -153,3 +161,20 @@ async def test_only_strict_parameters_are_refused_for_a_keyword_that_cannot_be_k
     await compiled(tokenizer, sources[0])
     with refused():
         await compiled(tokenizer, sources[1])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fits"),
+    [
+        ({"properties": {"a": {}}}, False),
+        ({"properties": {"a": {}}, "additionalProperties": True}, True),
+        ({"anyOf": [{"properties": {"a": {}}}]}, True),
+        ({}, False),
+    ],
+)
+async def test_arguments_that_are_not_listed_do_not_fit(parameters: dict[str, Any], fits: bool) -> None:
+    tokenizer = tokenizer_with(frozenset(), special=False)
+    lark = Lark({})
+    source = lark.source(TOOL_DIALECTS["llama3"].calls(lark, [Function("f", parameters)], 1))
+    text = '{"name": "f", "parameters": {"b'
+    assert lets_through(await compiled(tokenizer, source), tokenizer, text, to_the_end=False) is fits

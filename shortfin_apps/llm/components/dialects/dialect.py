@@ -52,6 +52,11 @@ class ReasoningDialect(Protocol):
     @property
     def marks(self) -> frozenset[str]: ...
 
+    @property
+    def content_begin(self) -> str:
+        """What precedes content, behind a thought or without one."""
+        ...
+
     def is_open(self, prompt: str) -> bool:
         """Whether an answer to the rendered `prompt` begins inside a thought."""
         ...
@@ -60,8 +65,8 @@ class ReasoningDialect(Protocol):
         """The pieces of the thought; leaves the text behind it unread."""
         ...
 
-    def thought(self, lark: Lark, is_open: bool) -> str:
-        """A Lark expression of a thought with what separates it from an answer; may match nothing."""
+    def thought(self, lark: Lark, prompt: str) -> str:
+        """A Lark expression of the thought that may follow `prompt`, and what separates it from an answer."""
         ...
 
 

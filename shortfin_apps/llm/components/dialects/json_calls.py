@@ -7,7 +7,8 @@ that are an object are passed on as the model writes them, white space included.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any
 
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import WHITE_SPACE, Feed, Wait
@@ -17,8 +18,8 @@ from shortfin_apps.llm.errors import LlmError
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
-ANY_ARGUMENTS = {"type": "object"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # which may list arguments, too
 
 
 class NotACallError(LlmError):
@@ -173,7 +174,15 @@ def _string(feed: Feed) -> Wait[str]:
 
 def arguments_of(lark: Lark, function: Function) -> str:
     """An expression of the arguments that fit."""
-    return lark.json({**ANY_ARGUMENTS, **(function.parameters or NO_PARAMETERS)}, strict=function.strict)
+    return lark.json(closed(function.parameters), strict=function.strict)
+
+
+def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema without arguments that it does not list, unless it says otherwise."""
+    if not parameters:
+        return NO_PARAMETERS
+    is_plain = "properties" in parameters and not _COMBINING & parameters.keys()
+    return {"type": "object", **({"additionalProperties": False} if is_plain else {}), **parameters}
 
 
 def call_of(lark: Lark, functions: Sequence[Function], key: str = "arguments") -> str:

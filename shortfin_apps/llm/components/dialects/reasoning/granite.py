@@ -14,6 +14,7 @@ class GraniteReasoning:
     """Implements ReasoningDialect."""
 
     marks: frozenset[str] = frozenset()
+    content_begin = ""
 
     def is_open(self, prompt: str) -> bool:
         return False
@@ -25,6 +26,6 @@ class GraniteReasoning:
         else:
             yield Content(space)
 
-    def thought(self, lark: Lark, is_open: bool) -> str:
+    def thought(self, lark: Lark, prompt: str) -> str:
         begin = one_of([lark.literal(text) for text in BEGINS])
         return f"({begin} {lark.through(ENDS[0])} {SPACE})?"

@@ -17,6 +17,10 @@ class TaggedReasoning:
     end: str
 
     @property
+    def content_begin(self) -> str:
+        return ""
+
+    @property
     def marks(self) -> frozenset[str]:
         return frozenset({self.begin, self.end})
 
@@ -30,9 +34,11 @@ class TaggedReasoning:
         else:
             yield Content(space)
 
-    def thought(self, lark: Lark, is_open: bool) -> str:
+    def thought(self, lark: Lark, prompt: str) -> str:
+        if prompt.rstrip().endswith(self.end):  # an empty thought of a template that is told not to think
+            return ""
         rest = f"{lark.through(self.end)} {SPACE}"
-        return rest if is_open else f"({lark.literal(self.begin)} {rest})?"
+        return rest if self.is_open(prompt) else f"({lark.literal(self.begin)} {rest})?"
 
 
 THINK = TaggedReasoning("<think>", "</think>")

@@ -32,6 +32,7 @@ class Harmony:
 
     marks = frozenset({"<|channel|>", "<|constrain|>", MESSAGE, *ENDS})
     id_chars: int | None = None
+    content_begin = f"<|channel|>final{MESSAGE}"
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
         kinds: set[Callable[[str], Content | Reasoning]] = set()
@@ -68,7 +69,7 @@ class Harmony:
         """All channels: nothing is left unread."""
         yield from self.parse(feed, ())
 
-    def thought(self, lark: Lark, is_open: bool) -> str:
+    def thought(self, lark: Lark, prompt: str) -> str:
         return f"({lark.literal(THOUGHT)} {lark.through(THOUGHT_END)} {lark.literal(NEXT)})?"
 
 
