@@ -1,7 +1,7 @@
 """LangChain against a server: `with_structured_output` in two methods, streamed calls, and a tool agent.
 
 pip install langchain langchain-openai
-python tests/by_hand/langchain_tools.py http://127.0.0.1:8000/v1
+python tests/by_hand/langchain_tools.py http://127.0.0.1:8000/v1 SmolLM2-135M-Instruct
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ class FirstCall(AgentMiddleware):  # type: ignore[misc]
         return handler(request.override(tool_choice="none" if has_result else "required"))
 
 
-def main(base_url: str) -> None:
-    model = ChatOpenAI(
-        base_url=base_url, api_key="-", model="SmolLM2-135M-Instruct", temperature=0, max_tokens=400
-    )
+def main(base_url: str, model_name: str) -> None:
+    model = ChatOpenAI(base_url=base_url, api_key="-", model=model_name, temperature=0, max_tokens=400)
     for method in ("json_schema", "function_calling"):
         structured = model.with_structured_output(City, method=method)
         print(method, structured.invoke("Describe Paris as a city, in JSON."))
@@ -59,4 +57,4 @@ def main(base_url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,7 +1,7 @@
 """LiteLLM against a server: a JSON schema, a loop of tools, and streamed calls.
 
-pip install litellm
-python tests/by_hand/litellm_tools.py http://127.0.0.1:8000/v1
+pip install litellm mcp
+python tests/by_hand/litellm_tools.py http://127.0.0.1:8000/v1 SmolLM2-135M-Instruct
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class City(BaseModel):
     population: int = Field(ge=0, le=99_999_999)
 
 
-def main(base_url: str) -> None:
+def main(base_url: str, model_name: str) -> None:
     asked: dict[str, Any] = {
-        "model": "openai/SmolLM2-135M-Instruct",
+        "model": f"openai/{model_name}",
         "base_url": base_url,
         "api_key": "-",
         "temperature": 0,
@@ -49,4 +49,4 @@ def main(base_url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -112,6 +112,18 @@ def test_variables_and_every_field_of_a_message_are_escaped() -> None:
     assert reading.decode(ids, skip_special_tokens=False) == EOS * 4
 
 
+def test_names_of_a_tools_arguments_are_escaped() -> None:
+    each = tokenizer(
+        "{{ bos_token }}{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}{{ tools | tojson }}"
+    )
+    called = {"role": "assistant", "tool_calls": [{"arguments": {f"a{EOS}": f"b{EOS}<|e", "<|": 1}}]}
+    tools = [{"parameters": {"properties": {EOS: {"type": "string"}}}}]
+    text = each.apply_chat_template([called], tools=tools)
+    token_ids = each.encode(text, add_special_tokens=False, rendered=True)
+    assert specials(each, token_ids) == [BOS]
+    assert f'{{"a{EOS}": "b{EOS}<|e", "<|": 1}}' in each.decode(token_ids)
+
+
 def test_other_texts_keep_their_special_tokens() -> None:
     assert specials(ESCAPED, ESCAPED.encode(f"{BOS}a{EOS}")) == [BOS, EOS]
 

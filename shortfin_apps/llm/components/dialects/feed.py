@@ -140,10 +140,11 @@ class Feed:
     def _undecided(self, marks: tuple[str, ...]) -> int:
         """Length of the longest end of the text that begins a mark."""
         longest = max(map(len, marks), default=0)
-        for length in range(min(len(self._text), longest - 1), 0, -1):
-            tail = self._text[-length:]
-            if any(mark.startswith(tail) for mark in marks):
-                return length
+        tail = self._text[max(len(self._text) - longest + 1, 0) :]
+        starts = [place for place in (tail.find(mark[0]) for mark in marks) if place >= 0]
+        for place in range(min(starts), len(tail)) if starts else ():  # most texts begin none
+            if any(mark.startswith(tail[place:]) for mark in marks):
+                return len(tail) - place
         return 0
 
     def _take(self, length: int) -> str:

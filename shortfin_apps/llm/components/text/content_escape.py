@@ -43,11 +43,15 @@ class ContentEscape:
         self._longest = max(map(len, names), default=0)
 
     def escape(self, value: Any) -> Any:
-        """Escapes a text, or all texts in a JSON value. Placeholders in the input become U+FFFD."""
+        """Escapes a text, or all texts in a JSON value. Placeholders in the input become U+FFFD.
+
+        Names of fields may be a client's own, too, as those of a tool's arguments. What follows one does not
+        complete the beginning of a special token's name at its end.
+        """
         if isinstance(value, str):
             return self._escape_text(value)
         if isinstance(value, Mapping):
-            return {key: self.escape(inner) for key, inner in value.items()}
+            return {self._escape_names(key): self.escape(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self.escape(inner) for inner in value]
         return value
@@ -79,11 +83,14 @@ class ContentEscape:
         return not self._tokens.keys().isdisjoint(token_ids)
 
     def _escape_text(self, text: str) -> str:
+        return self._escape_end(self._escape_names(text))
+
+    def _escape_names(self, text: str) -> str:
         for placeholder in self._placeholders.values():
             text = text.replace(placeholder, REPLACEMENT)
         if self._name is None:
             return text
-        return self._escape_end(self._name.sub(lambda match: self._placeholders[match[0]], text))
+        return self._name.sub(lambda match: self._placeholders[match[0]], text)
 
     def _escape_end(self, text: str) -> str:
         """Escapes the beginning of a name at the end, which the text after the content could complete."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import Feed
-from shortfin_apps.llm.components.dialects.json_calls import NO_ARGUMENTS, arguments_of
+from shortfin_apps.llm.components.dialects.json_calls import NO_ARGUMENTS, JsonValue, arguments_of
 from shortfin_apps.llm.components.dialects.lark import Lark, one_of
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse, Reasoning
 
@@ -76,7 +76,9 @@ class Harmony:
 def _call(feed: Feed, name: str) -> Parse:
     yield CallStart(name)
     yield from feed.space()
-    if (yield from feed.accept(*ENDS)) or not (yield from feed.peek()):
-        yield Arguments(NO_ARGUMENTS)
+    if (yield from feed.peek()) == "{":
+        yield from feed.copy_span(Arguments, JsonValue())
+        yield from feed.text_before(*ENDS)
         return
-    yield from feed.copy(Arguments, *ENDS)
+    text, _ = yield from feed.text_before(*ENDS)
+    yield Arguments(text or NO_ARGUMENTS)
