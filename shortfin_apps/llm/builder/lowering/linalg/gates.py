@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
@@ -30,26 +28,19 @@ class LinalgGates:
         return e.elementwise("td", ("td", (x.shape[0], self._features), "f32"), [], body)
 
     def gate(self, e: Emitter, x: Tensor, gates: Tensor) -> Tensor:
-        return self._times_sigmoid(e, x, [(e.columns(gates, self._queries, self._queries), "td")])
+        return self._times_sigmoid(e, x, e.columns(gates, self._queries, self._queries), "td")
 
     def gate_tokens(self, e: Emitter, x: Tensor, gates: Tensor) -> Tensor:
-        load = f"""\
-  %t = linalg.index 0 : index
-  %first = arith.constant 0 : index
-  %b = tensor.extract {gates.name}[%t, %first] : {gates.type}
-"""
-        return self._times_sigmoid(e, x, [], load)
+        return self._times_sigmoid(e, x, gates, "t0")
 
-    def _times_sigmoid(
-        self, e: Emitter, x: Tensor, gates: Sequence[tuple[Tensor, str]], load: str = ""
-    ) -> Tensor:
-        """`x` times the sigmoid of %b, which is an element of `gates` or what `load` computes."""
+    def _times_sigmoid(self, e: Emitter, x: Tensor, gates: Tensor, at: str) -> Tensor:
+        """`x` times the sigmoid of the gates, of which each element takes that `at` an access."""
         wide = "" if x.dtype == "f32" else f"  %wide = arith.extf %a : {x.dtype} to f32\n"
         body = f"""\
-{load}{wide}  %one = arith.constant 1.0 : f32
+{wide}  %one = arith.constant 1.0 : f32
   %negative = arith.negf %b : f32
   %power = math.exp %negative : f32
   %divisor = arith.addf %power, %one : f32
   %y = arith.divf {"%wide" if wide else "%a"}, %divisor : f32
 {yield_as("%y", self._act)}"""
-        return e.elementwise("td", ("td", x.shape, self._act), [(x, "td"), *gates], body)
+        return e.elementwise("td", ("td", x.shape, self._act), [(x, "td"), (gates, at)], body)
