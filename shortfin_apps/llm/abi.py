@@ -14,7 +14,8 @@ tokens; B the pages in a row of the block table; `slabs` is the KV cache, one sl
 
 Where config.json has `window_tokens`, the last of two slabs has pages of its own, for the layers that see as
 many tokens alone. Behind `seq_block_ids` then comes `window_block_ids`, of the same shape. Those of a row's
-columns there which lie before all that its tokens see may name any page: what is in it does not matter.
+columns there which lie before all that its tokens see may name any page: what is in it does not matter. With
+one slab that is true of `seq_block_ids`, as all layers see as many tokens alone.
 
 Prefill and decode differ in the order of their second and third argument. All arguments are i64, except
 values and logits, which are f32, and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in

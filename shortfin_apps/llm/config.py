@@ -51,9 +51,10 @@ class PagedKVCacheConfig:
     gives the elements of a page in each slab. `device_block_count` may be changed at deploy time.
 
     With `window_tokens`, the last slab has the transformer blocks that see as many tokens alone, and a number
-    of pages of its own. Of `state_block_count` transformer blocks that slab has states instead, each as of
-    the last token of a page, which are what a window of two tokens sees; and the first slab has no keys and
-    values of these. Upstream has neither field, and config.json has them only where they are needed.
+    of pages of its own; it is the only slab if all do. Of `state_block_count` transformer blocks that slab
+    has states instead, each as of the last token of a page, which are what a window of two tokens sees; and
+    the first slab has no keys and values of these. Upstream has neither field, and config.json has them only
+    where they are needed.
     """
 
     attention_head_count_kv: int
@@ -93,8 +94,13 @@ class ModelConfig:
 
     @property
     def window_tokens(self) -> int | None:
-        """The tokens that blocks of the last slab see, if those have a slab of their own."""
+        """The tokens that blocks of the last slab see, if not all."""
         return self.paged_kv_cache.window_tokens
+
+    @property
+    def has_window_table(self) -> bool:
+        """Whether window pages have a block table beside that of other pages."""
+        return self.window_tokens is not None and len(self.page_elements) > 1
 
     @property
     def page_elements(self) -> tuple[int, ...]:
@@ -174,13 +180,16 @@ class ModelConfig:
             _require_positive("top_k", self.top_k)
         if cache.window_tokens is not None:
             _require_positive("paged_kv_cache.window_tokens", cache.window_tokens)
-            if len(self.page_elements) != 2:
-                raise ArtifactError("`paged_kv_cache.window_tokens` takes two slabs, the second for windows")
+            if len(self.page_elements) > 2:
+                raise ArtifactError(
+                    "`paged_kv_cache.window_tokens` takes two slabs at most, the last for windows"
+                )
         if cache.state_block_count is not None:
             _require_positive("paged_kv_cache.state_block_count", cache.state_block_count)
-            if cache.window_tokens is None or cache.state_block_count >= self.transformer_block_count:
+            if not self.has_window_table or cache.state_block_count >= self.transformer_block_count:
                 raise ArtifactError(
-                    "`paged_kv_cache.state_block_count` takes `window_tokens` and blocks without a state"
+                    "`paged_kv_cache.state_block_count` takes `window_tokens`, two slabs, and blocks without "
+                    "a state"
                 )
         if not isinstance(self.has_prefill_position, bool):
             raise ArtifactError(

@@ -190,7 +190,7 @@ class CompiledModel:
         """The block table, and that of windows if there is one."""
         if not self.window_cache:
             return [blocks]
-        window, stride = self.spec.second_window, self.options.block_seq_stride
+        window, stride = self.spec.last_window, self.options.block_seq_stride
         assert window is not None
         first_seen = np.maximum(0, np.asarray(starts) - window + 1) // stride
         is_hidden = np.arange(np.shape(blocks)[1]) < first_seen[:, None]

@@ -131,6 +131,8 @@ def make_rig(
         counts.append(least_window_pages(config, ahead) + more_window_pages)
         window = WindowOptions(tokens=config.window_tokens, num_pages=counts[1])
     cache = make_cache(prefix_cache, counts[0], config.stride, window)
+    if window is not None and not config.has_window_table:
+        del counts[0]  # which are names alone
     page_table = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
     runner = BatchRunner(device, program, config, page_table=page_table)
     scheduler = Scheduler(cache, batch_mode, max_running, scheduling)

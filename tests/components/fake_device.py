@@ -7,7 +7,8 @@ pages of the affected row, and from there to every row that reads them; with `re
 list them in their block tables without a token there, as a mask that multiplies by 0 does not stop NaN.
 
 With a window, a second page table stores the same numbers. What the task's tokens see of them there must be
-what the first one has, or the row's tokens are others.
+what the first one has, or the row's tokens are others. If all layers have the window, there is the second
+alone, and logits are those after the last tokens that it sees.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def fake_config(
     top_k: int | None = 4,
     has_prefill_position: bool = True,
     window: int | None = None,
+    all_windowed: bool = False,
 ) -> ModelConfig:
     return ModelConfig(
         max_seq_len=max_seq_len,
@@ -63,7 +65,9 @@ def fake_config(
             block_seq_stride=stride,
             device_block_count=pages,
             kv_cache_dtype="float32",
-            paged_kv_block_size_elements_per_device=(stride,) if window is None else (stride, stride),
+            paged_kv_block_size_elements_per_device=(stride,)
+            if window is None or all_windowed
+            else (stride, stride),
             window_tokens=window,
         ),
     )
@@ -100,10 +104,13 @@ def _logits_of(seed: int) -> npt.NDArray[np.float32]:
     return logits
 
 
-def greedy_continuation(prompt: Sequence[int], count: int, repeats: float = 0.0) -> list[int]:
+def greedy_continuation(
+    prompt: Sequence[int], count: int, repeats: float = 0.0, *, seen: int | None = None
+) -> list[int]:
+    """With `seen`, of a model whose layers all see as many tokens."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(fake_logits(tokens, repeats).argmax()))
+        tokens.append(int(fake_logits(tokens[-(seen or 0) :], repeats).argmax()))
     return tokens[len(prompt) :]
 
 
@@ -224,7 +231,7 @@ class FakeProgram:
         parsed = Entry.parse(entry)
         assert parsed is not None
         layout = parsed.layout(arrays[0].ndim)
-        has_windows = self.config.window_tokens is not None
+        has_windows = self.config.has_window_table
         names = argument_names(
             layout, has_prefill_position=self.config.has_prefill_position, has_windows=has_windows
         )
@@ -248,9 +255,9 @@ class FakeProgram:
     def _compute(self, tokens: Array, starts: Array, lens: Array, arguments: Mapping[str, Array]) -> Array:
         """Stores the tokens of each row; logits `[rows, VOCAB]` after them."""
         tables: list[tuple[Array, Array, int | None]] = [
-            (arguments["seq_block_ids"], arguments["cache"], None)
+            (arguments["seq_block_ids"], arguments["cache"], self._window_of_first)
         ]
-        if (window := self.config.window_tokens) is not None:
+        if (window := self.config.window_tokens) is not None and self.config.has_window_table:
             tables.append((arguments["window_block_ids"], arguments["window_cache"], window))
         for row, of_row in enumerate(zip(tokens, starts, lens, strict=True)):
             is_spoiled = self.faults.spoil(row)
@@ -262,6 +269,11 @@ class FakeProgram:
                 for row, (start, seq_len) in enumerate(zip(starts, lens, strict=True))
             ]
         )
+
+    @property
+    def _window_of_first(self) -> int | None:
+        """The window of the first slab."""
+        return None if self.config.has_window_table else self.config.window_tokens
 
     def _run_loop(
         self, tokens: Array, positions: Array, sampling: Array, **paged: Array
@@ -322,6 +334,8 @@ class FakeProgram:
             if np.isnan(cache[masked] if self.reads_masked else contexts[-1]).any():
                 return np.full(VOCAB, np.nan, np.float32)
         context, *windows = contexts
+        if (window := self._window_of_first) is not None:
+            context = context[-window:]
         is_same = all(np.array_equal(context[-len(seen) :], seen) for seen in windows)
         return fake_logits(context if is_same else np.concatenate(contexts), self.repeats)
 

@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS,
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import (
+    named_page_count,
     page_counts,
     page_table_bytes,
     pages_that_fit,
@@ -225,7 +226,7 @@ def make_runner(
 ) -> BatchRunner:
     """A runner of `program` with a page table of its own: `num_pages` pages, the scratch page included.
 
-    Layers with a window have `num_window_pages` where they have a slab of their own (None: as many). Raises
+    The slab of layers with a window has `num_window_pages` (None: as many). Raises
     ArtifactError when the device has too little memory for them.
     """
     dtype = config.paged_kv_cache.dtype
@@ -233,7 +234,7 @@ def make_runner(
     counts = page_counts(config, num_pages, num_window_pages)
     only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
     # The slab of windows lies on the device of the first stage, as no model has both windows and stages.
-    stages = [0, 0] if config.window_tokens is not None else range(len(counts))
+    stages = [0, 0] if config.has_window_table else range(len(counts))
     try:
         page_table = [
             device.allocate((count, elements), dtype, stage=stage, only_dispatches=only_dispatches)
@@ -251,6 +252,8 @@ def _cache(config: ModelConfig, options: EngineOptions, num_pages: int, num_wind
     window = None
     if config.window_tokens is not None:
         window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+        num_pages = named_page_count(config, num_pages)
+    if config.has_window_table:
         logger.info(
             "%d pages for the layers that see the last %d tokens alone, %d for the others",
             num_window_pages,

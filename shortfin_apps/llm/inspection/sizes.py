@@ -47,7 +47,7 @@ def cache_sizes(config: ModelConfig) -> CacheSizes:
         page_bytes=page_bytes,
         pages=config.paged_kv_cache.device_block_count,
         context_tokens=config.max_seq_len,
-        window_tokens=config.window_tokens,
+        window_tokens=config.window_tokens if config.has_window_table else None,
     )
 
 

@@ -117,6 +117,17 @@ def test_layers_with_a_window_have_a_slab_of_their_own() -> None:
     assert ModelConfig.from_dict(config.to_dict()) == config
 
 
+def test_a_model_whose_layers_all_have_a_window_gives_up_pages_of_its_only_slab() -> None:
+    spec = replace(WINDOWED, windowed_layers=tuple(range(6)))
+    config = model_config(spec, BuildOptions())
+    assert spec.slabs == (tuple(range(6)),)
+    assert (config.window_tokens, len(config.page_elements)) == (64, 1)
+    assert not config.has_window_table
+    assert ModelConfig.from_dict(config.to_dict()) == config
+    whole = model_config(spec, BuildOptions(context_length=64))
+    assert whole.window_tokens is None
+
+
 def test_states_are_f32_in_a_slab_of_their_own() -> None:
     net = DeltaNet(layers=(0, 1, 3), key_heads=2, value_heads=4, key_dim=12, value_dim=20)
     spec = replace(SPEC, num_hidden_layers=5, delta_net=net)
@@ -144,7 +155,6 @@ def test_states_take_a_slab_and_blocks_without_any(changes: dict[str, int | None
     ("spec", "context"),
     [
         (SPEC, None),
-        (replace(WINDOWED, windowed_layers=tuple(range(6))), None),  # in all layers
         (WINDOWED, 64),  # the window sees every token
     ],
 )

@@ -26,6 +26,7 @@ from tests.components.stepped_engine import SteppedClock
     loop_sizes=st.sampled_from([(), (1, 8)]),
     tenants=st.lists(st.sampled_from("ab"), min_size=10, max_size=10),
     window=st.none() | st.integers(1, 20),
+    all_windowed=st.booleans(),
 )
 def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
     lengths: list[tuple[int, int]],
@@ -34,11 +35,12 @@ def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
     loop_sizes: tuple[int, ...],
     tenants: list[str],
     window: int | None,
+    all_windowed: bool,
 ) -> None:
     """A pool one page larger than the largest request, beside the scratch page; the fewest window pages."""
     largest = max(-(-(prompt + output) // 4) for prompt, output in lengths)
     options = SchedulingOptions(max_long_prefills=1, long_prefill_tokens=8)
-    config = fake_config(pages=1 + largest + 1, window=window)
+    config = fake_config(pages=1 + largest + 1, window=window, all_windowed=all_windowed)
     rig = make_rig(config, prefix_cache=prefix_cache, mode=mode, loop_sizes=loop_sizes, scheduling=options)
     prompts = {str(i): ([i] * prompt, output) for i, (prompt, output) in enumerate(lengths)}
     for index, (name, (prompt, output)) in enumerate(prompts.items()):
@@ -46,20 +48,24 @@ def test_progress_in_the_smallest_pool_that_holds_the_largest_request(
         rig.engine.check(wanted)
         rig.engine.add(wanted)
     rig.run()
-    assert rig.outputs == {name: greedy_continuation(*asked) for name, asked in prompts.items()}
+    assert rig.outputs == {
+        name: greedy_continuation(*asked, seen=window if all_windowed else None)
+        for name, asked in prompts.items()
+    }
     assert rig.all_pages_back()
 
 
 @pytest.mark.parametrize("loop_sizes", [(), (8,)])
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+@pytest.mark.parametrize("all_windowed", [False, True])
 def test_a_long_generation_holds_the_pages_of_its_window_alone(
-    prefix_cache: PrefixCache, mode: str, loop_sizes: tuple[int, ...]
+    all_windowed: bool, prefix_cache: PrefixCache, mode: str, loop_sizes: tuple[int, ...]
 ) -> None:
     """And a long prompt those of a chunk besides."""
     window, stride, chunk = 12, 4, 8
     rig = make_rig(
-        fake_config(pages=200, max_seq_len=400, window=window),
+        fake_config(pages=200, max_seq_len=400, window=window, all_windowed=all_windowed),
         prefix_cache=prefix_cache,
         mode=mode,
         loop_sizes=loop_sizes,
@@ -78,7 +84,8 @@ def test_a_long_generation_holds_the_pages_of_its_window_alone(
         if rig.scheduler.running and rig.scheduler.running[0].num_generated > 1:
             assert usage.leased <= window // stride + 2
     assert max(held) <= (window + 2 * chunk) // stride + 2
-    assert rig.outputs["a"] == greedy_continuation(prompt, 150)
+    seen = window if all_windowed else None
+    assert rig.outputs["a"] == greedy_continuation(prompt, 150, seen=seen)
     assert rig.all_pages_back()
 
 

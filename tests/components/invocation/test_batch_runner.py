@@ -169,3 +169,15 @@ def test_counts_stay_as_they_were_when_they_were_asked_for() -> None:
         {"prefill_bs1": 1, "decode_bs1": 2},
         {"prefill_bs1": 2, "decode_bs1": 2},
     ]
+
+
+@pytest.mark.parametrize(("all_windowed", "cleared"), [(False, [[0, 1, 2], [0, 3]]), (True, [[0, 3]])])
+def test_pages_are_cleared_in_the_slab_that_has_them(all_windowed: bool, cleared: list[list[int]]) -> None:
+    """Where all layers have a window, other pages are names alone."""
+    config = fake_config(pages=5, window=9, all_windowed=all_windowed)
+    device = FakeDevice(FakeProgram(config))
+    slabs = [device.upload(np.ones((5, config.stride), np.float32)) for _ in config.page_elements]
+    BatchRunner(device, device.program, config, page_table=slabs).clear_pages({1, 2}, {3})
+    for slab, page_ids in zip(slabs, cleared, strict=True):
+        zeroed = np.flatnonzero((device.download(slab) == 0).all(axis=1))
+        assert zeroed.tolist() == page_ids

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.invocation.page_count import (
     least_window_pages,
+    named_page_count,
     page_counts,
     page_table_bytes,
     pages_that_fit,
@@ -53,6 +54,7 @@ def test_a_device_that_does_not_tell_has_no_count(max_running: int) -> None:
     assert count(None, max_running) is None
 
 
+ALL_WINDOWED = fake_config(stride=4, max_seq_len=64, window=12, all_windowed=True)
 WINDOWED = fake_config(stride=4, max_seq_len=64, window=12)  # window pages of 16 bytes too
 
 
@@ -73,6 +75,17 @@ def test_a_model_without_windows_has_no_window_pages() -> None:
     assert window_page_count(CONFIG, 100, 8) == 0
     assert page_counts(CONFIG, 100, 0) == [100]
     assert page_counts(WINDOWED, 100, 30) == [100, 30]
+
+
+def test_where_all_layers_have_a_window_all_memory_is_of_window_pages() -> None:
+    """Of 64 tokens in 16 pages, a request that decodes holds 5; and it has names for all."""
+    assert page_counts(ALL_WINDOWED, 100, window_page_count(ALL_WINDOWED, 100, 8)) == [100]
+    assert page_table_bytes(ALL_WINDOWED, 100, 100) == 100 * 4 * 4
+    assert named_page_count(ALL_WINDOWED, 11) == 1 + 2 * 16
+    assert named_page_count(WINDOWED, 11) == named_page_count(CONFIG, 11) == 11
+    device = FakeDevice(FakeProgram(ALL_WINDOWED))
+    device.spare = 1600
+    assert pages_that_fit(device, device.program, ALL_WINDOWED, 8, tokens_ahead=8) == 1600 // 16
 
 
 @given(st.integers(0, 1 << 14), st.integers(1, 20))

@@ -245,3 +245,10 @@ def test_layers_with_windows_have_a_slab_and_a_table() -> None:
     check_program(Listed(*staged), config)
     with pytest.raises(ArtifactError, match=r"takes 5 .*2 cache slab.*means 7"):
         check_program(Listed(*WHOLE), config)
+
+
+def test_where_all_layers_have_a_window_there_is_one_table() -> None:
+    cache = dataclasses.replace(CONFIG.paged_kv_cache, window_tokens=5)
+    config = dataclasses.replace(CONFIG, paged_kv_cache=cache)
+    assert not config.has_window_table
+    check_program(Listed(*WHOLE), config)

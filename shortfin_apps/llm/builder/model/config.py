@@ -57,7 +57,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             device_block_count=_page_count(options, max_seq_len, elements),
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
             paged_kv_block_size_elements_per_device=slab_elements(spec, options),
-            window_tokens=spec.second_window,
+            window_tokens=spec.last_window,
             state_block_count=spec.num_states or None,
         ),
     )

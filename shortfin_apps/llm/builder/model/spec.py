@@ -100,11 +100,11 @@ class ModelSpec:
         return tuple(slab for slab in (whole, short) if slab)
 
     @property
-    def second_window(self) -> int | None:
-        """The tokens that a token sees of pages in the second slab; None if there is one slab."""
+    def last_window(self) -> int | None:
+        """The tokens that a token sees of pages in the last slab; None if it sees all."""
         if self.delta_net is not None:
             return STATE_WINDOW
-        return self.window if len(self.slabs) > 1 else None
+        return self.window if self.window_of(self.slabs[-1][0]) is not None else None
 
     def rotation_of(self, layer: int) -> Rotation:
         if layer in self.unrotated_layers:

@@ -106,10 +106,13 @@ class BatchRunner:
         self._stride = config.stride
         self._clock = clock
         has_position, self._has_windows = config.has_prefill_position, config.window_tokens is not None
+        self._has_window_table = config.has_window_table
         self.buckets = Buckets(program.entries, config.stride, has_prefill_position=has_position)
         self.returns_logits = _returns_logits(program, config)
         self._argument_names = {
-            layout: argument_names(layout, has_prefill_position=has_position, has_windows=self._has_windows)
+            layout: argument_names(
+                layout, has_prefill_position=has_position, has_windows=config.has_window_table
+            )
             for layout in Layout
         }
         self._block_tables = BlockTables(self._upload)
@@ -200,12 +203,16 @@ class BatchRunner:
 
     def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
         """The block tables of the tasks by argument name, on the device."""
-        size, page_lists = (shape.rows, shape.blocks), [task.page_ids for task in tasks]
-        tables = {"seq_block_ids": self._block_tables.on_device(page_lists, *size)}
-        if self._has_windows:
-            page_lists = [task.window_page_ids or () for task in tasks]
-            tables["window_block_ids"] = self._window_tables.on_device(page_lists, *size)
-        return tables
+        size = shape.rows, shape.blocks
+        page_lists = [task.page_ids for task in tasks]
+        window_lists = [task.window_page_ids or () for task in tasks]
+        if not self._has_window_table:
+            only = window_lists if self._has_windows else page_lists
+            return {"seq_block_ids": self._block_tables.on_device(only, *size)}
+        return {
+            "seq_block_ids": self._block_tables.on_device(page_lists, *size),
+            "window_block_ids": self._window_tables.on_device(window_lists, *size),
+        }
 
     def _count(self, shape: Shape, lengths: Sequence[int]) -> None:
         self._counts[shape.entry].add(lengths, shape.tokens)

@@ -3,6 +3,9 @@
 Where some layers see a window of tokens alone, those have pages of their own, of which a request holds a
 bounded number. A request of L tokens holds pages for all of them, and window pages for min(L, window); so
 both kinds are used up together by requests of one length, and shorter ones use up the window pages first.
+
+Where all layers see a window, all memory is that of window pages; other pages are names, by which prefixes
+are known, and take none.
 """
 
 from __future__ import annotations
@@ -35,11 +38,27 @@ def window_page_count(config: ModelConfig, num_pages: int, tokens_ahead: int | N
     """
     if config.window_tokens is None:
         return 0
-    if tokens_ahead is None:
+    if tokens_ahead is None or not config.has_window_table:
         return num_pages
-    held = -(-config.window_tokens // config.stride) + 2  # by a request that decodes
-    of_requests = BALANCED_SHARE * num_pages * held * config.stride // config.max_seq_len
+    of_requests = BALANCED_SHARE * num_pages * _held(config) * config.stride // config.max_seq_len
     return min(num_pages, least_window_pages(config, tokens_ahead) + of_requests)
+
+
+def _held(config: ModelConfig) -> int:
+    """Window pages of a request that decodes."""
+    assert config.window_tokens is not None
+    return -(-config.window_tokens // config.stride) + 2
+
+
+def named_page_count(config: ModelConfig, num_pages: int) -> int:
+    """Pages of the cache, with the scratch page, beside the window pages, if there is memory for `num_pages`.
+
+    Where these are names, as many as requests of whole contexts need that use up the window pages.
+    """
+    if config.window_tokens is None or config.has_window_table:
+        return num_pages
+    of_context = -(-config.max_seq_len // config.stride)
+    return 1 + -(-(num_pages - 1) * of_context // min(of_context, _held(config)))
 
 
 def page_counts(config: ModelConfig, num_pages: int, num_window_pages: int) -> list[int]:
@@ -68,7 +87,7 @@ def pages_that_fit(
     most = 1 + max_running * context_pages
     fitting = []
     # The slab of windows lies beside the first one.
-    num_stages = len(config.page_elements) - (config.window_tokens is not None)
+    num_stages = len(config.page_elements) - config.has_window_table
     for stage in range(num_stages):
         spare = device.spare_bytes(stage)
         if spare is None:
@@ -83,10 +102,10 @@ def _pages_within(
 ) -> int:
     """The most pages, up to `most`, whose slabs on the stage's device take at most `num_bytes`."""
     itemsize = config.paged_kv_cache.dtype.itemsize
-    *_, window_elements = config.page_elements
+    window_elements = config.page_elements[-1] if config.has_window_table and stage == 0 else 0
 
     def taken(num_pages: int) -> int:
-        window_pages = window_page_count(config, num_pages, tokens_ahead) if stage == 0 else 0
+        window_pages = window_page_count(config, num_pages, tokens_ahead)
         return (num_pages * config.page_elements[stage] + window_pages * window_elements) * itemsize
 
     return bisect_right(range(1, most + 1), num_bytes, key=taken)

@@ -66,7 +66,7 @@ def _expected_arguments(
     shapes = entry.argument_shapes(
         signature.tokens_rank,
         has_prefill_position=config.has_prefill_position,
-        has_windows=config.window_tokens is not None,
+        has_windows=config.has_window_table,
     )
     expected = {
         name: TensorType(shape, _F32 if name in FLOAT_ARGUMENTS else _I64) for name, shape in shapes.items()

@@ -1,0 +1,105 @@
+"""A model whose layers all have a window gives the same tokens, from fewer pages than its requests have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
+from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
+from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.loading import EngineOptions, UseDecodeLoops
+from tests.builder.golden_families import GoldenFamily
+from tests.golden.family_weights import weight
+from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
+
+TOLERANCE = 0.05  # bf16 weights, activations and K/V
+MAX_TOKENS = 20
+WINDOW = 37
+LENGTHS = (1, 15, 16, 17, 33, 64, 130)
+OPTIONS = BuildOptions(
+    context_length=256, prefill_batch_sizes=(1, 2), decode_batch_sizes=(2, 8), decode_loop_sizes=(8,), top_k=8
+)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The golden model with a window and a vocabulary of bytes."""
+    folder, tokenizer = tmp_path_factory.mktemp("windows"), RandomTinySource()
+    family = GoldenFamily.of("phi3")
+    family.config.update(vocab_size=tokenizer.spec.vocab_size, sliding_window=WINDOW)
+    for name, tensor in family.tensors.items():
+        if "embed" in name or "lm_head" in name:
+            family.tensors[name] = weight(name, (tokenizer.spec.vocab_size, tensor.shape[1]))
+    source = family.write_hf(folder / "source")
+    Path(source, "tokenizer.json").write_text(tokenizer.tokenizer_files().tokenizer)
+    made = build(str(source), folder / "artefact", OPTIONS, QuietProgress())
+    assert (made.config.window_tokens, len(made.config.page_elements)) == (WINDOW, 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(11)
+    return [random.integers(0, 256, n).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def alone(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> list[Continuation]:
+    options = EngineOptions(runtime="iree", prefix_cache="none", mode=DefaultModeOptions(chunk_tokens=256))
+    with open_engine(artifact, options) as engine:
+        return [generate(engine, [prompt], MAX_TOKENS)[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("prefix_cache", "mode", "decode_ahead"),
+    [
+        ("none", DefaultModeOptions(chunk_tokens=16), "off"),
+        ("trie", DefaultModeOptions(chunk_tokens=48), "on"),
+        ("trie", ExtendAttentionOptions(), "off"),
+    ],
+)
+def test_batched_and_chunked(
+    artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    alone: Sequence[Continuation],
+    prefix_cache: PrefixCache,
+    mode: ModeOptions,
+    decode_ahead: UseDecodeLoops,
+) -> None:
+    options = EngineOptions(runtime="iree", prefix_cache=prefix_cache, mode=mode, decode_ahead=decode_ahead)
+    with open_engine(artifact, options) as engine:
+        cold = generate(engine, prompts, MAX_TOKENS)
+        warm = generate(engine, prompts, MAX_TOKENS)
+        cached = engine.stats().cached_tokens
+    for got in (cold, warm):
+        assert_all_same(alone, got, TOLERANCE, MAX_TOKENS)
+    assert cached == (0 if prefix_cache == "none" else sum((n - 1) // 16 * 16 for n in LENGTHS))
+
+
+@pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+def test_in_fewer_pages_than_the_longest_request_has(
+    artifact: Artifact,
+    prompts: Sequence[Sequence[int]],
+    alone: Sequence[Continuation],
+    prefix_cache: PrefixCache,
+) -> None:
+    """8 pages beside the scratch page, where 150 tokens fill 10: others are taken by then."""
+    chunks = DefaultModeOptions(chunk_tokens=16)
+    options = EngineOptions(runtime="iree", pages=9, prefix_cache=prefix_cache, mode=chunks)
+    with open_engine(artifact, options) as engine:
+        for _ in range(2):
+            got = generate(engine, prompts, MAX_TOKENS)
+            assert_all_same(alone, got, TOLERANCE, MAX_TOKENS)
+        usage = engine.stats().window_pages
+    assert usage is not None
+    assert (usage.total, usage.leased) == (8, 0)
