@@ -12,8 +12,8 @@ from tests.builder.reference import forward
 STRIDE = 16
 # Logits have a standard deviation of about 1. bf16 keeps 8 bits of every activation and of K and V, which
 # the reference does not: over 600 random prompts the largest error was 0.05, and 6e-6 in f32. int8 keeps a
-# 254th of a token's largest activation, and blocks on AMX one of the largest of 32.
-TOLERANCE_OF_BLOCKS = 0.2  # on AMX
+# 254th of a token's largest activation, and blocks one of the largest of 32.
+TOLERANCE_OF_BLOCKS = 0.2  # multiplied as integers
 TOLERANCE = {"f32": 3e-5, "f16": 1e-2, "bf16": 0.1, "int8": 0.3}
 # Of K and V in bytes, which the reference rounds too: an f32's last bit may decide to which of two.
 QUANTISED_CACHE_TOLERANCE = 3e-3

@@ -19,8 +19,10 @@ from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Line
 from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, ModelSpec
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.components.runtime.device import Device
+from tests.builder.agreement import expect, prefill_row
 from tests.builder.compiled_kernels import F32, NO_TILES, ROWS, ConstantWeights, function, load, narrow, widen
-from tests.builder.compiled_model import DTYPES, HOST, TINY
+from tests.builder.compiled_model import DTYPES, HOST, TINY, CompiledModel
 from tests.builder.random_blocks import BLOCK_TYPES, GROUPED
 
 INTEGERS = [each for each in BLOCK_TYPES if not each.is_e2m1]  # floats become such of 8 bits
@@ -38,6 +40,7 @@ NO_BF16 = replace(NO_TILES, features=NO_TILES.features - {"avx512bf16"})
 AVX2 = replace(HOST, features=frozenset({"avx2", "fma", "f16c"}))
 AVX_VNNI = replace(HOST, features=AVX2.features | {"avxvnni"})
 TARGETS = {"avx512": NO_TILES, "no-bf16": NO_BF16, "avx-vnni": AVX_VNNI, "avx2": AVX2}
+
 
 pytestmark = pytest.mark.skipif(not HOST.has_int8_dot, reason="this CPU has no dot product of bytes")
 
@@ -185,6 +188,19 @@ def test_results_have_the_bits_of_amx(kernels: Kernels, rows: int) -> None:
     np.testing.assert_array_equal(found["plain"], module.plain_in_tiles(inputs["h"]).to_host())
     if kernels.target.has_wide_vectors:
         np.testing.assert_array_equal(found["out"], module.feed_forward_in_tiles(inputs["x"]).to_host())
+
+
+@pytest.mark.parametrize("target", ["avx512", "avx2"])
+def test_a_model_agrees_with_numpy(target: str, device: Device, tmp_path: Path) -> None:
+    spec = replace(TINY, head_dim=32)
+    options = BuildOptions(weights="q4", prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=4)
+    model = CompiledModel.build(spec, options, device, tmp_path, TARGETS[target])
+    tokens = (np.arange(1, 42) * 37) % spec.vocab_size
+    table = np.array([[7, 3, 9], [4, 5, 6]])
+    last = len(tokens) - 1
+    expect(model, prefill_row(model, tokens[:last], table[:1], 16).logits[0], tokens[:last])
+    decoded = model.decode("decode_bs2", tokens[[[last], [0]]], np.array([last, 0]), table)
+    expect(model, decoded.logits[0], tokens)
 
 
 def test_a_row_has_the_same_bits_in_every_batch(kernels: Kernels) -> None:
