@@ -1,7 +1,8 @@
 """The models that are measured: their shapes, their compiled entries, and what is asked of them.
 
-SmolLM2-135M, Llama 3.1 8B and gpt-oss-20b have random weights, as only their shapes matter to time. The tiny
-models have weights of their own in f32, with which a GPU must choose the same tokens as a CPU.
+SmolLM2-135M, Llama 3.1 8B, gpt-oss-20b and a hybrid of gated delta nets and attention, of a small Qwen3.5's
+sizes, have random weights, as only their shapes matter to time. The tiny models have weights of their own in
+f32, with which a GPU must choose the same tokens as a CPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from bench.gpu.tiny_models import tiny_models
 from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.rope import Llama3Scaling, YarnScaling, yarn_attention_factor
@@ -166,6 +168,43 @@ _GPT_OSS = Model(
     prefills=((1, 512), (1, 2048)),
     extends=((256, 0), (256, 64), (0, 64)),
 )
+_HYBRID = Model(
+    spec=ModelSpec(
+        name="hybrid-0.8b",
+        architecture="qwen35",
+        vocab_size=248320,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=24,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=256,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        rope_theta=1e7,
+        tie_word_embeddings=True,
+        qk_norm=True,
+        rotated_dim=64,
+        attention_gate=True,
+        delta_net=DeltaNet(
+            layers=tuple(n for n in range(24) if (n + 1) % 4),
+            key_heads=16,
+            value_heads=16,
+            key_dim=128,
+            value_dim=128,
+        ),
+    ),
+    options=BuildOptions(
+        prefill_batch_sizes=(1, 4),
+        decode_batch_sizes=(1, 8, 32),
+        decode_loop_sizes=(1, 8, 32),
+        extend_sizes=_EXTENDS,
+        block_seq_stride=64,  # a page of states takes 20 MB
+    ),
+    context=256,
+    prefills=((1, 512), (4, 128), (1, 2048)),
+    extends=((256, 0), (256, 32), (0, 32)),
+)
 _TINY = [_tiny(spec, options) for spec, options in tiny_models()]
 
-MODELS: Mapping[str, Model] = {model.name: model for model in (*_TINY, _SMOLLM2, _LLAMA, _GPT_OSS)}
+MODELS: Mapping[str, Model] = {model.name: model for model in (*_TINY, _SMOLLM2, _LLAMA, _GPT_OSS, _HYBRID)}

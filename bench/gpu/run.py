@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.gpu.environment import MODELS, facts_of
 from bench.gpu.models import MODELS as KNOWN
+from bench.gpu.models import Model
 from bench.gpu.report import write_report
 from bench.gpu.weights import complete
 from shortfin_apps.llm.iree_release import runtime_release
@@ -76,17 +77,18 @@ class Job:
 def jobs(choice: Choice) -> Iterator[Job]:
     """The parts that were asked for, model by model; each model's are the processes of `_groups`."""
     for name in choice.models:
-        for group in _groups(KNOWN[name].is_timed, name in choice.named):
+        for group in _groups(KNOWN[name], name in choice.named):
             parts = tuple(part for part in group if part in choice.parts)
             if parts and (parts != ("transformers",) or _has_torch(choice.python)):
                 yield Job(name, parts)
 
 
-def _groups(is_timed: bool, is_named: bool) -> list[tuple[str, ...]]:
+def _groups(model: Model, is_named: bool) -> list[tuple[str, ...]]:
     """Parts that share a process. The tokens come first, as times of wrong results mean nothing."""
     timed: list[tuple[str, ...]] = [IN_PROCESS, ("http",)]
-    if is_timed:
-        return [*timed, ("transformers",)]
+    if model.is_timed:
+        is_llama = model.spec.architecture == "llama"  # which transformers_peer.py makes
+        return [*timed, *([("transformers",)] if is_llama else [])]
     return [("tokens",), *timed] if is_named else [("tokens",)]
 
 

@@ -1,6 +1,6 @@
-"""Tiny models in f32, with which a GPU must choose the same tokens as a CPU: random:tiny, and what it lacks.
+"""Tiny models in f32, with which a GPU must choose the same tokens as a CPU.
 
-Their weights are as random:tiny's.
+They are those of `random:NAME`, and further ones with such weights for what those lack.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.builder.sources.random_tiny import HYBRID_SPEC, SPEC
 
 OPTIONS = BuildOptions(
     weights="f32",
@@ -58,7 +58,6 @@ _BYTES = replace(SPEC, name="tiny-kv-q8_0")
 
 
 def tiny_models() -> Iterator[tuple[ModelSpec, BuildOptions]]:
-    yield SPEC, OPTIONS
-    for spec in (_GEMMA, _GPT_OSS, _EXPERTS):
+    for spec in (SPEC, HYBRID_SPEC, _GEMMA, _GPT_OSS, _EXPERTS):
         yield spec, OPTIONS
     yield _BYTES, replace(OPTIONS, kv="q8_0")

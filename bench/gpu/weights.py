@@ -97,7 +97,9 @@ def _noise(parameter: Parameter) -> bytes | memoryview:
         quants: Array = random.integers(-128, 128, parameter.shape, np.int8)
         return quants.reshape(-1).data
     values: Array = random.standard_normal(parameter.shape, np.float32)
-    if len(parameter.shape) == 1:  # a norm, or scales of a weight in 8-bit floats
+    if parameter.name.endswith("ssm_steps.bias"):  # with others than negative ones, states grow
+        values = -np.abs(values)
+    elif len(parameter.shape) == 1:  # a norm, or scales of a weight in 8-bit floats
         values = 1 + 0.1 * values
     else:
         values *= 1 / np.float32(np.sqrt(parameter.features)) / (QUANT_DEVIATION if is_term else 1)

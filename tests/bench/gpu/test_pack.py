@@ -20,9 +20,9 @@ DEVICE = "cpu"
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """random:tiny and a model with windows and experts, packed for this CPU without wheels."""
+    """random:tiny, and models with states, windows and experts, packed for this CPU without wheels."""
     folder = tmp_path_factory.mktemp("pack") / "tiny"
-    models = "random-tiny,tiny-gpt-oss"
+    models = "random-tiny,random-tiny-hybrid,tiny-gpt-oss"
     assert main(["pack", str(folder), "--models", models, "--device", DEVICE, "--no-wheels"]) == 0
     return folder
 
@@ -34,7 +34,7 @@ def measured(pack: Path, out: Path, *flags: str, model: str = "random-tiny") -> 
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", ["random-tiny", "tiny-gpt-oss"])
+@pytest.mark.parametrize("model", ["random-tiny", "random-tiny-hybrid", "tiny-gpt-oss"])
 def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_path: Path, model: str) -> None:
     records = measured(pack, tmp_path, "--only", "tokens", model=model)
     tokens = [record for record in records if record["part"] == "tokens"]

@@ -39,6 +39,15 @@ def test_of_a_model_that_is_not_timed_there_are_only_tokens() -> None:
     ]
 
 
+@pytest.mark.parametrize(("name", "has_peer"), [(TIMED, True), ("hybrid-0.8b", False)])
+def test_transformers_has_a_peer_of_llamas_alone(
+    name: str, has_peer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_has_torch", lambda python: True)
+    parts = [job.parts for job in jobs(replace(CHOICE, models=(name,)))]
+    assert (("transformers",) in parts) == has_peer
+
+
 @pytest.mark.usefixtures("without_torch")
 def test_a_model_that_is_named_is_timed_in_any_case() -> None:
     named = replace(CHOICE, models=(TINY,), named=(TINY,), parts=("tokens", "engine"))

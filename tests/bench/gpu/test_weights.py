@@ -78,3 +78,8 @@ def test_every_token_id_has_a_text(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == 1000
     assert tokenizer.decode([999]) == " w999"
     assert tokenizer.encode("ab").ids == [ord("a"), ord("b")]
+
+
+def test_states_decay(tmp_path: Path) -> None:
+    write_noise([Parameter("blk.0.ssm_steps.bias", (32,), "f32", 32)], tmp_path / "noise.irpa")
+    assert (values_of(tmp_path / "noise.irpa", 32) < 0).all()

@@ -1,24 +1,26 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from shortfin_apps.llm.builder.model.family import tensor_shapes
-from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource, byte_tokenizer
+from shortfin_apps.llm.builder.sources.random_tiny import RANDOM_SPECS, RandomTinySource, byte_tokenizer
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from tests.builder.reference import forward
 
 BYTES = byte_tokenizer()
 
 
-def test_is_deterministic_in_any_order() -> None:
-    first, second = RandomTinySource(), RandomTinySource()
+@pytest.mark.parametrize("name", RANDOM_SPECS)
+def test_is_deterministic_in_any_order(name: str) -> None:
+    first, second = (RandomTinySource(RANDOM_SPECS[name]) for _ in range(2))
     names = list(tensor_shapes(first.spec))
     forwards = {name: first.tensor(name) for name in names}
-    for name in reversed(names):
-        np.testing.assert_array_equal(second.tensor(name), forwards[name])
+    for each in reversed(names):
+        np.testing.assert_array_equal(second.tensor(each), forwards[each])
     assert first.sha256 == second.sha256
 
 

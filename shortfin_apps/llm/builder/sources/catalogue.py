@@ -108,8 +108,9 @@ def _open_pypi(name: str, downloads: Path, progress: BuildProgress, accepted: Co
 def _open_random(
     name: str, downloads: Path, progress: BuildProgress, accepted: Collection[str]
 ) -> ModelSource:
-    from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
+    from shortfin_apps.llm.builder.sources.random_tiny import RANDOM_SPECS, RandomTinySource
 
-    if name != "tiny":
-        raise BuildError(f"random:{name}: there is only random:tiny")
-    return RandomTinySource()
+    if name not in RANDOM_SPECS:
+        known = " and ".join(f"random:{each}" for each in RANDOM_SPECS)
+        raise BuildError(f"random:{name}: there are only {known}")
+    return RandomTinySource(RANDOM_SPECS[name])

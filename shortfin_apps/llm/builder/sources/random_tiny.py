@@ -1,16 +1,20 @@
-"""Source `random:tiny`: a two-layer Llama with seeded random weights and a byte tokenizer, for tests.
+"""Sources `random:NAME`: small models with seeded random weights and a byte tokenizer, for tests.
 
-Another tiny model can have such weights: that of any spec with the same vocabulary.
+`tiny` is a two-layer Llama, `tiny-hybrid` has gated delta nets, attention behind gates and routed experts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from shortfin_apps.llm.builder.model.delta_net import DeltaNet
+from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource, TokenizerFiles
@@ -40,6 +44,19 @@ SPEC = ModelSpec(
     rope_theta=10000.0,
 )
 
+HYBRID_SPEC = replace(
+    SPEC,
+    name="random-tiny-hybrid",
+    architecture="qwen35moe",
+    num_hidden_layers=4,
+    qk_norm=True,
+    rotated_dim=8,
+    attention_gate=True,
+    delta_net=DeltaNet(layers=(0, 1, 2), key_heads=2, value_heads=4, key_dim=16, value_dim=16),
+    experts=RoutedExperts(count=6, per_token=2, features=48, shared=32),
+)
+RANDOM_SPECS: Mapping[str, ModelSpec] = {"tiny": SPEC, "tiny-hybrid": HYBRID_SPEC}  # by NAME
+
 # Standard deviations times sqrt(in_features). Queries and keys are large enough for attention to focus on few
 # tokens, and a block's output is as large as the residual: so each next token depends on the whole prompt,
 # and the gap between the best and the second logit is large.
@@ -49,7 +66,7 @@ UNLIKELY_GAIN = 0.5
 
 
 class RandomTinySource(ModelSource):
-    """Two layers, grouped-query attention, untied head, or as `spec` says; token ids below 256 are bytes."""
+    """A model of this spec, with an untied head; token ids below 256 are bytes."""
 
     def __init__(self, spec: ModelSpec = SPEC) -> None:
         assert spec.vocab_size == SPEC.vocab_size, "the tokenizer's"
@@ -67,6 +84,8 @@ class RandomTinySource(ModelSource):
             return 1.0 + 0.1 * values
         if kind == "token_embd":
             return values
+        if name.endswith(".ssm_a"):  # of states, which decay
+            return -np.abs(values)
         values *= GAINS.get(kind, 1.0) / np.float32(np.sqrt(shape[-1]))
         if kind == "output":
             values *= _head_gains()[:, None]
