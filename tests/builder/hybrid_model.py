@@ -23,10 +23,11 @@ OPTIONS = BuildOptions(
     block_seq_stride=STRIDE,
 )
 assert HYBRID.delta_net is not None
-# Whose second layer has experts, one of which all tokens have.
+# Whose last two layers, one of either kind, have experts, one of which all tokens have.
 MIXED = replace(
-    HYBRID, experts=RoutedExperts(count=5, per_token=2, features=48, shared=32, dense_layers=(0, 2))
+    HYBRID, experts=RoutedExperts(count=5, per_token=2, features=48, shared=32, dense_layers=(0,))
 )
+ODD = replace(HYBRID, delta_net=replace(HYBRID.delta_net, key_dim=7, value_dim=16, taps=2))
 TILED = replace(HYBRID, delta_net=replace(HYBRID.delta_net, tiled=True))
 TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
 PADDING = TOKENS[:0]
@@ -61,9 +62,15 @@ def in_chunks(model: CompiledModel, borders: Sequence[int]) -> Array:
     return last
 
 
+def expected_logits(model: CompiledModel) -> Array:
+    """[TOKENS, vocab]"""
+    has_bytes = model.options.kv == "q8_0"
+    return forward(model.spec, model.weights, TOKENS, has_quantised_cache=has_bytes)
+
+
 def check_chunks(model: CompiledModel, borders: Sequence[int], tolerance: float) -> None:
     """They change no bit of a state."""
-    expected = forward(model.spec, model.weights, TOKENS)[-1]
+    expected = expected_logits(model)[-1]
     np.testing.assert_allclose(in_chunks(model, borders), expected, rtol=tolerance, atol=tolerance)
     state = first_layer_state(model)
     in_chunks(model, [12, 29])
@@ -72,7 +79,7 @@ def check_chunks(model: CompiledModel, borders: Sequence[int], tolerance: float)
 
 def check_decodes(model: CompiledModel, tolerance: float) -> None:
     """They go on from a prefill across borders of pages, beside a row of another sequence."""
-    expected = forward(model.spec, model.weights, TOKENS)
+    expected = expected_logits(model)
     in_chunks(model, [14])
     for position in range(14, len(TOKENS)):
         tokens, starts = TOKENS[[[position], [0]]], np.array([position, 0])

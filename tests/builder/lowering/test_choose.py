@@ -166,6 +166,12 @@ def test_the_reason_names_what_was_there_and_what_was_not() -> None:
         (VNNI, ROUTED, "int8", "int8 are not for models with routed experts; use q8_0"),
         (VNNI, replace(ROUTED, experts=ODD), "bf16", "size of an expert 40 is not a multiple of 16"),
         (VNNI, replace(ROUTED, experts=ODD_SHARED), "bf16", "size of the shared expert 40 is not a multiple"),
+        (
+            GENERIC,
+            HYBRID,
+            "bf16",
+            "nothing computes DeltaRule on generic: .* triton/delta_net, .* a GPU",
+        ),
         (VNNI, HYBRID, "int8", "int8 are not for models with gated delta nets; use q8_0"),
         (
             GPU,

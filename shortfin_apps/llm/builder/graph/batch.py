@@ -61,6 +61,11 @@ class Batch:
         self.rotation = rotation
         self.slab = next(slab for slab in self.slabs if layer in slab.layers)
 
+    def turn_to_all_tokens(self) -> None:
+        """Has `blocks`, `cache` and `slots` be those of the slab in which every token has a page, by which
+        padding is told."""
+        self.slab = self.slabs[0]
+
     def place_of(self, layer: int) -> int:
         """The layer's place among those whose pages it shares; of the layer at hand."""
         return self.slab.layers.index(layer)

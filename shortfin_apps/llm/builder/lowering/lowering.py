@@ -291,12 +291,14 @@ class Lowering:
 
 
 def _turn(run: Sequence[Operation], values: Values) -> None:
-    """Readies the batch for the attention or state of `run`, of which it has one at most."""
+    """Readies the batch for the attention, state or routing of `run`, of which it has one at most."""
     for operation in run:
         if isinstance(operation, Attend):
             values.batch.turn_to(operation.layer, operation.rotation)
         elif isinstance(operation, DeltaRule):
             values.batch.turn_to(operation.layer, Rotation.NONE)
+        elif isinstance(operation, Route):
+            values.batch.turn_to_all_tokens()
 
 
 def _live(run: Sequence[Operation], rest: Sequence[Operation], results: Sequence[str]) -> list[str]:

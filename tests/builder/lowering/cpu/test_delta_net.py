@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from tests.builder.compiled_model import HYBRID, CompiledModel
 from tests.builder.hybrid_model import (
     BORDERS,
     MIXED,
+    ODD,
     OPTIONS,
     TILED,
     TOKENS,
@@ -46,6 +49,14 @@ def test_a_block_without_a_page_of_its_own_is_left_out(
     model: CompiledModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_blocks_without_pages(model, monkeypatch)
+
+
+def test_states_of_odd_sizes_lie_beside_keys_and_values_in_bytes(
+    device: Device, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    options = replace(OPTIONS, kv="q8_0")
+    model = CompiledModel.build(ODD, options, device, tmp_path_factory.mktemp("odd"))
+    check_chunks(model, [12, 29], 5e-3)
 
 
 def test_value_heads_may_share_key_heads_in_turn(

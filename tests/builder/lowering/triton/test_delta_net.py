@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.builder.model.spec import KVType
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.compiled_model import CompiledModel
 from tests.builder.hybrid_model import (
@@ -24,14 +25,16 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(600)]
 
-TOLERANCE = 1e-3  # of f32, in another order of sums
+TOLERANCE = 5e-3  # of f32, in another order of sums; a last bit may decide to which of two bytes K is rounded
+KV: dict[str, KVType] = {"gfx942": "f32", "gfx1100": "q8_0"}  # beside states, which are f32
 
 
 @pytest.fixture(scope="module", params=CHIPS)
 def model(
     request: pytest.FixtureRequest, emulated_gpus: EmulatedGpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CompiledModel]:
-    options, target = replace(OPTIONS, decode_loop_sizes=()), resolve_target(f"hip:{request.param}")
+    options = replace(OPTIONS, kv=KV[request.param], decode_loop_sizes=())
+    target = resolve_target(f"hip:{request.param}")
     with emulated_gpus.watch(request.param):
         device, folder = emulated_gpus.open(request.param), tmp_path_factory.mktemp("hybrid")
         yield CompiledModel.build(MIXED, options, device, folder, target)
