@@ -2,11 +2,11 @@
 
     python bench/speculation.py DIR --tasks edit,summary,story,W1,W3 --tokens 192 --repeat 5
 
-No server: the engine steps with nothing else to do. `edit` asks the model to repeat code with a change,
-`summary` to sum up a text, `story` for a new one (sampled); `W1` and `W3` have prompts of prose as
-`shortfin-llm bench` has them, W1 one of 128 tokens and W3 32 at once. Times are from the first token on, for
-W3 from the start. Printed are medians, the ratio of each pair of turns, and how many proposed tokens were
-right in the last one.
+No server: two engines take a step in turns, with nothing else to do, so that a machine whose speed changes
+slows down both. `edit` asks the model to repeat code with a change, `summary` to sum up a text, `story` for
+a new one (sampled); `W1` and `W3` have prompts of prose as `shortfin-llm bench` has them, W1 one of 128
+tokens and W3 32 at once. Times are from the first token on, for W3 from the start. Printed are medians, the
+ratio of each pair, and how many proposed tokens were right in the last one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,7 @@ class Turn:
     tokens_per_s: float
     num_proposed: int
     num_accepted: int
-    num_steps: int
-    outputs: Mapping[str, Sequence[int]]
+    tokens_per_step: float
 
 
 def main() -> None:
@@ -142,38 +142,62 @@ def _task(name: str, tokenizer: Tokenizer, tokens: int) -> Task:
             raise SystemExit(f"--tasks: {name} is none of {', '.join(TASKS)}")
 
 
-def run(engine: Engine, task: Task) -> Turn:
-    params = SamplingParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos, **task.params)
-    for index, prompt in enumerate(task.prompts):
-        engine.add(GenerateCall(request_id=str(index), prompt_token_ids=tuple(prompt), params=params))
-    outputs: dict[str, list[int]] = {str(index): [] for index in range(len(task.prompts))}
-    while task.from_first_token and not any(outputs.values()):
-        _step(engine, outputs)
-    began, before = engine.stats(), sum(map(len, outputs.values()))
-    began_s = time.perf_counter()
-    while engine.has_work:
-        _step(engine, outputs)
-    duration_s, ended = time.perf_counter() - began_s, engine.stats()
-    proposed = accepted = 0
-    if began.speculation is not None and ended.speculation is not None:
-        proposed = ended.speculation.proposed - began.speculation.proposed
-        accepted = ended.speculation.accepted - began.speculation.accepted
-    num_tokens = sum(map(len, outputs.values())) - before
-    return Turn(num_tokens / duration_s, proposed, accepted, ended.steps - began.steps, outputs)
+class Run:
+    """A task under way on one engine."""
 
+    def __init__(self, engine: Engine, task: Task) -> None:
+        self.outputs: dict[str, list[int]] = {str(index): [] for index in range(len(task.prompts))}
+        self._engine = engine
+        self._duration_s = 0.0
+        params = SamplingParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos, **task.params)
+        for (name, _), prompt in zip(self.outputs.items(), task.prompts, strict=True):
+            engine.add(GenerateCall(request_id=name, prompt_token_ids=tuple(prompt), params=params))
+        while task.from_first_token and not self._num_tokens:
+            self.step()
+        self._before, self._began, self._duration_s = self._num_tokens, engine.stats(), 0.0
 
-def _step(engine: Engine, outputs: Mapping[str, list[int]]) -> None:
-    for delta in engine.step():
-        outputs[delta.request_id] += delta.token_ids
+    @property
+    def is_over(self) -> bool:
+        return not self._engine.has_work
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(map(len, self.outputs.values()))
+
+    def step(self) -> None:
+        began_s = time.perf_counter()
+        deltas = self._engine.step()
+        self._duration_s += time.perf_counter() - began_s
+        for delta in deltas:
+            self.outputs[delta.request_id] += delta.token_ids
+
+    def turn(self) -> Turn:
+        began, ended = self._began, self._engine.stats()
+        proposed = accepted = 0
+        if began.speculation is not None and ended.speculation is not None:
+            proposed = ended.speculation.proposed - began.speculation.proposed
+            accepted = ended.speculation.accepted - began.speculation.accepted
+        num_tokens = self._num_tokens - self._before
+        return Turn(
+            num_tokens / self._duration_s, proposed, accepted, num_tokens / (ended.steps - began.steps)
+        )
 
 
 def _pairs(engines: Mapping[str, Engine], task: Task, repeat: int) -> dict[str, list[Turn]]:
-    """The turns of each setting; which of them begins changes from pair to pair."""
+    """The turns of each setting; both take steps in turns, as the machine's speed may change at any time."""
     turns: dict[str, list[Turn]] = {setting: [] for setting in SETTINGS}
-    for number in range(repeat):
-        for setting in SETTINGS if number % 2 else reversed(SETTINGS):
-            turns[setting].append(run(engines[setting], task))
-        assert turns["off"][-1].outputs == turns["ngram"][-1].outputs, "speculation has changed the tokens"
+    for _ in range(repeat):
+        runs = {setting: Run(engines[setting], task) for setting in SETTINGS}
+        for number in count():
+            left = [run for run in runs.values() if not run.is_over]
+            for run in left if number % 2 else reversed(left):
+                run.step()
+            if not left:
+                break
+        off, ngram = (runs[setting].outputs for setting in SETTINGS)
+        assert off == ngram, "speculation has changed the tokens"
+        for setting, run in runs.items():
+            turns[setting].append(run.turn())
     return turns
 
 
@@ -182,14 +206,13 @@ def _summary(turns: Mapping[str, Sequence[Turn]]) -> str:
     ratios = sorted(ngram.tokens_per_s / off.tokens_per_s for off, ngram in pairs)
     speeds = [statistics.median(turn.tokens_per_s for turn in turns[setting]) for setting in SETTINGS]
     last = turns["ngram"][-1]
-    per_step = sum(map(len, last.outputs.values())) / last.num_steps
     return " | ".join(
         [
             *(f"{speed:.0f}" for speed in speeds),
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
             f"{last.num_proposed}",
             f"{last.num_accepted}",
-            f"{per_step:.2f}",
+            f"{last.tokens_per_step:.2f}",
         ]
     )
 

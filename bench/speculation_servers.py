@@ -55,7 +55,7 @@ def _turns(servers: Mapping[str, str], task: str, tokens: int, repeat: int) -> M
 def _ask(url: str, task: str, tokens: int, seed: int) -> float:
     sampling: Mapping[str, Any] = {**SAMPLED, "seed": seed} if task == "story" else GREEDY
     message = {"role": "user", "content": QUESTIONS[task]()}
-    body = {"model": "", "messages": [message], "max_tokens": tokens, **sampling}
+    body = {"model": _model(url), "messages": [message], "max_tokens": tokens, **sampling}
     asked = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -64,6 +64,13 @@ def _ask(url: str, task: str, tokens: int, seed: int) -> float:
         usage = json.load(answer)["usage"]
     completed: int = usage["completion_tokens"]
     return completed / (time.perf_counter() - began_s)
+
+
+def _model(url: str) -> str:
+    """The id of the first model that the server has."""
+    with urllib.request.urlopen(f"{url}/v1/models") as answer:
+        name: str = json.load(answer)["data"][0]["id"]
+    return name
 
 
 if __name__ == "__main__":
