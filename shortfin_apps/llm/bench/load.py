@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -26,10 +26,11 @@ _END = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request of fixed length: a prompt and the number of output tokens."""
+    """One request of fixed length: a prompt, the number of output tokens, and other `fields` of its body."""
 
     prompt: str | list[int]
     output_tokens: int
+    fields: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -98,6 +99,7 @@ def _body(model: str | None, request: BenchRequest) -> dict[str, object]:
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **request.fields,
     }
     return body if model is None else body | {"model": model}
 

@@ -159,10 +159,9 @@ class OutputGrammar(Adjustment):
         assert request.matcher is not None, "made with the request"
         generated = request.token_ids[len(request.call.prompt_token_ids) :]
         bits = np.frombuffer(request.matcher.allowed(generated), np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: len(row.logits)])
-        logits = np.full_like(row.logits, -np.inf)
-        logits[allowed] = row.logits[allowed]
-        if not np.isfinite(logits[allowed]).any():
+        allowed = np.unpackbits(bits, count=len(row.logits), bitorder="little").view(bool)
+        logits = np.where(allowed, row.logits, row.logits.dtype.type(-np.inf))
+        if logits.max() == -np.inf:
             raise InvocationError("no token is left that the grammar and the other parameters allow")
         return Candidates(row.values[:0], row.token_ids[:0], logits)
 
