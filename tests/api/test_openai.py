@@ -273,7 +273,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     (CHAT, {"messages": MESSAGES, "prompt_logprobs": -1}, "prompt_logprobs"),
     (COMPLETIONS, {"prompt": "a", "suffix": "x"}, "suffix"),
-    (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
     (COMPLETIONS, {"prompt": "a", "temperature": "warm"}, "temperature"),

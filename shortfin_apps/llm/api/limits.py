@@ -65,10 +65,17 @@ class Limits:
                 param,
             )
 
-    def check_choices(self, n: int | None, stop: str | list[str] | None, prefix: str = "") -> None:
-        """Checks `n` and `stop`; their names in the body begin with `prefix`."""
-        if n is not None and not 1 <= n <= self.n:
-            raise InvalidRequestError(f"`{prefix}n` must lie in [1, {self.n}]", prefix + "n")
+    def check_choices(
+        self,
+        n: int | None,
+        stop: str | list[str] | None,
+        prefix: str = "",
+        best_of: int | None = None,
+    ) -> None:
+        """Checks `n`, `best_of` and `stop`; their names in the body begin with `prefix`."""
+        for name, count in ((f"{prefix}n", n), (f"{prefix}best_of", best_of)):
+            if count is not None and not 1 <= count <= self.n:
+                raise InvalidRequestError(f"`{name}` must lie in [1, {self.n}]", name)
         stops = [stop] if isinstance(stop, str) else stop or []
         if len(stops) > self.stops:
             raise InvalidRequestError(

@@ -9,7 +9,7 @@ Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -22,6 +22,7 @@ from starlette.responses import Response
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_params, stop_strings
@@ -77,6 +78,7 @@ class Item:
     text: str | None
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingBody
+    choices: Choices
     grammar: Grammar | None
     request_id: str
     logprobs: int | None
@@ -114,13 +116,26 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     known = [next(results) if each.generates else [EMPTY_ANSWER] * each.num_beams for each in requests]
     answers = [
         [await _whole(new_answer(text_request), result) for result in several]
-        for text_request, several in zip(requests, known, strict=True)
+        for text_request, several in _returned(items, by_item, known)
     ]
     inputs = [
         _input_logprobs(item, None if scoring is None else next(results)[0], new_answer(requests[0]))
         for item, scoring in zip(items, scorings, strict=True)
     ]
     return JsonResponse({"responses": _by_prompt(items, answers, inputs, bool(body.return_input_ids))})
+
+
+def _returned(
+    items: Sequence[Item], by_item: Sequence[Sequence[TextRequest]], known: Sequence[list[TextDelta]]
+) -> Iterator[tuple[TextRequest, list[TextDelta]]]:
+    """The answers that are sent, of the `known` ones of each request, with what they answer."""
+    rest = iter(known)
+    for item, requests in zip(items, by_item, strict=True):
+        several = [next(rest) for _ in requests]
+        if item.choices.are_ranked:  # then there are no beams
+            answers = [answer for [answer] in several]
+            several = [[each] for each in item.choices.pick(answers)]
+        yield from zip(item.choices.of_returned(requests), several, strict=True)
 
 
 def _scoring(item: Item, first: TextRequest) -> TextRequest | None:
@@ -153,13 +168,18 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
     count = len(texts or token_id_lists)
     sampling = _per_prompt("sampling_params", body.sampling_params, count, SamplingBody())
     for params in sampling:
-        service.limits.check_choices(params.n, params.stop, PREFIX)
+        service.limits.check_choices(params.n, params.stop, PREFIX, params.best_of)
+    logprobs, starts = _logprobs(body, count, service.limits)
+    choices = [
+        choices_of(params, wanted, stream=body.stream, prefix=PREFIX)
+        for params, wanted in zip(sampling, logprobs, strict=True)
+    ]
     given = {id(params): params for params in sampling}.values()
     service.limits.check_bad_words([word for each in given for word in each.bad_words or ()], PREFIX)
-    generator.check_count(sum(params.n or 1 for params in sampling), PREFIX + "n")
+    name = "best_of" if any(each.are_ranked for each in choices) else "n"
+    generator.check_count(sum(each.generated for each in choices), PREFIX + name)
     rids = _request_ids(body.rid, count, request_id_of(request))
     terms = terms_of(body, request)
-    logprobs, starts = _logprobs(body, count, service.limits)
     items = []
     for i in range(count):
         prompt_token_ids = (
@@ -171,6 +191,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
                 text=texts[i] if texts else None,
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling[i],
+                choices=choices[i],
                 grammar=await compiled_grammar(sampling[i], generator, PREFIX),
                 request_id=rids[i],
                 logprobs=logprobs[i],
@@ -183,7 +204,7 @@ async def read_items(body: GenerateBody, request: Request) -> list[Item]:
 
 
 def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
-    """The `n` requests of an item. Raises InvalidRequestError with the caller's field name."""
+    """The `n` or `best_of` requests of an item. Raises InvalidRequestError with the caller's field name."""
     body, generator = item.sampling, model.generator
     num_beams = _num_beams(body, model)
     if num_beams > 1 and item.grammar is not None:
@@ -213,7 +234,7 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
             ),
             min_tokens=min_tokens,
             seed=seed,
-            logprobs=item.logprobs,
+            logprobs=item.choices.computed_logprobs,
             output_grammar=item.grammar,
         )
     first = TextRequest(
@@ -228,7 +249,8 @@ def text_requests(item: Item, model: ServedModel) -> list[TextRequest]:
         terms=item.terms,
         generates=generates,
     )
-    return [replace(first, params=with_seed(params, choice), choice=choice) for choice in range(body.n or 1)]
+    generated = range(item.choices.generated)
+    return [replace(first, params=with_seed(params, choice), choice=choice) for choice in generated]
 
 
 def _logprobs(body: GenerateBody, count: int, limits: Limits) -> tuple[list[int | None], list[int | None]]:
@@ -406,7 +428,8 @@ def _num_beams(body: SamplingBody, model: ServedModel) -> int:
         return 1
     changes = [(field, getattr(body, field)) for field in NOT_WITH_BEAMS]
     changes.append(("repetition_penalty", body.repetition_penalty not in (None, 1)))
-    for other, given in (*changes, ("n", (body.n or 1) > 1)):
+    changes += [("n", (body.n or 1) > 1), ("best_of", (body.best_of or 1) > 1)]
+    for other, given in changes:
         if given:
             raise InvalidRequestError(
                 f"`{PREFIX}{other}` cannot be combined with {num_beams} beams;"

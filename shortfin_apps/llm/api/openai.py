@@ -20,6 +20,7 @@ from shortfin_apps.llm.api.answers import (
     whole_or_streamed,
 )
 from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.model_name import check_model
@@ -54,8 +55,10 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     service = service_of(request)
     model = _prepare(service, body, request)
+    service.limits.check_choices(None, None, best_of=body.best_of)
     service.limits.check_logprobs(body.logprobs, "logprobs")
-    batch = _batch(body, service)
+    choices = choices_of(body, body.logprobs, stream=body.stream)
+    batch = _batch(body, service, choices)
     grammar = await compiled_grammar(body, model.generator)
     prompts = await _prompt_ids(batch, body, model.generator)
     requests = [
@@ -68,14 +71,17 @@ async def completions(body: CompletionBody, request: Request) -> Response:
             prompt_field="prompt",
             max_tokens=("max_tokens", body.max_tokens),
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
-            logprobs=body.logprobs,
+            logprobs=choices.computed_logprobs,
+            choices=choices,
             grammar=grammar,
         )
     ]
-    echoes = _echoes(batch, body.n or 1, model.generator.tokenizer) if body.echo else None
+    echoes = _echoes(batch, choices.returned, model.generator.tokenizer) if body.echo else None
     extras = _extras(body, body.logprobs if body.echo else None)
-    shape = CompletionShape(model.generator.tokenizer, requests, echoes, extras)
-    return await _respond(request, body, model, requests, shape, _scorings(requests, extras))
+    returned = choices.of_returned(requests)
+    shape = CompletionShape(model.generator.tokenizer, returned, echoes, extras)
+    scorings = _scorings(returned, extras)
+    return await _respond(request, body, model, requests, shape, scorings, choices)
 
 
 @router.post("/chat/completions", responses=whole_or_streamed(ChatAnswer))
@@ -145,12 +151,13 @@ def _model_card(service: Service) -> dict[str, Any]:
     }
 
 
-def _batch(body: CompletionBody, service: Service) -> list[Any]:
+def _batch(body: CompletionBody, service: Service, choices: Choices) -> list[Any]:
     """The prompts, each a text or a list of token ids."""
     prompt = body.prompt
     batch: list[Any] = prompt if isinstance(prompt, list) and not _is_ids(prompt) else [prompt]
     service.limits.check_prompts(batch, "prompt")
-    service.model.generator.check_count(len(batch) * (body.n or 1), "n")
+    name = "best_of" if choices.are_ranked else "n"
+    service.model.generator.check_count(len(batch) * choices.generated, name)
     return batch
 
 
@@ -219,10 +226,11 @@ def _requests(
     default_max_tokens: int | None,
     logprobs: int | None,
     conversation: str | None = None,
+    choices: Choices | None = None,
     grammar: Grammar | None = None,
     shown_ids: frozenset[int] = frozenset(),
 ) -> list[TextRequest]:
-    """The `n` requests of one prompt, the text of which is `conversation` if it is one."""
+    """The `n` or `best_of` requests of one prompt, the text of which is `conversation` if it is one."""
     max_name, max_value = max_tokens
     model = service_of(request).model
     generator = model.generator
@@ -252,7 +260,7 @@ def _requests(
             choice=choice,
             conversation=conversation,
         )
-        for choice in range(body.n or 1)
+        for choice in range(choices.generated if choices else body.n or 1)
     ]
 
 
@@ -296,8 +304,9 @@ async def _respond(
     requests: Sequence[TextRequest],
     shape: Shape,
     scorings: Sequence[TextRequest | None] | None = None,
+    choices: Choices | None = None,
 ) -> Response:
-    """Answers the requests, whole or streamed. `scorings` score the prompt of each, if asked for."""
+    """Answers the requests, whole or streamed. `scorings` score the prompt of each choice, if asked for."""
     service, access = service_of(request), access_of(request)
     access.requests = requests
     generating = [] if _is_empty(body) else requests
@@ -314,24 +323,24 @@ async def _respond(
         deltas = merge(streams) if generating else _enumerated([EMPTY_ANSWER] * len(requests))
         return EventStream(request, _events(deltas, shape, head, requests, with_usage), streams)
     answers = await unless_disconnected(request, gather(streams))
+    returned = requests if choices is None else [r for r in requests if r.choice < choices.returned]
     of_scoring = dict(zip(map(id, distinct), answers[len(generating) :], strict=True))
     scores = [
-        prompt_logprobs(requests[index].prompt_token_ids, of_scoring.get(id(scoring)))
-        for index, scoring in enumerate(scorings or ())
+        prompt_logprobs(each.prompt_token_ids, of_scoring.get(id(scoring)))
+        for each, scoring in zip(returned, scorings or (), strict=False)
     ]
     known = answers[: len(generating)] or [EMPTY_ANSWER] * len(requests)
-    return JsonResponse(await _whole(shape, head | shape.head(scores), requests, known))
+    totals = usage(requests, [len(a.token_ids) for a in known], [a.num_cached_tokens for a in known])
+    picked = choices.pick(known) if choices else known
+    return JsonResponse(await _whole(shape, head | shape.head(scores) | {"usage": totals}, picked))
 
 
-async def _whole(
-    shape: Shape, head: dict[str, Any], requests: Sequence[TextRequest], answers: Sequence[TextDelta]
-) -> dict[str, Any]:
+async def _whole(shape: Shape, head: dict[str, Any], answers: Sequence[TextDelta]) -> dict[str, Any]:
     choices = []
     for index, answer in enumerate(answers):
         choices.append(shape.choice(index, answer))
         await asyncio.sleep(0)  # lets other requests run while many answers are formatted
-    totals = usage(requests, [len(a.token_ids) for a in answers], [a.num_cached_tokens for a in answers])
-    return {**head, "object": shape.object_name, "choices": choices, "usage": totals}
+    return {**head, "object": shape.object_name, "choices": choices}
 
 
 async def _enumerated(answers: Sequence[TextDelta]) -> AsyncGenerator[tuple[int, TextDelta], None]:

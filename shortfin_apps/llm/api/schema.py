@@ -140,6 +140,7 @@ class SamplingBody(SamplingFields):
     max_completion_tokens: int | None = None
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
+    best_of: int | None = None
     num_beams: int | None = None
     sampling_seed: int | None = None
     no_stop_trim: bool | None = None
@@ -196,6 +197,7 @@ class CompletionBody(OpenAIBody):
     INERT = COMPLETION_INERT
 
     prompt: str | TokenIds | Strings | TokenIdLists
+    best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None

@@ -42,7 +42,6 @@ _SAMPLING: Refused = {
     "samplers": (),
     "watermark": (),
     "watermarking": (False,),
-    "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
@@ -162,6 +161,7 @@ COMPLETION_INERT = _OPENAI_INERT | {
 
 CHAT_REFUSED: Refused = {
     **_OPENAI,
+    "best_of": (1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

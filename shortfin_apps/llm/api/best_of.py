@@ -1,0 +1,75 @@
+"""`best_of`: more answers to a prompt are generated than returned, as in OpenAI's API and former vLLM.
+
+Returned are the `n` with the greatest mean log-probability of their tokens, best first. The usage counts all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Protocol
+
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
+from shortfin_apps.llm.errors import InvalidRequestError
+
+
+class WithBestOf(Protocol):
+    """A body with the fields of that name."""
+
+    n: int | None
+    best_of: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """For each prompt, `generated` answers, of which `returned` are sent, with `logprobs` alternatives each.
+
+    `logprobs` is None where the client wants no log-probabilities.
+    """
+
+    returned: int
+    generated: int
+    logprobs: int | None
+
+    @property
+    def are_ranked(self) -> bool:
+        return self.generated > self.returned
+
+    @property
+    def computed_logprobs(self) -> int | None:
+        """The `logprobs` to ask of the engine, as ranking takes those of the tokens."""
+        return 0 if self.logprobs is None and self.are_ranked else self.logprobs
+
+    def pick(self, answers: Sequence[TextDelta]) -> list[TextDelta]:
+        """Those to return, of all answers to all prompts in order."""
+        if not self.are_ranked:
+            return list(answers)
+        groups = [answers[i : i + self.generated] for i in range(0, len(answers), self.generated)]
+        best = [each for group in groups for each in sorted(group, key=_cost)[: self.returned]]
+        return [each._replace(logprobs=()) for each in best] if self.logprobs is None else best
+
+    def of_returned(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
+        """As many requests as answers are returned to each prompt, which say what an answer looks like."""
+        returned = [each for each in requests if each.choice < self.returned]
+        return [replace(each, params=replace(each.params, logprobs=self.logprobs)) for each in returned]
+
+
+def choices_of(body: WithBestOf, logprobs: int | None, *, stream: bool | None, prefix: str = "") -> Choices:
+    """Raises InvalidRequestError, for fields whose names in the body begin with `prefix`."""
+    returned, name = body.n or 1, f"{prefix}best_of"
+    generated = returned if body.best_of is None else body.best_of
+    if generated < returned:
+        raise InvalidRequestError(f"`{name}` must be at least `{prefix}n`, which is {returned}", name)
+    if stream and generated > returned:
+        raise InvalidRequestError(
+            f"`{name}` cannot be greater than `{prefix}n` in a stream, as answers are ranked at their end;"
+            " leave out `stream`",
+            name,
+        )
+    return Choices(returned, generated, logprobs)
+
+
+def _cost(answer: TextDelta) -> float:
+    """Less is better; those that are equal stay in order."""
+    return -fmean(each.logprob for each in answer.logprobs) if answer.logprobs else 0.0
