@@ -28,6 +28,7 @@ DOCUMENTS = [
     "docs/logging.md",
     "docs/overload.md",
     "docs/security.md",
+    "docs/tools.md",
     "bench/README.md",
 ]
 PACKAGE = ROOT / "shortfin_apps/llm"
@@ -45,7 +46,8 @@ OTHERS_FLAGS = {
     "--fault-seed",
     "--fault-schedules",
     "--strict",
-}  # pip's, pytest's and mypy's
+    "--schema",
+}  # pip's, pytest's, mypy's and llm's
 
 
 def text_of(document: str) -> str:

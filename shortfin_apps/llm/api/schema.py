@@ -322,19 +322,18 @@ class ChatBody(OpenAIBody):
     REFUSED = CHAT_REFUSED
     INERT = CHAT_INERT
 
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-    reasoning_effort: str | None = None
-
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    reasoning_effort: str | None = None
 
 
 class TokenizeBody(Body):
