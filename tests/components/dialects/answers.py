@@ -54,6 +54,9 @@ ANSWERS = [
     Answer("hermes", None, '<tool_call>{"name": "now", "arguments": null}', call("{}", "now")),
     Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": "}', call('{"a": "}', "now")),
     Answer("hermes", None, '<tool_call>\n{"name": 5}', [Content('<tool_call>\n{"name": 5}')]),
+    Answer("hermes", None, '<tool_call>{"name": "\\ud800"}', call("{}", "\ufffd")),
+    Answer("hermes", None, '<tool_call>{"name": ' + "[" * 2000,
+           [Content('<tool_call>{"name": ' + "[" * 2000)]),
     Answer("hermes", None, "<tool_call>no</tool_call>", [Content("<tool_call>no</tool_call>")]),
     Answer("hermes", "think", f"<think>\na\n\nb\n</think>\n\n{HERMES}",
            [Reasoning("a\n\nb"), *call('{"city": "a \\"b\\" \\\\"}')]),
@@ -88,6 +91,8 @@ ANSWERS = [
            "<parameter=units>\n5\n</parameter>\n<parameter=at>\n{\"x\": 1}\n</parameter>\n"
            "<parameter=other>\ntrue\n</parameter>\n</function>\n</tool_call>",
            [Content("ok"), *call('{"days": 5, "units": "5", "at": {"x": 1}, "other": "true"}')]),
+    Answer("qwen3-coder", None, "<function=get_weather><parameter=days>NaN</parameter>"
+           f"<parameter=at>{'[' * 2000}</parameter>", call('{"days": "NaN", "at": "' + "[" * 2000 + '"')),
     Answer("qwen3-coder", None, "<function=now>\n</function>\n" * 2, call("{}", "now") * 2),
     Answer("qwen3-coder", None, "<tool_call>\n<function=a\nb", [Content("<tool_call>\n<function=a\nb")]),
     Answer("harmony", "harmony", CHANNELS + "<|channel|>final<|message|>b", [Reasoning("hm"), Content("b")]),

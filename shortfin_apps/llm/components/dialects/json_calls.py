@@ -144,7 +144,7 @@ def _plain(value: str) -> str:
     if not value.startswith('"'):
         return value
     try:
-        return str(json.loads(value, strict=False)) or NO_ARGUMENTS
+        return text_of(value) or NO_ARGUMENTS
     except ValueError:
         return value
 
@@ -164,12 +164,17 @@ def _string(feed: Feed) -> Wait[str]:
     yield from feed.space()
     text = yield from feed.read_span(JsonValue())
     try:
-        value = json.loads(text)
+        return text_of(text)
     except ValueError as error:
         raise NotACallError("no text") from error
-    if not isinstance(value, str):
-        raise NotACallError("no text")
-    return value
+
+
+def text_of(literal: str) -> str:
+    """What a JSON string stands for; lone surrogates become U+FFFD. Raises ValueError for other JSON."""
+    if not literal.startswith('"'):
+        raise ValueError("not a string")
+    value: str = json.loads(literal, strict=False)
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def arguments_of(lark: Lark, function: Function) -> str:

@@ -100,13 +100,18 @@ def _inside_string(text: str) -> Arguments:
 
 
 def _typed(text: str, types: set[str]) -> str:
+    """The text itself where it is JSON of one of the types, else the text as a JSON string."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         value = text
-    if not any(_is(value, each) for each in types):
-        value = text
-    return json.dumps(value, ensure_ascii=False)
+    is_json = value is not text and any(_is(value, each) for each in types)
+    return text.strip() if is_json else json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    """Raises ValueError for NaN and infinities, which Python reads but which are no JSON."""
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _is(value: object, name: str) -> bool:
