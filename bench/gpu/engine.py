@@ -97,7 +97,7 @@ def pages(model: Model) -> int:
     A model with windows needs more, as its window pages are counted for longer requests.
     """
     longest = model.context
-    if model.spec.second_window is not None:
+    if model.spec.last_window is not None:
         config = model_config(model.spec, model.options)
         longest = max(longest, config.max_seq_len // BALANCED_SHARE)
     return 1 + max(sizes(model)) * (-(-longest // model.options.block_seq_stride) + 2)
