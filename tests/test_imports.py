@@ -132,7 +132,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("address_space", "api", "artifact", "builder.model", "builder.sources"),
         "components.batching",
         "components.dialects",
-        "components.frontend",
+        *("components.frontend", "components.grammar"),
         *("components.kvcache", "components.loading", "components.runtime"),
         *("components.runtime.names", "components.speculation", "components.text", "errors"),
     ),

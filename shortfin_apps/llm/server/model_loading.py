@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_object
 from shortfin_apps.llm.errors import InvalidRequestError
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
@@ -81,7 +82,9 @@ def _load_model(
     )
     _check_num_beams(artifact, config)
     generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
-    engine = load_engine(artifact, tokenizer, config, confirm)
+    grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+    with grammars.preparing():
+        engine = load_engine(artifact, tokenizer, config, confirm)
     generator = TextGenerator(
         tokenizer,
         engine,
@@ -90,8 +93,8 @@ def _load_model(
         metrics=metrics,
         request_timeout_s=config.request_timeout,
         conversation_tokens=config.conversation_tokens,
+        grammars=grammars,
     )
-    generator.grammars.prepare()
     model = ServedModel(
         generator=generator,
         native_defaults=_defaults({}, 0.0, config),  # upstream's server is always greedy

@@ -156,6 +156,7 @@ async def test_a_process_that_was_killed_is_started_again(grammars: GrammarCompi
 )
 async def test_a_model_without_grammars_says_so(tokenizer_json: str, ends: set[int], reason: str) -> None:
     grammars = GrammarCompiler(lambda: tokenizer_json, ends)
-    grammars.prepare()
+    with grammars.preparing():
+        pass
     with pytest.raises(InvalidRequestError, match=reason):
         await grammars.compile(regex("a"), "f")

@@ -46,6 +46,7 @@ class TextGenerator:
         metrics: ServerMetrics,
         request_timeout_s: float | None = None,
         conversation_tokens: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.engine = engine
@@ -55,7 +56,7 @@ class TextGenerator:
         self._request_timeout_s = request_timeout_s
         self._serial = itertools.count()
         self.workers = TextWorkers()
-        self.grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+        self.grammars = grammars or GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
         self._conversations = Conversations(tokenizer.split_names, conversation_tokens)
         self._pending: dict[str, list[PendingAnswer]] = {}  # by request id, which is not unique
 

@@ -1,8 +1,8 @@
 """Compiles grammars for one tokenizer, within bounds of size, time and memory.
 
 A request that asks for much is refused by one of the bounds: the source's length, the library's limits on a
-grammar's size and on the work of a step, or the limits of a process. As a compiled grammar cannot be sent from
-one process to another, each is compiled twice: first where that can be ended, then here.
+grammar's size and on the work of a step, or the limits of a process. As a compiled grammar cannot be sent
+from one process to another, each is compiled twice: first where that can be ended, then here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import logging
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 
 from llguidance import LLTokenizer
@@ -66,12 +67,17 @@ class GrammarCompiler:
     def _pool(self) -> ThreadPoolExecutor:
         return _deep_pool()
 
-    def prepare(self) -> None:
-        """Reads the tokenizer, which holds the GIL for a second, and starts the process of the trials.
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Reads the tokenizer beside the caller's block, and waits for it at the end; before any request.
 
-        A tokenizer that the library cannot read is named when a request needs it.
+        Reading holds the GIL for a second or two. A tokenizer that the library cannot read is named when a
+        request needs it.
         """
-        self._pool.submit(self._begin).exception()
+        read = self._pool.submit(self._read_tokenizer)
+        yield
+        if read.exception() is None:
+            self._pool.submit(self._start_trials)  # which reads it, too, and delays nobody
 
     async def compile(self, source: GrammarSource, param: str) -> CompiledGrammar:
         """Raises InvalidRequestError with the reason, naming the field `param`, or OverloadedError."""
@@ -92,28 +98,31 @@ class GrammarCompiler:
 
     async def _compile(self, source: GrammarSource) -> CompiledGrammar:
         loop = asyncio.get_running_loop()
-        tokenizer, trials = await loop.run_in_executor(self._pool, self._begin)
+        tokenizer = await loop.run_in_executor(self._pool, self._read_tokenizer)
+        trials = await loop.run_in_executor(self._pool, self._start_trials)
         await trials.run(source)
         return await loop.run_in_executor(self._pool, compiled, source, tokenizer)
 
-    def _begin(self) -> tuple[LLTokenizer, Trials]:
-        """What compiling takes, made once. Raises InvalidRequestError for a model that has no grammars."""
+    def _read_tokenizer(self) -> LLTokenizer:
+        """Once. Raises InvalidRequestError for a model that cannot write by a grammar."""
+        if self._tokenizer is not None:
+            return self._tokenizer
         if not self._eos_token_ids:
             raise InvalidRequestError("this model has no end-of-sequence token, which grammars need")
+        try:
+            self._tokenizer = LLTokenizer(self._tokenizer_json(), eos_token=self._eos_token_ids)
+        except Exception as error:  # the library raises what its parser does
+            raise InvalidRequestError(f"this model's tokenizer has no grammars: {error}") from error
+        return self._tokenizer
+
+    def _start_trials(self) -> Trials:
+        """Once, and again where their process has ended."""
         if self._trials is not None and self._trials.are_over:
             logger.warning("the process that compiles grammars has ended; starting it again")
             self._trials = None
         if self._trials is None:
             self._trials = Trials(self._tokenizer_json(), self._eos_token_ids, self._limits)
-        if self._tokenizer is None:
-            self._tokenizer = self._read_tokenizer()
-        return self._tokenizer, self._trials
-
-    def _read_tokenizer(self) -> LLTokenizer:
-        try:
-            return LLTokenizer(self._tokenizer_json(), eos_token=self._eos_token_ids)
-        except Exception as error:  # the library raises what its parser does
-            raise InvalidRequestError(f"this model's tokenizer has no grammars: {error}") from error
+        return self._trials
 
 
 def _check_size(source: GrammarSource, param: str) -> None:

@@ -46,10 +46,10 @@ class TrialLimits:
 
 
 def main() -> None:
+    os.nice(NICENESS)
     control_fd, limits, eos_token_ids = map(json.loads, sys.argv[1:])
     tokenizer = LLTokenizer(sys.stdin.buffer.read().decode(), eos_token=eos_token_ids)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave no zombies
-    os.nice(NICENESS)
     with socket.socket(fileno=control_fd) as control:
         while connection := _next_connection(control):
             with connection:
