@@ -104,8 +104,8 @@ async def _exchange(connection: socket.socket, source: GrammarSource) -> list[st
 
 def _bounds(limits: TrialLimits) -> str:
     return (
-        f"compiling it takes more than {limits.cpu_s:g} s of a processor or {limits.memory_bytes >> 20} MiB;"
-        " simplify it"
+        f"compiling it takes more than {limits.cpu_s:g} s of a processor, {limits.wall_s:g} s in all or"
+        f" {limits.memory_bytes >> 20} MiB; simplify it"
     )
 
 
