@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shortfin_apps.llm.builder.blocks import BlockType
+from shortfin_apps.llm.builder.blocks import MXFP4, BlockType
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
@@ -84,9 +84,21 @@ class FeedForward:
     """`operations` for a number of tokens, or for any, with weights of some type."""
 
     def __init__(
-        self, kind: WeightType, tokens: int | str, chip: str, launch: Launch, spec: ModelSpec = SPEC
+        self,
+        kind: WeightType,
+        tokens: int | str,
+        chip: str,
+        launch: Launch,
+        spec: ModelSpec = SPEC,
+        block_types: Mapping[str, BlockType] | None = None,
     ) -> None:
-        options = BuildOptions(device=f"hip:{chip}", weights=kind, kv="f32", block_seq_stride=STRIDE)
+        options = BuildOptions(
+            device=f"hip:{chip}",
+            weights=kind,
+            kv="f32",
+            block_seq_stride=STRIDE,
+            block_types=tuple((block_types or {}).items()),
+        )
         self._context = context_of(spec, chip, options)
         self.act = options.activations
         self._fp8: Fp8Type | None = None
@@ -223,6 +235,13 @@ def test_only_the_chosen_experts_are_computed(
 def test_experts_may_have_other_activations(spec: ModelSpec, chip: str, launch: Launch) -> None:
     run, inputs = FeedForward("f32", 9, chip, launch, spec), make_inputs(9)
     np.testing.assert_allclose(run(inputs)[0], run.expected(inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_experts_may_be_in_floats_of_4_bits(tokens: int, chip: str, launch: Launch) -> None:
+    run = FeedForward("q4", tokens, chip, launch, BIASED, dict.fromkeys(SHAPES, MXFP4))
+    inputs = make_inputs(tokens)
+    np.testing.assert_allclose(run(inputs)[0], run.expected(inputs), rtol=5e-2, atol=5e-2)
 
 
 def test_a_token_has_the_same_bits_in_any_tile(chip: str, launch: Launch) -> None:

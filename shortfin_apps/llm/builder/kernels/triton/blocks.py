@@ -13,7 +13,8 @@ from triton.language.target_info import is_cuda
 from shortfin_apps.llm.builder import blocks as block_types
 
 PAIR = tl.constexpr(block_types.PAIR)
-PTX_OFFSET = tl.constexpr(128.0)
+PTX_OFFSET, PTX_FLOAT_OFFSET = tl.constexpr(128.0), tl.constexpr(192.0)
+FLOAT_UNIT = tl.constexpr(2.0**15)
 # Of four bytes: their low halves, then their high ones.
 PTX = tl.constexpr("""{
     .reg .b32 low, high;
@@ -28,6 +29,31 @@ PTX = tl.constexpr("""{
     prmt.b32 $5, high, 0x43000000, 0x7144;
     prmt.b32 $6, high, 0x43000000, 0x7244;
     prmt.b32 $7, high, 0x43000000, 0x7344;
+}""")
+
+# The same of floats, two bytes at a time. Of each size there are 64 more and 64 less in a table of bytes; a
+# sign takes the latter, where `signs` has ones, which are a selector's fourth bit repeated.
+PTX_FLOATS = tl.constexpr("""{
+    .reg .b32 sizes, high, more, less, signs, first, second;
+    and.b32 sizes, $8, 0x77777777;
+    prmt.b32 more, 0x43424140, 0x4C484644, sizes;
+    prmt.b32 less, 0x3D3E3F40, 0x34383A3C, sizes;
+    prmt.b32 signs, 0x80808080, 0x80808080, $8;
+    lop3.b32 first, more, less, signs, 0xD8;
+    shr.u32 high, $8, 16;
+    shr.u32 sizes, sizes, 16;
+    prmt.b32 more, 0x43424140, 0x4C484644, sizes;
+    prmt.b32 less, 0x3D3E3F40, 0x34383A3C, sizes;
+    prmt.b32 signs, 0x80808080, 0x80808080, high;
+    lop3.b32 second, more, less, signs, 0xD8;
+    prmt.b32 $0, first, 0x43000000, 0x7044;
+    prmt.b32 $1, first, 0x43000000, 0x7244;
+    prmt.b32 $2, second, 0x43000000, 0x7044;
+    prmt.b32 $3, second, 0x43000000, 0x7244;
+    prmt.b32 $4, first, 0x43000000, 0x7144;
+    prmt.b32 $5, first, 0x43000000, 0x7344;
+    prmt.b32 $6, second, 0x43000000, 0x7144;
+    prmt.b32 $7, second, 0x43000000, 0x7344;
 }""")
 
 
@@ -51,7 +77,7 @@ def widen(
     packed = first // PACKED + tl.arange(0, DEPTH // PACKED)
     at = tl.minimum(row, OUT - 1).to(tl.int64)
     tile = tl.load(
-        w + at[None, :] * (IN // PACKED) + packed[:, None], mask=(packed * PACKED < IN)[:, None], other=0
+        w + at[None, :] * (IN // PACKED) + packed[:, None], mask=(packed < IN // PACKED)[:, None], other=0
     )
     scale = load_terms(scales, at, first, IN, DEPTH, BLOCKS)
     minimum = load_terms(minima, at, first, IN, DEPTH, BLOCKS)
@@ -128,9 +154,12 @@ def _values(at, inside, ALL: tl.constexpr):
 def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
     """A tile as it is stored, with the terms of its blocks -> [DEPTH, COLUMNS] f32, rounded once at most.
 
-    On NVIDIA's GPUs, the sum of a minimum and 128 scales is rounded too, if they are far apart.
+    On NVIDIA's GPUs, the sum of a minimum and OFFSET scales is rounded too, if they are far apart.
     """
-    OFFSET: tl.constexpr = PTX_OFFSET if BLOCKS[0] == 4 and is_cuda() and not BLOCKS[3] else 0
+    HAS_OFFSET: tl.constexpr = BLOCKS[0] == 4 and is_cuda()
+    OFFSET: tl.constexpr = 0 if not HAS_OFFSET else PTX_FLOAT_OFFSET if BLOCKS[3] else PTX_OFFSET
+    if BLOCKS[3] and not is_cuda():
+        scale *= FLOAT_UNIT
     numbers = _unpacked(packed, BLOCKS[3]) if BLOCKS[0] == 4 else packed.to(tl.float32)
     blocks = tl.reshape(numbers, (scale.shape[0], BLOCKS[1], scale.shape[1]))
     wide = tl.broadcast_to(scale[:, None, :], blocks.shape)
@@ -153,17 +182,19 @@ def _unpacked(packed, IS_E2M1: tl.constexpr):
 
 @triton.jit
 def _float_halves(packed):
-    """Twice the floats in the low and the high 4 bits of bytes, in f32."""
-    return _e2m1(packed.to(tl.int32) & 15), _e2m1((packed.to(tl.int32) >> 4) & 15)
+    """Twice the floats in the low and the high 4 bits of bytes, in f32; on NVIDIA's GPUs, PTX_FLOAT_OFFSET
+    more, and on others in units of FLOAT_UNIT."""
+    if is_cuda():
+        return _by_ptx(packed, PTX_FLOATS)
+    else:
+        return _e2m1(packed.to(tl.int32)), _e2m1(packed.to(tl.int32) >> 4)
 
 
 @triton.jit
 def _e2m1(bits):
-    """Twice the float that has these 4 bits: of the three below the sign, m, it is as large as
-    m + max(m - 4, 0) + 2 max(m - 6, 0)."""
-    m = bits & 7
-    size = m + tl.maximum(m - 4, 0) + 2 * tl.maximum(m - 6, 0)
-    return tl.where(bits > 7, -size, size).to(tl.float32)
+    """The floats in the low 4 bits, which an f16 of the same exponent and mantissa is 2**14 times smaller."""
+    wide = (bits & 8) << 12 | (bits & 7) << 9
+    return wide.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -174,13 +205,19 @@ def _halves(packed):
     their first, by one instruction each.
     """
     if is_cuda():
-        return tl.inline_asm_elementwise(
-            PTX,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r",
-            [packed],
-            dtype=(tl.float32, tl.float32),
-            is_pure=True,
-            pack=4,
-        )
+        return _by_ptx(packed, PTX)
     else:
         return (packed & 15).to(tl.float32), ((packed >> 4) & 15).to(tl.float32)
+
+
+@triton.jit
+def _by_ptx(packed, CODE: tl.constexpr):
+    """Of each byte the two f32 that CODE makes of four."""
+    return tl.inline_asm_elementwise(
+        CODE,
+        "=r,=r,=r,=r,=r,=r,=r,=r,r",
+        [packed],
+        dtype=(tl.float32, tl.float32),
+        is_pure=True,
+        pack=4,
+    )

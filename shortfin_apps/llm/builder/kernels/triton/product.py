@@ -80,7 +80,8 @@ def product(
         else:
             inside = (first + k < IN)[None, :]
             a = tl.load(x_tile, mask=exists & inside if IS_SMALL else inside, other=0.0)
-            b = tl.load(w_tile, mask=(first + packed * PACKED < IN)[:, None], other=0)
+            # Of neighbours, so that one load takes several bytes.
+            b = tl.load(w_tile, mask=(first // PACKED + packed < IN // PACKED)[:, None], other=0)
         if scales is not None:
             scale = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
             minimum = load_terms(minima, weight_row, first, IN, DEPTH, BLOCKS)
