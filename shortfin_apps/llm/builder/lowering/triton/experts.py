@@ -7,38 +7,31 @@ from dataclasses import dataclass, replace
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
-from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
-from shortfin_apps.llm.builder.kernels.triton import GROUP
-from shortfin_apps.llm.builder.kernels.triton.experts import gated_experts, multiply_experts, sum_experts
-from shortfin_apps.llm.builder.kernels.triton.routing import route, sort_by_expert
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.lowering.triton.expert_kernels import ExpertKernels
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.matmul import (
-    MATRIX,
-    activations,
-    block_constants,
-    item_bytes,
-    kind_of,
-    load_matrix,
-    matrix,
-)
+from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
-from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two, tiles_of
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
+from shortfin_apps.llm.builder.model.family import weight_shapes
+from shortfin_apps.llm.builder.weights.layout import weight_layout
 
 _LIKELY_TOKENS = 512  # of a batch whose number of tokens is not known
-_COMPARED = 8192  # experts of rows that a workgroup compares at once
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """The results of routing.py for `tokens` with `rows` experts in all, in `tiles` of `tile_rows`."""
+    """The results of routing.py for `tokens` with `rows` experts in all, in `tiles` of `tile_rows`.
+
+    `average`: the rows that an expert is expected to have.
+    """
 
     tokens: Dim
     rows: Dim
     tiles: Dim
     tile_rows: int
+    average: int
     weights: Tensor
     chosen: Tensor
     order: Tensor
@@ -63,10 +56,10 @@ class TritonExperts:
     ) -> None:
         self._spec = context.spec
         self._experts = experts
-        self._act = context.options.activations
-        self._stride = context.options.block_seq_stride
         self._weights = context.weights
-        self._tile_of = tiles_of(context.target).matmul
+        self._tiles = tiles_of(context.target)
+        self._are_float4 = _are_float4(context)
+        self._kernels = ExpertKernels(context.spec, context.options, experts)
         self._launcher = launcher
         self._operands = operands
 
@@ -75,33 +68,20 @@ class TritonExperts:
         rows = e.times(tokens, self._experts.per_token)
         assert batch.slots is not None
         operands = {"tokens": tokens, "rows": rows, "logits": logits, "slots": batch.slots}
-        made = self._launcher.launch(e, self._route_kernel(), operands)
-        tile_rows = self._tile(tokens, (2 * self._experts.features, self._spec.hidden_size)).rows
+        made = self._launcher.launch(e, self._kernels.route(), operands)
+        average = self._average(tokens)
+        shape = 2 * self._experts.features, self._spec.hidden_size
+        tile_rows = (self._own_tile(average) or self._tiles.matmul(average, shape)).rows
         tiles = self._most_tiles(e, rows, tile_rows)
         sizes = {"rows": rows, "tiles": tiles, "places": e.times(tiles, tile_rows)}
-        kernel = self._sort_kernel(tile_rows)
+        kernel = self._kernels.sort(tile_rows)
         sorted_rows = self._launcher.launch(e, kernel, {**sizes, "chosen": made["chosen"]})
-        return ExpertTiles(tokens, rows, tiles, tile_rows, **made, **sorted_rows)
+        return ExpertTiles(tokens, rows, tiles, tile_rows, average, **made, **sorted_rows)
 
     def gated_experts(
         self, e: Emitter, x: Activations, weight: str, bias: str | None, routing: ExpertTiles
     ) -> Tensor:
-        spec, experts = self._spec, self._experts
-        reads = {
-            **activations(self._weights.layout(weight), self._act, spec.hidden_size),
-            "in_squares": buffer("f32", "tokens", spec.hidden_size // GROUP),
-        }
-        writes = {"y": buffer(self._act, "rows", experts.features)}
-        kernel = self._matmul(gated_experts, weight, routing, reads, writes, ("tokens", "rows"))
-        kernel = replace(
-            kernel,
-            constexprs={
-                **kernel.constexprs,
-                "OUT": experts.features,
-                "PER_TOKEN": experts.per_token,
-                "ACTIVATION": spec.activation,
-            },
-        )
+        kernel = self._kernels.gated(self._weights.layout(weight), self._tile_for(routing, weight))
         operands = {
             "tokens": routing.tokens,
             **self._operands.activations(e, x.x, weight),
@@ -121,15 +101,9 @@ class TritonExperts:
         routing: ExpertTiles,
         residual: Tensor,
         norm: Mapping[str, Tensor | None],
-        deferred: Mapping[str, Buffer],
     ) -> dict[str, Tensor]:
-        """Launches `sum_experts`, and returns its results.
-
-        `norm` are the operands of a norm behind it, `deferred` the results for that.
-        """
-        reads = activations(self._weights.layout(weight), self._act, self._experts.features, "rows")
-        writes = {"y": buffer("f32", "rows", self._spec.hidden_size)}
-        kernel = self._matmul(multiply_experts, weight, routing, reads, writes, ("rows",))
+        """Launches `sum_experts`, and returns its results; `norm` are the operands of a norm behind it."""
+        kernel = self._kernels.multiply(self._weights.layout(weight), self._tile_for(routing, weight))
         matrices = load_matrix(e, self._weights, weight) | self._load_bias(e, bias)
         given = self._operands.activations(e, x, weight)
         products = self._launcher.launch(e, kernel, {**given, **matrices, **routing.operands})["y"]
@@ -142,15 +116,26 @@ class TritonExperts:
             "residual": residual,
             **norm,
         }
-        return self._launcher.launch(e, self._sum_kernel(deferred), operands)
+        return self._launcher.launch(e, self._kernels.sum(), operands)
 
     def _load_bias(self, e: Emitter, bias: str | None) -> dict[str, Tensor]:
         return {} if bias is None else {"bias": self._weights.load_one(e, bias)}
 
-    def _tile(self, tokens: Dim, shape: tuple[int, ...]) -> MatmulTile:
-        """That of the rows which an expert has on average."""
+    def _average(self, tokens: Dim) -> int:
+        """The rows that an expert has on average."""
         known = tokens if isinstance(tokens, int) else _LIKELY_TOKENS
-        return self._tile_of(-(-known * self._experts.per_token // self._experts.count), shape, None)
+        return -(-known * self._experts.per_token // self._experts.count)
+
+    def _own_tile(self, average: int) -> MatmulTile | None:
+        return self._tiles.float4_expert(average) if self._are_float4 else None
+
+    def _tile_for(self, routing: ExpertTiles, weight: str) -> MatmulTile:
+        """That of a weight for rows which are sorted already."""
+        if own := self._own_tile(routing.average):
+            return own
+        _, *shape = self._weights.shape(weight)
+        tile = self._tiles.matmul(routing.tile_rows, tuple(shape), self._weights.layout(weight))
+        return replace(tile, rows=routing.tile_rows)
 
     def _most_tiles(self, e: Emitter, rows: Dim, tile_rows: int) -> Dim:
         """The most that as many rows can fill: a row alone for each expert, and all others of one."""
@@ -162,111 +147,10 @@ class TritonExperts:
         whole = e.value(f"arith.divui {others}, {e.constant(tile_rows)} : index")
         return e.value(f"arith.addi {e.index(first)}, {whole} : index")
 
-    def _route_kernel(self) -> Kernel:
-        experts = self._experts
-        kept = power_of_two(experts.per_token)
-        return Kernel(
-            name="route",
-            function=route,
-            interface=Interface(
-                constants=(),
-                reads={"logits": buffer("f32", "tokens", experts.count), "slots": buffer("i64", "tokens")},
-                writes={"weights": buffer("f32", "rows"), "chosen": buffer("i32", "rows")},
-            ),
-            constexprs={
-                "COUNT": experts.count,
-                "BLOCK": max(kept, power_of_two(experts.count)),
-                "PER_TOKEN": experts.per_token,
-                "KEPT": kept,
-                "IS_NORMALISED": experts.is_normalised,
-                "STRIDE": self._stride,
-            },
-            grid=[Tiles("tokens")],
-            tuning=Tuning(num_waves=1),
-        )
 
-    def _sort_kernel(self, tile_rows: int) -> Kernel:
-        block = power_of_two(self._experts.count)
-        return Kernel(
-            name=f"sort_by_expert_{tile_rows}",
-            function=sort_by_expert,
-            interface=Interface(
-                constants=("rows", "tiles"),
-                reads={"chosen": buffer("i32", "rows")},
-                writes={"order": buffer("i32", "places"), "tile_experts": buffer("i32", "tiles")},
-            ),
-            constexprs={
-                "COUNT": self._experts.count,
-                "BLOCK": block,
-                "ROWS": tile_rows,
-                "STEP": min(256, max(16, _COMPARED // block)),
-            },
-            grid=[self._experts.count],
-            tuning=Tuning(num_waves=4),
-        )
-
-    def _matmul(
-        self,
-        function: object,
-        weight: str,
-        routing: ExpertTiles,
-        reads: dict[str, Buffer],
-        writes: dict[str, Buffer],
-        constants: tuple[str, ...],
-    ) -> Kernel:
-        """Its grid is the tiles of rows by tiles of a matrix's rows."""
-        count, *shape = self._weights.shape(weight)
-        out_features, in_features = shape
-        layout = self._weights.layout(weight)
-        tile = self._tile_of(routing.tile_rows, (out_features, in_features), layout)
-        tile = replace(tile, rows=routing.tile_rows)
-        held = matrix(layout, (count * out_features, in_features))
-        if self._experts.has_biases:
-            held |= {"bias": buffer("f32", count, out_features)}
-        tables = {"order": buffer("i32", "places"), "tile_experts": buffer("i32", "tiles")}
-        name = "gated_experts" if function is gated_experts else "multiply_experts"
-        return Kernel(
-            name=f"{name}{kind_of(layout)}_{out_features}x{in_features}_{tile.suffix}",
-            function=function,
-            interface=Interface(constants, {**reads, **held, **tables}, writes),
-            constexprs={
-                "IN": in_features,
-                "OUT": out_features,
-                "COUNT": count,
-                "EPS": self._spec.rms_norm_eps,
-                "GROUP": GROUP,
-                "BLOCKS": block_constants(layout),
-                **dict.fromkeys({"x_scales", "bias", *MATRIX} - reads.keys() - held.keys()),
-                **tile.constexprs(item_bytes(layout, self._act)),
-            },
-            grid=[Tiles("tiles"), -(-out_features // tile.columns)],
-            tuning=tile.tuning,
-        )
-
-    def _sum_kernel(self, deferred: Mapping[str, Buffer]) -> Kernel:
-        experts, features = self._experts, self._spec.hidden_size
-        block = power_of_two(features)
-        return Kernel(
-            name="sum_experts",
-            function=sum_experts,
-            interface=Interface(
-                constants=(),
-                reads={
-                    "products": buffer("f32", "rows", features),
-                    "weights": buffer("f32", "rows"),
-                    "chosen": buffer("i32", "rows"),
-                    "residual": buffer("f32", "tokens", features),
-                    "norm": buffer("f32", features),
-                },
-                writes={"y": buffer("f32", "tokens", features), **deferred},
-            ),
-            constexprs={
-                "FEATURES": features,
-                "COUNT": experts.count,
-                "PER_TOKEN": experts.per_token,
-                "BLOCK": block,
-                "GROUP": GROUP,
-            },
-            grid=[Tiles("tokens")],
-            tuning=Tuning(num_waves=min(8, max(1, block // 512))),
-        )
+def _are_float4(context: LoweringContext) -> bool:
+    """Whether the matrices of all experts are in floats of 4 bits."""
+    spec, options = context.spec, context.options
+    names = [name for name in weight_shapes(spec) if name.endswith("_exps.weight")]
+    layouts = [weight_layout(name, spec, options, context.target) for name in names]
+    return all(layout.blocks is not None and layout.blocks.is_e2m1 for layout in layouts)

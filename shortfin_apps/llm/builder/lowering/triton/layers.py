@@ -231,8 +231,7 @@ class TritonLayers:
         norm: str | None,
     ) -> tuple[Tensor, Activations | None]:
         """`weights` are the matrix and its bias."""
-        prepared = deferred(self._act, self._spec.hidden_size)
-        made = self._experts.sum_experts(e, x, *weights, routing, residual, self._norm(e, norm), prepared)
+        made = self._experts.sum_experts(e, x, *weights, routing, residual, self._norm(e, norm))
         return made["y"], _prepared(made)
 
     @property

@@ -80,7 +80,8 @@ class Use:
 class TileTable:
     """The tiles of one kind of GPU. Of `matmuls` the first that fits is used.
 
-    `blocks` and `fp8` are those of weights in blocks and in 8-bit floats, which else come from `matmuls`.
+    `blocks` and `fp8` are those of weights in blocks and in 8-bit floats, which else come from `matmuls`;
+    `float4_experts` those of experts in floats of 4 bits, by the rows that one has on average.
     `split`: the slots that a workgroup takes of a single token's attention, or the least multiple for which
     MOST_SPLITS workgroups suffice.
     """
@@ -88,6 +89,7 @@ class TileTable:
     matmuls: Sequence[Use]
     blocks: Sequence[Use] = ()
     fp8: Sequence[Use] = ()
+    float4_experts: Sequence[Use] = ()
     split: int = 128
     decode_attention: AttentionTile
     attention: AttentionTile
@@ -106,6 +108,10 @@ class TileTable:
             case BlockRows():
                 return first(self.blocks) if self.blocks else first(self.matmuls).for_blocks()
         return first(self.matmuls)
+
+    def float4_expert(self, rows: int) -> MatmulTile | None:
+        """That of `float4_experts`; None where they have the tiles of other weights."""
+        return next((use.tile for use in self.float4_experts if rows <= use.tokens), None)
 
 
 _AMD = TileTable(
@@ -195,6 +201,13 @@ _HOPPER = TileTable(
         Use(64, _ANY, MatmulTile(64, 128, 128, Tuning(4, 3))),
         Use(128, 8192, MatmulTile(64, 64, 128, Tuning(4, 6))),
         Use(_ANY, _ANY, MatmulTile(128, 128, 128, Tuning(8, 4))),
+    ),
+    # For gpt-oss-20b's shape (bench/tune_experts.py).
+    float4_experts=(
+        Use(8, _ANY, MatmulTile(16, 64, 256, Tuning(4, 6))),
+        Use(16, _ANY, MatmulTile(32, 128, 256, Tuning(4, 4))),
+        Use(48, _ANY, MatmulTile(64, 128, 128, Tuning(4, 4))),
+        Use(_ANY, _ANY, MatmulTile(128, 128, 128, Tuning(4, 4))),
     ),
     split=256,
     decode_attention=AttentionTile(16, 128, Tuning(4, 2), most_key_bytes=32 << 10),
