@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shortfin_apps.llm.abi import EntryFamily
-from shortfin_apps.llm.components.request.request import Request, State
+from shortfin_apps.llm.components.request.request import Request
 
 
 class Paged(Protocol):
@@ -63,10 +63,12 @@ class LlmTaskInput:
 
     @property
     def is_stale(self) -> bool:
-        """Whether its token was proposed and another was chosen, or the request has ended before it."""
+        """Whether its token was proposed and another was chosen, or the request has ended before it.
+
+        An ended request has computed nothing.
+        """
         request, start = self.request, self.start_position
-        is_next = request.state is State.RUNNING and request.num_computed == start
-        return not is_next or request.token_ids[start] != self.token_ids[0]
+        return request.num_computed != start or request.token_ids[start] != self.token_ids[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
