@@ -239,7 +239,7 @@ def test_experts_may_have_other_activations(spec: ModelSpec, chip: str, launch: 
 
 @pytest.mark.parametrize("tokens", [1, 70])
 def test_experts_may_be_in_floats_of_4_bits(tokens: int, chip: str, launch: Launch) -> None:
-    run = FeedForward("q4", tokens, chip, launch, BIASED, dict.fromkeys(SHAPES, MXFP4))
+    run = FeedForward("q4", tokens, chip, launch, SPEC, dict.fromkeys(SHAPES, MXFP4))
     inputs = make_inputs(tokens)
     np.testing.assert_allclose(run(inputs)[0], run.expected(inputs), rtol=5e-2, atol=5e-2)
 
