@@ -121,7 +121,6 @@ def test_a_missing_field_is_named(field: str) -> None:
         ("paged_kv_cache.kv_cache_dtype", "f16"),
         ("paged_kv_cache.block_seq_stride", 0),
         ("paged_kv_cache.window_tokens", 0),
-        ("paged_kv_cache.window_tokens", 512),  # in one slab
         (f"paged_kv_cache.{SLABS}", []),
         (f"paged_kv_cache.{SLABS}", [1.5]),
         (f"paged_kv_cache.{SLABS}", "12288"),
