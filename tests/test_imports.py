@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "components.request": ("components.kvcache", "errors"),
     "components.grammar": ("components.request", "errors"),
     "components.sampling": ("abi", "components.request", "errors", "sampling_rule"),
-    "components.speculation": (),
+    "components.speculation": ("components.request",),
     "components.batching": ("abi", "components.kvcache", "components.request", "config", "errors"),
     "components.invocation": (
         *("components.batching", "components.kvcache", "components.request", "components.runtime.device"),

@@ -50,21 +50,40 @@ def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -
         load_engine(*files, EngineOptions(decode_ahead="on"))
 
 
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        (EngineOptions(speculative="ngram"), "--speculative"),
+        (EngineOptions(jump_ahead="on"), "--jump-ahead on"),
+    ],
+)
 def test_speculation_is_refused_without_packed_rows_and_with_states(
-    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, options: EngineOptions, flag: str
 ) -> None:
     config = tiny_artifact.config
-    files = (tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS, EngineOptions(speculative="ngram"))
+    files = (tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS, options)
     with closing(open_device()) as device:
         engine = make_engine(device, config, *files)
         assert engine.stats().speculation is not None
         cache = replace(config.paged_kv_cache, state_block_count=1)
         monkeypatch.setattr(loading, "check_program", lambda *args: None)
-        with pytest.raises(ArtifactError, match="keep a state"):
+        with pytest.raises(ArtifactError, match=f"keep a state.*`{flag}`"):
             make_engine(device, replace(config, paged_kv_cache=cache), *files)
         monkeypatch.setattr(Buckets, "has_packed_extend", False)
-        with pytest.raises(ArtifactError, match="packed `extend`"):
+        with pytest.raises(ArtifactError, match=f"packed `extend`.*`{flag}`"):
             make_engine(device, config, *files)
+
+
+def test_jump_ahead_is_on_where_the_model_takes_proposed_tokens(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = tiny_artifact
+    files = (artifact.config, artifact.vmfb, artifact.parameters, NO_EOS)
+    with closing(open_device()) as device:
+        assert make_engine(device, *files, EngineOptions()).stats().speculation is not None
+        assert make_engine(device, *files, EngineOptions(jump_ahead="off")).stats().speculation is None
+        monkeypatch.setattr(Buckets, "has_packed_extend", False)
+        assert make_engine(device, *files, EngineOptions()).stats().speculation is None
 
 
 def test_requests_in_progress_by_default_are_the_modes_own(tiny_artifact: Artifact) -> None:

@@ -19,6 +19,7 @@ def test_only_the_model_directory_is_required() -> None:
     assert (config.artifact, config.host, config.port) == (Path("DIR"), "127.0.0.1", 8000)
     assert config.prefix_cache == "trie"
     assert config.decode_ahead == "auto"
+    assert config.jump_ahead == "auto"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--prefix-cache", "radix"], "`--prefix-cache`"),
         (["DIR", "--decode-ahead", "2"], "`--decode-ahead`"),
         (["DIR", "--speculative", "eagle"], "`--speculative`"),
+        (["DIR", "--jump-ahead", "maybe"], "`--jump-ahead`"),
         (["DIR", "--speculative", "ngram", "--speculative-tokens", "0"], "`--speculative-tokens`"),
         (["DIR", "--token-budget", "256", "--max-pages-per-batch", "16"], "not both"),
         (["DIR", "--max_pages_per_batch", "1"], "`--max-pages-per-batch`"),

@@ -34,6 +34,7 @@ from shortfin_apps.llm.components.speculation.draft import (
     CPU_ROW_COST,
     DEFAULT_MAX_TOKENS,
     GPU_ROW_COST,
+    MAX_FORCED_TOKENS,
     SpeculationOptions,
 )
 from shortfin_apps.llm.config import ModelConfig
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]  # what is done, and what is to be done in all
 UseDecodeLoops = Literal["auto", "on", "off"]
 Speculative = Literal["off", "ngram"]
+JumpAhead = Literal["auto", "on", "off"]
 Pages = int | Literal["auto"]
 
 
@@ -56,8 +58,10 @@ class EngineOptions:
     progress at once (default: the mode's own), `max_queue` the most that wait besides them,
     `max_queue_tokens` the most prompt tokens that wait. `decode_ahead` is whether decode loops are used:
     "auto" where the VMFB has them, "on" needs them. `speculative` says where proposed tokens come from,
-    `speculative_tokens` how many a request gets at most. `vocab_size` is the size of the model's vocabulary
-    by its manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a step may take.
+    `speculative_tokens` how many a request gets at most; `jump_ahead` is whether those that grammars force
+    are proposed: "auto" where the model takes proposed tokens, "on" needs that. `vocab_size` is the size of
+    the model's vocabulary by its manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a
+    step may take.
     """
 
     device: str = "cpu"
@@ -70,6 +74,7 @@ class EngineOptions:
     decode_ahead: UseDecodeLoops = "auto"
     speculative: Speculative = "off"
     speculative_tokens: int = DEFAULT_MAX_TOKENS
+    jump_ahead: JumpAhead = "auto"
     pages: Pages | None = None
     max_running: int | None = None
     max_queue: int = 0
@@ -165,21 +170,35 @@ def make_engine(
 def _speculation(
     config: ModelConfig, buckets: Buckets, options: EngineOptions, *, on_gpu: bool
 ) -> SpeculationOptions | None:
-    """Raises ArtifactError for a model that takes no proposed tokens."""
-    if options.speculative == "off":
+    """None where nothing is proposed. Raises ArtifactError where the model cannot do what was asked for."""
+    looks_up, jumps = options.speculative == "ngram", options.jump_ahead != "off"
+    if not looks_up and not jumps:
         return None
+    flag = "--speculative" if looks_up else "--jump-ahead on"
+    if problem := _problem_with_proposals(config, buckets, flag):
+        if looks_up or options.jump_ahead == "on":
+            raise ArtifactError(problem)
+        return None
+    return SpeculationOptions(
+        max_tokens=options.speculative_tokens if looks_up else 0,
+        max_forced_tokens=MAX_FORCED_TOKENS if jumps else 0,
+        row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
+    )
+
+
+def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
+    """Why the model takes no proposed tokens, for which `flag` asks; None if it does."""
     if config.paged_kv_cache.state_block_count is not None:
-        raise ArtifactError(
+        return (
             "the model has layers that keep a state, which cannot go back to before a rejected token; "
-            "leave out `--speculative`"
+            f"leave out `{flag}`"
         )
     if not buckets.has_packed_extend:
-        raise ArtifactError(
-            "the VMFB has no packed `extend` entry, which `--speculative` needs; rebuild it with "
+        return (
+            f"the VMFB has no packed `extend` entry, which `{flag}` needs; rebuild it with "
             "`shortfin-llm build`, or leave that option out"
         )
-    row_cost = GPU_ROW_COST if on_gpu else CPU_ROW_COST
-    return SpeculationOptions(max_tokens=options.speculative_tokens, row_cost=row_cost)
+    return None
 
 
 def _num_pages(

@@ -192,6 +192,11 @@ class ServerConfig(BaseSettings):
         le=64,
         description="most tokens proposed for a request at once; fewer where they are seldom right",
     )
+    jump_ahead: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compute several tokens at once where a grammar forces them, such as the keys of a JSON "
+        "schema; the tokens stay the same: auto where the model can (docs/speculation.md)",
+    )
     pages: Annotated[int, Field(ge=2)] | Literal["auto"] | None = Field(
         None,
         description="pages of the KV cache, or auto: as many as there is memory for beside the model "

@@ -148,6 +148,7 @@ def load_engine(
         decode_ahead=config.decode_ahead,
         speculative=config.speculative,
         speculative_tokens=config.speculative_tokens,
+        jump_ahead=config.jump_ahead,
         pages=config.pages or _given_pages(artifact),
         max_running=config.max_running,
         max_queue=config.max_queue,

@@ -18,6 +18,7 @@ from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config, greedy_continuation
 
 ALWAYS = SpeculationOptions(max_tokens=4, row_cost=0)  # whatever may be right
+JUMPS = SpeculationOptions(max_tokens=0)  # the default of a server
 MODES = ("default", "extend-attention")
 PLACES: list[dict[str, Any]] = [
     {},
@@ -37,6 +38,42 @@ class FewTokens:
         allowed = [i % 3 == 0 if is_even else i % 5 != 0 for i in range(VOCAB)]
         return np.packbits(allowed, bitorder="little").tobytes()
 
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        return ()
+
+
+class Keys:
+    """A grammar: any token t, then t % 7 tokens that it forces, then any token, and so on.
+
+    A matcher that `errs` says that others follow the first two.
+    """
+
+    def __init__(self, *, errs: bool = False) -> None:
+        self._errs = errs
+
+    def matcher(self) -> Keys:
+        return self
+
+    def allowed(self, generated: Sequence[int]) -> bytes:
+        key = self._key(generated)
+        allowed = [not key or i == key[0] for i in range(VOCAB)]
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        key = self._key(generated)
+        return [*key[:2], *((i + 1) % VOCAB for i in key[2:])] if self._errs else key
+
+    def _key(self, generated: Sequence[int]) -> list[int]:
+        """What is left of the tokens that the last free one forces."""
+        start = 0
+        while start < len(generated):
+            free = generated[start]
+            key = [(3 * free + i) % VOCAB for i in range(free % 7)]
+            if start + len(key) >= len(generated):
+                return key[len(generated) - start - 1 :]
+            start += 1 + len(key)
+        return []
+
 
 PARAMS: list[dict[str, Any]] = [
     {},
@@ -45,6 +82,9 @@ PARAMS: list[dict[str, Any]] = [
     {"presence_penalty": 1.5, "repetition_penalty": 1.2},
     {"logprobs": 2, "min_tokens": 9, "stop_token_ids": frozenset(range(16))},
     {"output_grammar": FewTokens()},
+    {"output_grammar": Keys()},
+    {"output_grammar": Keys(errs=True), "temperature": 0.8, "seed": 4, "logprobs": 1},
+    {"output_grammar": Keys(), "temperature": 1.0, "seed": 9, "repetition_penalty": 1.2},
     {"stop_token_ids": frozenset({3, 8})},
     {"bad_words": ((5,), (6, 7)), "temperature": 0.5, "seed": 1},
     {"forced_token_ids": (1, 2, 3, 1, 2, 3, 1, 2), "logprobs": 0},
@@ -90,7 +130,8 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
         min_size=1,
         max_size=6,
     ),
-    max_tokens=st.integers(1, 9),
+    max_tokens=st.integers(0, 9),
+    max_forced_tokens=st.integers(0, 5),
     row_cost=st.sampled_from([0, 0.01, 0.2]),
     mode=st.sampled_from(MODES),
     place=st.sampled_from(PLACES),
@@ -103,6 +144,7 @@ def test_tokens_are_those_without(
     repeats: float,
     requests: list[tuple[int, int, int, int]],
     max_tokens: int,
+    max_forced_tokens: int,
     row_cost: float,
     place: dict[str, Any],
     pages: int,
@@ -124,7 +166,9 @@ def test_tokens_are_those_without(
         return make_rig(config, speculation=speculation, **options)
 
     expected = answers(rig(None), calls)
-    speculation = SpeculationOptions(max_tokens=max_tokens, row_cost=row_cost)
+    speculation = SpeculationOptions(
+        max_tokens=max_tokens, max_forced_tokens=max_forced_tokens, row_cost=row_cost
+    )
     assert answers(rig(speculation), calls, arrivals) == expected
 
 
@@ -145,6 +189,49 @@ def test_fewer_steps_are_taken_where_the_model_repeats_itself(mode: str, place: 
     assert after.generation_tokens == before.generation_tokens
     assert after.speculation.accepted > after.speculation.proposed / 2
     assert after.speculation.drafts <= after.speculation.proposed
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", MODES)
+def test_fewer_steps_are_taken_where_a_grammar_forces_tokens(mode: str, place: dict[str, Any]) -> None:
+    """A token and what it forces take one invocation, where they take one each without."""
+    plain, jumping = (
+        make_rig(fake_config(pages=64), mode=mode, speculation=speculation, **place)
+        for speculation in (None, JUMPS)
+    )
+    calls = [call("a", PROMPT, 60, output_grammar=Keys(), temperature=1.0, seed=2)]
+    assert answers(plain, calls) == answers(jumping, calls)
+    counts = jumping.engine.stats().speculation
+    assert counts is not None
+    assert counts.accepted == counts.proposed > 30
+    assert len(jumping.program.calls) == len(plain.program.calls) - counts.accepted
+
+
+def test_requests_without_grammars_are_decoded_as_without_jump_ahead() -> None:
+    """Ahead on decode loops, without a draft."""
+    calls = [call(str(i), [*PROMPT, *PROMPT, i], 30) for i in range(3)]
+    plain, jumping = (
+        make_rig(fake_config(pages=64), repeats=1, speculation=speculation, loop_sizes=(1, 2, 4, 8))
+        for speculation in (None, JUMPS)
+    )
+    assert answers(plain, calls) == answers(jumping, calls)
+    assert jumping.engine.stats().steps_ahead == plain.engine.stats().steps_ahead > 0
+    assert jumping.program.calls == plain.program.calls
+    assert jumping.engine._speculation is not None
+    assert not jumping.engine._speculation._drafts
+
+
+def test_an_aborted_request_with_a_grammar_returns_its_pages() -> None:
+    rig = make_rig(fake_config(pages=24), mode="extend-attention", speculation=JUMPS)
+    for i in range(20):
+        rig.engine.add(call(str(i), [i, *PROMPT], 20, output_grammar=Keys(), temperature=1.0, seed=i))
+        rig.step()
+        rig.step()
+        rig.step()
+        if i % 2:
+            rig.take([delta for delta in [rig.engine.abort(str(i))] if delta is not None])
+    rig.run()
+    assert rig.all_pages_back()
 
 
 def test_nothing_is_proposed_for_what_does_not_repeat() -> None:

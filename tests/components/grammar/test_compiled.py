@@ -38,6 +38,25 @@ def test_tokens_are_taken_once() -> None:
     assert sorted(ids(matcher.allowed([A, B, B]))) == sorted([B, END])
 
 
+def test_forced_tokens_are_those_that_masks_leave_alone() -> None:
+    """As far as the library sees; asking for them changes no mask."""
+    asked, silent = (compiled("a(bab|aaa)b*").matcher() for _ in range(2))
+    generated: list[int] = []
+    forced: list[list[int]] = []
+    for token_id in (A, B, A, B, B):
+        forced.append(list(asked.forced(generated)))
+        assert asked.allowed(generated) == silent.allowed(generated)
+        generated.append(token_id)
+    assert forced == [[A], [], [A, B], [B], []]
+
+
+def test_a_grammar_that_is_over_or_has_failed_forces_nothing() -> None:
+    ended, failed = compiled("ab").matcher(), compiled("ab").matcher()
+    assert list(ended.forced([A, B, END])) == list(failed.forced([B])) == []
+    with pytest.raises(InvocationError, match="after 1 tokens"):
+        failed.allowed([B])
+
+
 def test_tokens_that_do_not_match_are_an_error() -> None:
     with pytest.raises(InvocationError, match="after 1 tokens"):
         compiled("ab").matcher().allowed([B])

@@ -122,6 +122,9 @@ class Allowing:
     def allowed(self, generated: Sequence[int]) -> bytes:
         return self._bitmask
 
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        return ()
+
 
 def test_a_grammar_leaves_the_tokens_that_it_allows() -> None:
     request = Request(call("a", [1], output_grammar=Allowing(2, 5, 7)))

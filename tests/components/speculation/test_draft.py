@@ -1,33 +1,39 @@
-"""Drafts propose what followed before, as long as it is right."""
+"""A draft asks its proposers in order, and tells the one that it took what became of it."""
 
 from __future__ import annotations
 
-from shortfin_apps.llm.components.speculation.draft import Draft
+from collections.abc import Sequence
 
-TEXT = list(range(100, 130))
-
-
-def test_a_repeated_text_is_proposed_as_it_went_on() -> None:
-    draft = Draft()
-    assert draft.propose([*TEXT, 7, *TEXT[:20]], 0.1, 5) == TEXT[20:25]
+from shortfin_apps.llm.components.speculation.draft import Draft, Proposer
 
 
-def test_a_new_text_gets_nothing() -> None:
-    draft = Draft()
-    assert draft.propose(TEXT, 0.0, 5) == []
+class Scripted(Proposer):
+    """Proposes the same tokens always."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self.token_ids = list(token_ids)
+        self.observed: list[tuple[int, int]] = []
+
+    def num_worth(self, token_ids: Sequence[int], least: float, most: int) -> int:
+        return min(most, len(self.token_ids))
+
+    def propose(self, token_ids: Sequence[int], least: float, most: int) -> list[int]:
+        return self.token_ids[:most]
+
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
+        self.observed.append((num_proposed, num_accepted))
 
 
-def test_there_is_no_room_for_less_than_one_token() -> None:
-    draft = Draft()
-    assert draft.propose([*TEXT, *TEXT[:20]], 0.0, 0) == []
-    assert draft.propose([*TEXT, *TEXT[:20]], 0.0, -1) == []
+def test_the_first_proposer_with_a_proposal_is_taken() -> None:
+    silent, first, second = Scripted(), Scripted(1, 2, 3), Scripted(4)
+    draft = Draft([silent, first, second])
+    assert draft.would_propose([7], 0.5, 2)
+    assert draft.propose([7], 0.5, 2) == [1, 2]
+    draft.observe(2, 1)
+    assert (silent.observed, first.observed, second.observed) == ([], [(2, 1)], [])
 
 
-def test_fewer_are_proposed_after_mistakes() -> None:
-    draft, seen = Draft(), [*TEXT, *TEXT[:20]]
-    counts = []
-    while count := len(draft.propose(seen, 0.3, 8)):
-        counts.append(count)
-        draft.observe(count, 0)
-    assert counts[0] == 8
-    assert counts == sorted(counts, reverse=True)
+def test_without_proposers_nothing_is_proposed() -> None:
+    for draft in (Draft([]), Draft([Scripted()])):
+        assert not draft.would_propose([7], 0.5, 2)
+        assert draft.propose([7], 0.5, 2) == []

@@ -9,6 +9,8 @@ computed one after another, by the same kernels and so with the same bits.
     commit       a's row at p yields x, as proposed, so that the row at p + 1 counts: it yields z
                  the row at p + 2 is stale: it is dropped, and z will be computed into its slot
 
+Where a grammar forces tokens, these are proposed; else what prompt lookup finds, if that is on.
+
 A commit takes the rows in order, each like that of a decode, so adjustments, grammars, seeds and ends know
 nothing of this. Pages are published up to the last row that counts. NaN in a stale row needs no care, as only
 our own builder packs rows, and its kernels select away what they mask.
@@ -26,7 +28,9 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.speculation.acceptance import least_chance
-from shortfin_apps.llm.components.speculation.draft import Draft, SpeculationOptions
+from shortfin_apps.llm.components.speculation.draft import Draft, Proposer, SpeculationOptions
+from shortfin_apps.llm.components.speculation.jump_ahead import JumpAhead
+from shortfin_apps.llm.components.speculation.prompt_lookup import PromptLookup
 
 
 @dataclass(slots=True)
@@ -68,9 +72,12 @@ class Speculation:
         self._open.clear()  # what a bug in the commit has left
         self._forget_others()
         decodes = [task for task in batch.tasks if task.completes and len(task.token_ids) == 1]
+        drafted = [task for task in decodes if self._drafts_for(task.request)]
+        if not drafted:
+            return batch
         least = self._least_chance(len(decodes), sum(len(task.token_ids) for task in batch.tasks))
         left = self._scheduler.spare_tokens(batch)
-        for task in decodes:
+        for task in drafted:
             if (proposal := self._proposed(task, least, left)) is not None:
                 self._open.append(proposal)
                 left -= len(proposal.tasks)
@@ -78,10 +85,12 @@ class Speculation:
         return Batch(EntryFamily.EXTEND, (*batch.tasks, *added)) if added else batch
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
-        """Whether a batch of decodes of these requests would get proposals."""
+        """Whether a batch of decodes of these requests, which have no grammars, would get proposals."""
+        if not self._options.max_tokens:  # in constant time, as this is asked before each step of a loop
+            return False
         least = self._least_chance(len(requests), len(requests))
         return any(
-            self._draft(request).num_worth(request.token_ids, least, self._most(request)) > 0
+            self._draft(request).would_propose(request.token_ids, least, _most(request))
             for request in requests
         )
 
@@ -98,17 +107,29 @@ class Speculation:
     def _least_chance(self, num_decodes: int, num_rows: int) -> float:
         return least_chance(self._options.row_cost, num_decodes, num_rows)
 
-    def _draft(self, request: Request) -> Draft:
-        return self._drafts.setdefault(request, Draft())
+    def _drafts_for(self, request: Request) -> bool:
+        """Whether anything may ever be proposed for the request."""
+        is_forced = request.matcher is not None and self._options.max_forced_tokens > 0
+        return is_forced or self._options.max_tokens > 0
 
-    def _most(self, request: Request) -> int:
-        """One less than may still be generated: the row before a proposed token yields one too."""
-        return min(self._options.max_tokens, request.call.params.max_tokens - request.num_generated - 1)
+    def _draft(self, request: Request) -> Draft:
+        if (draft := self._drafts.get(request)) is None:
+            draft = self._drafts[request] = Draft(self._proposers(request))
+        return draft
+
+    def _proposers(self, request: Request) -> list[Proposer]:
+        """What its grammar forces comes first: that is surer than what stood before."""
+        proposers: list[Proposer] = []
+        if request.matcher is not None and (most := self._options.max_forced_tokens):
+            proposers.append(JumpAhead(request.matcher, len(request.call.prompt_token_ids), most))
+        if most := self._options.max_tokens:
+            proposers.append(PromptLookup(most))
+        return proposers
 
     def _proposed(self, last: LlmTaskInput, least: float, left: int) -> _Proposal | None:
         """Tasks for the tokens that are proposed behind a decode, at most `left`; None if there are none."""
         request, draft = last.request, self._draft(last.request)
-        token_ids = draft.propose(request.token_ids, least, min(left, self._most(request)))
+        token_ids = draft.propose(request.token_ids, least, min(left, _most(request)))
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
         tasks = [LlmTaskInput.proposed(last, offset, each) for offset, each in enumerate(token_ids, 1)]
@@ -119,3 +140,8 @@ class Speculation:
         running = self._scheduler.running
         if len(self._drafts) > len(running):
             self._drafts = {request: self._drafts[request] for request in running if request in self._drafts}
+
+
+def _most(request: Request) -> int:
+    """One less than may still be generated: the row before a proposed token yields one too."""
+    return request.call.params.max_tokens - request.num_generated - 1

@@ -57,12 +57,19 @@ class CompiledMatcher:
         self._num_consumed = 0
 
     def allowed(self, generated: Sequence[int]) -> bytes:
-        self._matcher.consume_tokens(list(generated[self._num_consumed :]))
-        self._num_consumed = len(generated)
+        self._catch_up(generated)
         bitmask = self._matcher.compute_bitmask()
         if problem := error_of(self._matcher):
             raise InvocationError(f"the grammar failed after {len(generated)} tokens: {problem}")
         return bitmask
+
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        self._catch_up(generated)
+        return self._matcher.compute_ff_tokens()
+
+    def _catch_up(self, generated: Sequence[int]) -> None:
+        self._matcher.consume_tokens(list(generated[self._num_consumed :]))
+        self._num_consumed = len(generated)
 
 
 def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:

@@ -18,6 +18,13 @@ class GrammarMatcher(Protocol):
         """
         ...
 
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        """The tokens that must follow `generated`, as far as that is known; none if there is a choice.
+
+        A call changes nothing about what is allowed. A grammar that cannot go on forces nothing.
+        """
+        ...
+
 
 class Grammar(Protocol):
     """A compiled grammar, shared by requests."""

@@ -27,38 +27,55 @@ def least_chance(row_cost: float, num_decodes: int, num_rows: int) -> float:
     return row_cost * num_decodes / (1 + row_cost * num_rows)
 
 
+class Rate:
+    """The probability that a token proposed by one kind of match is right, if those before it are.
+
+    It begins with `prior`, and comes back to it while nothing is proposed.
+    """
+
+    def __init__(self, prior: float) -> None:
+        self._prior = self.value = prior
+
+    def num_worth(self, least: float, most: int) -> int:
+        """How many tokens, up to `most`, are accepted with a probability above `least`."""
+        count, chance = 0, self.value
+        while count < most and chance > least:
+            count += 1
+            chance *= self.value
+        return count
+
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
+        """The first `num_accepted` tokens were right, and the next one, if it was proposed, was not."""
+        self.value = 1 - (1 - self.value) * (1 - _WEIGHT) ** num_accepted
+        if num_accepted < num_proposed:
+            self.value *= 1 - _WEIGHT
+
+    def pass_over(self) -> None:
+        """Nothing was proposed for a match: what is known of its kind is a little older."""
+        self.value += (self._prior - self.value) * _FORGETTING
+
+
 class Acceptance:
-    """The rates of one request."""
+    """The rates of one request's matches, by their length."""
 
     def __init__(self) -> None:
-        self._rates = list(_PRIORS)
+        self._rates = [Rate(prior) for prior in _PRIORS]
 
     def rate(self, match_length: int) -> float:
         """The probability that a token proposed by such a match is right, if those before it are."""
-        return self._rates[_class_of(match_length)]
+        return self._of(match_length).value
 
     def num_worth(self, match_length: int, least: float, most: int) -> int:
         """How many tokens, up to `most`, are accepted with a probability above `least`."""
-        rate = self.rate(match_length)
-        count, chance = 0, rate
-        while count < most and chance > least:
-            count += 1
-            chance *= rate
-        return count
+        return self._of(match_length).num_worth(least, most)
 
     def observe(self, match_length: int, num_proposed: int, num_accepted: int) -> None:
         """The first `num_accepted` tokens were right, and the next one, if it was proposed, was not."""
-        kind = _class_of(match_length)
-        missed = (1 - self._rates[kind]) * (1 - _WEIGHT) ** num_accepted
-        self._rates[kind] = 1 - missed
-        if num_accepted < num_proposed:
-            self._rates[kind] *= 1 - _WEIGHT
+        self._of(match_length).observe(num_proposed, num_accepted)
 
     def pass_over(self, match_length: int) -> None:
-        """Nothing was proposed for a match: what is known of its kind is a little older."""
-        kind = _class_of(match_length)
-        self._rates[kind] += (_PRIORS[kind] - self._rates[kind]) * _FORGETTING
+        """Nothing was proposed for such a match."""
+        self._of(match_length).pass_over()
 
-
-def _class_of(match_length: int) -> int:
-    return bisect_right(_LONGER_FROM, match_length)
+    def _of(self, match_length: int) -> Rate:
+        return self._rates[bisect_right(_LONGER_FROM, match_length)]

@@ -1,0 +1,94 @@
+"""Jump-ahead on a real program: the same answers as without, in fewer steps, beside other requests."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Any
+
+import pytest
+from llguidance import LLTokenizer
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.batching.mode import ModeOptions
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar, compiled
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.loading import EngineOptions, make_engine
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from tests.integration.test_speculation import ARRIVALS, MODES, Answer, answers
+
+KEYS = ("name_of_the_city", "population_in_millions", "is_the_capital_of_its_country")
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": list(KEYS),
+    "properties": {
+        KEYS[0]: {"type": "string", "maxLength": 8},
+        KEYS[1]: {"type": "integer", "minimum": 0, "maximum": 99},
+        KEYS[2]: {"type": "boolean"},
+    },
+}
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "structured": True},
+    {"temperature": 0.9, "seed": 3, "structured": True},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "seed": 4, "logprobs": 2, "structured": True},
+    {"temperature": 0.4, "top_k": 5, "seed": 2},
+)
+assert len(KINDS) == len(ARRIVALS)
+
+
+def grammar_of(tokenizer: Tokenizer, *, is_compact: bool) -> CompiledGrammar:
+    source = GrammarSource(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), is_compact=is_compact)
+    return compiled(source, LLTokenizer(tokenizer.to_json(), eos_token=sorted(tokenizer.eos_token_ids)))
+
+
+def calls(tokenizer: Tokenizer, *, is_compact: bool) -> list[GenerateCall]:
+    grammar = grammar_of(tokenizer, is_compact=is_compact)
+    asked = []
+    for index, kind in enumerate(KINDS):
+        params = {name: value for name, value in kind.items() if name != "structured"}
+        is_structured = "structured" in kind
+        asked.append(
+            GenerateCall(
+                request_id=str(index),
+                prompt_token_ids=tuple(tokenizer.encode(f"Request {index}: ") * 3),
+                params=SamplingParams(
+                    max_tokens=160 if is_structured else 40,
+                    output_grammar=grammar if is_structured else None,
+                    **params,
+                ),
+            )
+        )
+    return asked
+
+
+def run(artifact: Artifact, asked: list[GenerateCall], **options: Any) -> tuple[list[Answer], EngineStats]:
+    ends = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config).eos_token_ids
+    with closing(open_device("cpu", "iree")) as device:
+        files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset(ends))
+        engine = make_engine(device, *files, EngineOptions(runtime="iree", **options))
+        return answers(engine, asked), engine.stats()
+
+
+@pytest.mark.parametrize("pages", [None, 20], ids=["", "preempted"])
+@pytest.mark.parametrize("is_compact", [False, True], ids=["spaced", "compact"])
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_are_those_without_in_fewer_steps(
+    tiny_artifact: Artifact, mode: ModeOptions, is_compact: bool, pages: int | None
+) -> None:
+    tokenizer = Tokenizer.load(tiny_artifact.tokenizer, tiny_artifact.tokenizer_config)
+    asked = calls(tokenizer, is_compact=is_compact)
+    expected, plain = run(tiny_artifact, asked, mode=mode, pages=pages, jump_ahead="off")
+    got, jumping = run(tiny_artifact, asked, mode=mode, pages=pages)
+    assert got == expected
+    assert plain.speculation is None
+    assert jumping.speculation is not None
+    assert jumping.speculation.accepted > 0.9 * jumping.speculation.proposed
+    assert jumping.speculation.accepted > 20
+    assert jumping.steps < plain.steps
+    assert (plain.preemptions > 0) == (pages is not None)
