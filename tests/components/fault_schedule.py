@@ -29,6 +29,7 @@ from shortfin_apps.llm.errors import (
 )
 from tests.components.engine_fixture import Rig, call, make_rig
 from tests.components.fake_device import fake_config
+from tests.components.forcing_grammar import Keys
 from tests.components.stepped_engine import NeverBackError, SteppedClock, SteppedEngine, SteppedLoop
 
 EOS = frozenset({7})
@@ -64,6 +65,9 @@ def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
     if rng.random() < 0.2:
         params["stop_token_ids"] = frozenset(rng.sample(range(32), 3))
         params["min_tokens"] = rng.randint(0, params["max_tokens"])
+    if rng.random() < 0.2:
+        grammar = Keys(errs=rng.random() < 0.5)
+        params |= {"output_grammar": grammar, "ignore_eos": False, "min_tokens": 0}
     return call("", prompt, **params)
 
 
@@ -140,7 +144,11 @@ class Client:
 def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Callable[[Batch], None]) -> Rig:
     """An engine of any mode, cache and shapes; mostly with so few pages that requests are preempted."""
     extend_rank = rng.choice([1, 2])
-    speculation = SpeculationOptions(max_tokens=rng.choice([1, 3, 8]), row_cost=rng.choice([0, 0.05]))
+    speculation = SpeculationOptions(
+        max_tokens=rng.choice([0, 1, 3, 8]),
+        max_forced_tokens=rng.choice([0, 2, 32]),
+        row_cost=rng.choice([0, 0.05]),
+    )
     rig = make_rig(
         fake_config(
             stride=STRIDE,

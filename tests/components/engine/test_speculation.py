@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.request.messages import Delta, FinishReason, G
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import VOCAB, fake_config, greedy_continuation
+from tests.components.forcing_grammar import Keys
 
 ALWAYS = SpeculationOptions(max_tokens=4, row_cost=0)  # whatever may be right
 JUMPS = SpeculationOptions(max_tokens=0)  # the default of a server
@@ -40,39 +41,6 @@ class FewTokens:
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
         return ()
-
-
-class Keys:
-    """A grammar: any token t, then t % 7 tokens that it forces, then any token, and so on.
-
-    A matcher that `errs` says that others follow the first two.
-    """
-
-    def __init__(self, *, errs: bool = False) -> None:
-        self._errs = errs
-
-    def matcher(self) -> Keys:
-        return self
-
-    def allowed(self, generated: Sequence[int]) -> bytes:
-        key = self._key(generated)
-        allowed = [not key or i == key[0] for i in range(VOCAB)]
-        return np.packbits(allowed, bitorder="little").tobytes()
-
-    def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        key = self._key(generated)
-        return [*key[:2], *((i + 1) % VOCAB for i in key[2:])] if self._errs else key
-
-    def _key(self, generated: Sequence[int]) -> list[int]:
-        """What is left of the tokens that the last free one forces."""
-        start = 0
-        while start < len(generated):
-            free = generated[start]
-            key = [(3 * free + i) % VOCAB for i in range(free % 7)]
-            if start + len(key) >= len(generated):
-                return key[len(generated) - start - 1 :]
-            start += 1 + len(key)
-        return []
 
 
 PARAMS: list[dict[str, Any]] = [

@@ -1,0 +1,42 @@
+"""A grammar over the tokens of the fake device that forces some of them, and may be wrong about which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.components.fake_device import VOCAB
+
+
+class Keys:
+    """A grammar: any token t, then t % 7 tokens that it forces, then any token, and so on.
+
+    A matcher that `errs` says that others follow the first two.
+    """
+
+    def __init__(self, *, errs: bool = False) -> None:
+        self._errs = errs
+
+    def matcher(self) -> Keys:
+        return self
+
+    def allowed(self, generated: Sequence[int]) -> bytes:
+        key = self._key(generated)
+        allowed = [not key or i == key[0] for i in range(VOCAB)]
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        key = self._key(generated)
+        return [*key[:2], *((i + 1) % VOCAB for i in key[2:])] if self._errs else key
+
+    def _key(self, generated: Sequence[int]) -> list[int]:
+        """What is left of the tokens that the last free one forces."""
+        start = 0
+        while start < len(generated):
+            free = generated[start]
+            key = [(3 * free + i) % VOCAB for i in range(free % 7)]
+            if start + len(key) >= len(generated):
+                return key[len(generated) - start - 1 :]
+            start += 1 + len(key)
+        return []
