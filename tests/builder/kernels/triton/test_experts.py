@@ -149,7 +149,8 @@ class FeedForward:
             given |= {name: cast(e, given[name], self._fp8) for name in SHAPES}
         layers = TritonLayers(replace(self._context, weights=ExpertWeights(given, self._blocks)))
         batch = Batch.__new__(Batch)
-        batch.slab = Slab.__new__(Slab)
+        batch.slabs = (Slab.__new__(Slab),)
+        batch.turn_to_all_tokens()
         batch.slots, batch.chunk = tensors["slots"], None
         values = Values({name: tensors[name] for name in ("x", "logits", "residual")}, batch)
         kernels = dict.fromkeys((Route, GatedExperts, SumExperts, Norm, Linear), layers)
