@@ -18,8 +18,8 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptio
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.loading import EngineOptions
 from tests.hip import EmulatedGpus
+from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
-from tests.integration.hybrid_source import write_hybrid
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -36,7 +36,7 @@ OPTIONS = BuildOptions(
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hybrid("qwen35", tmp_path_factory.mktemp("hybrid") / "source")
+    return write_byte_model("qwen35", tmp_path_factory.mktemp("hybrid") / "source")
 
 
 @pytest.fixture(scope="module")

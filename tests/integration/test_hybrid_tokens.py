@@ -16,8 +16,8 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptio
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions, UseDecodeLoops
+from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
-from tests.integration.hybrid_source import write_hybrid
 
 TOLERANCE = 0.05  # bf16 weights, activations and K/V
 MAX_TOKENS = 20
@@ -30,7 +30,7 @@ OPTIONS = BuildOptions(
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     folder = tmp_path_factory.mktemp("hybrid")
-    source = write_hybrid("qwen35", folder / "source")
+    source = write_byte_model("qwen35", folder / "source")
     return build(str(source), folder / "artefact", OPTIONS, QuietProgress())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +11,12 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions, UseDecodeLoops
-from tests.builder.golden_families import GoldenFamily
-from tests.golden.family_weights import weight
+from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 
 TOLERANCE = 0.05  # bf16 weights, activations and K/V
@@ -34,14 +31,8 @@ OPTIONS = BuildOptions(
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The golden model with a window and a vocabulary of bytes."""
-    folder, tokenizer = tmp_path_factory.mktemp("windows"), RandomTinySource()
-    family = GoldenFamily.of("phi3")
-    family.config.update(vocab_size=tokenizer.spec.vocab_size, sliding_window=WINDOW)
-    for name, tensor in family.tensors.items():
-        if "embed" in name or "lm_head" in name:
-            family.tensors[name] = weight(name, (tokenizer.spec.vocab_size, tensor.shape[1]))
-    source = family.write_hf(folder / "source")
-    Path(source, "tokenizer.json").write_text(tokenizer.tokenizer_files().tokenizer)
+    folder = tmp_path_factory.mktemp("windows")
+    source = write_byte_model("phi3", folder / "source", sliding_window=WINDOW)
     made = build(str(source), folder / "artefact", OPTIONS, QuietProgress())
     assert (made.config.window_tokens, len(made.config.page_elements)) == (WINDOW, 1)
     return made

@@ -1,4 +1,4 @@
-"""A small model with states beside attention, whose vocabulary is bytes."""
+"""The golden models with a vocabulary of bytes, so that there is a tokenizer for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tests.builder.golden_families import GoldenFamily
 from tests.golden.family_weights import weight
 
 
-def write_hybrid(name: str, folder: Path) -> Path:
-    """The golden model of the family, as a Hugging Face directory."""
+def write_byte_model(name: str, folder: Path, **config: int) -> Path:
+    """The golden model of the family, but for these fields, as a Hugging Face directory."""
     tokenizer, family = RandomTinySource(), GoldenFamily.of(name)
-    family.config["vocab_size"] = tokenizer.spec.vocab_size
+    family.config.update(vocab_size=tokenizer.spec.vocab_size, **config)
     for tensor, values in family.tensors.items():
         if "embed" in tensor or "lm_head" in tensor:
             family.tensors[tensor] = weight(tensor, (tokenizer.spec.vocab_size, values.shape[1]))
