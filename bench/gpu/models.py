@@ -49,6 +49,7 @@ class Model:
         return replace(self, options=replace(options, kv=kv) if kv and self.is_timed else options)
 
 
+_ROWS_ALONE = ((0, 1), (0, 2), (0, 9), (0, 64))  # what a row costs, such as that of a proposed token
 _EXTENDS = BuildOptions.for_device("cuda").extend_sizes
 
 
@@ -87,7 +88,7 @@ _SMOLLM2 = Model(
     ),
     context=256,
     prefills=((1, 512), (4, 128), (1, 2048)),
-    extends=((256, 0), (256, 64), (0, 64)),
+    extends=((256, 0), (256, 64), *_ROWS_ALONE),
 )
 _LLAMA = Model(
     spec=ModelSpec(
@@ -115,7 +116,7 @@ _LLAMA = Model(
     ),
     context=1024,
     prefills=((1, 320), (1, 512), (1, 2048)),
-    extends=((256, 0), (256, 64), (0, 64)),
+    extends=((256, 0), (256, 64), *_ROWS_ALONE),
 )
 
 _GPT_OSS_SPEC = ModelSpec(

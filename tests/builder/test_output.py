@@ -211,8 +211,10 @@ def _is_first(first: subprocess.Popen[str], second: subprocess.Popen[str]) -> bo
     """Whether the first of two builds has the lock, because it compiles."""
     assert first.stdout is not None
     assert second.stdout is not None
-    ready, _, _ = select.select([first.stdout, second.stdout], [], [], LONGEST_WAIT_S)
-    return first.stdout in ready
+    poll = select.poll()  # unlike `select`, it takes descriptors above 1023
+    for build in (first, second):
+        poll.register(build.stdout, select.POLLIN)
+    return first.stdout.fileno() in dict(poll.poll(LONGEST_WAIT_S * 1000))
 
 
 def assert_whole(out: Path) -> Artifact:

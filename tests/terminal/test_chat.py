@@ -79,9 +79,10 @@ def contents(server: ScriptedServer) -> list[list[str]]:
 def read_until(terminal: int, wanted: bytes) -> bytes:
     """Reads a program's output up to and including `wanted`."""
     seen = b""
+    poll = select.poll()  # unlike `select`, it takes descriptors above 1023
+    poll.register(terminal, select.POLLIN)
     while wanted not in seen:
-        ready, _, _ = select.select([terminal], [], [], PATIENCE_S)
-        assert ready, f"no {wanted!r} in {PATIENCE_S} s, but {seen!r}"
+        assert poll.poll(PATIENCE_S * 1000), f"no {wanted!r} in {PATIENCE_S} s, but {seen!r}"
         try:
             seen += os.read(terminal, 1)
         except OSError:  # the other end is closed

@@ -20,6 +20,7 @@ from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, Model
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.host_cpu import missing_features
 from tests.builder.agreement import expect, prefill_row
 from tests.builder.compiled_kernels import F32, NO_TILES, ROWS, ConstantWeights, function, load, narrow, widen
 from tests.builder.compiled_model import DTYPES, HOST, TINY, CompiledModel
@@ -40,9 +41,17 @@ NO_BF16 = replace(NO_TILES, features=NO_TILES.features - {"avx512bf16"})
 AVX2 = replace(HOST, features=frozenset({"avx2", "fma", "f16c"}))
 AVX_VNNI = replace(HOST, features=AVX2.features | {"avxvnni"})
 TARGETS = {"avx512": NO_TILES, "no-bf16": NO_BF16, "avx-vnni": AVX_VNNI, "avx2": AVX2}
+WIDE = ("avx512", "no-bf16")
 
 
-pytestmark = pytest.mark.skipif(not HOST.has_int8_dot, reason="this CPU has no dot product of bytes")
+def skip_unless_this_cpu_is(target: str) -> None:
+    """The wide targets are this CPU's own features, the narrow ones those that they name."""
+    if target in WIDE:
+        missing = [] if HOST.has_int8_dot else ["AVX-512 VNNI"]
+    else:
+        missing = missing_features(TARGETS[target].features)
+    if missing:
+        pytest.skip(f"this CPU has no {', '.join(missing)}")
 
 
 def sizes(kind: BlockType, activation: Activation) -> ModelSpec:
@@ -153,6 +162,7 @@ CASES: list[tuple[BlockType, str, Activation]] = [
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     kind, target, activation = request.param
+    skip_unless_this_cpu_is(target)
     return Kernels.build(kind, TARGETS[target], activation, tmp_path_factory.mktemp("blocks"))
 
 
@@ -192,6 +202,7 @@ def test_results_have_the_bits_of_amx(kernels: Kernels, rows: int) -> None:
 
 @pytest.mark.parametrize("target", ["avx512", "avx2"])
 def test_a_model_agrees_with_numpy(target: str, device: Device, tmp_path: Path) -> None:
+    skip_unless_this_cpu_is(target)
     spec = replace(TINY, head_dim=32)
     options = BuildOptions(weights="q4", prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=4)
     model = CompiledModel.build(spec, options, device, tmp_path, TARGETS[target])
