@@ -74,11 +74,11 @@ class Job:
     is_built: bool
 
     def kernel(self) -> Kernel:
-        tried = replace(
-            tiles_of(resolve_target(self.device)),
-            split=self.tile.split,
-            **{"decode_attention" if self.is_decode else "attention": self.tile.tile},
-        )
+        tiles = replace(tiles_of(resolve_target(self.device)), split=self.tile.split)
+        if self.is_decode:
+            tried = replace(tiles, decode_attention=self.tile.tile)
+        else:
+            tried = replace(tiles, attention=self.tile.tile)
         spec, options = MODELS[self.model], BuildOptions(device=self.device)
         kernels, slab = AttentionKernels(spec, options, tried), whole_slab(spec, options)
         if self.is_decode:

@@ -10,9 +10,16 @@ import pytest
 from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.iree_local import open_local_task
-from tests.builder.compiled_model import OTHERS, ROUTED, TINY, CompiledModel
+from tests.builder.compiled_model import HOST, OTHERS, ROUTED, TINY, CompiledModel
 
-WEIGHTS: tuple[WeightType, ...] = ("f32", "bf16", "int8")
+WEIGHTS: tuple[WeightType, ...] = ("f32", "bf16", *(("int8",) if HOST.has_int8_dot else ()))
+
+
+class CompiledModels(dict[str, CompiledModel]):
+    """Models by name; a test that asks for one which this CPU cannot run is skipped."""
+
+    def __missing__(self, name: str) -> CompiledModel:
+        pytest.skip(f"this CPU does not run {name}")
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +30,7 @@ def device() -> Iterator[Device]:
 
 
 @pytest.fixture(scope="session")
-def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompiledModel]:
+def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> CompiledModels:
     """The tiny model by weight type, with K/V in the type of its activations; OTHERS and ROUTED in f32.
 
     And `kv-q8_0`, in f32 with K/V in bytes.
@@ -51,4 +58,4 @@ def models(device: Device, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     }
     in_bytes = replace(options["f32"], kv="q8_0")
     others["kv-q8_0"] = CompiledModel.build(TINY, in_bytes, device, tmp_path_factory.mktemp("kv-q8_0"))
-    return made | others
+    return CompiledModels(made | others)

@@ -212,8 +212,8 @@ def _is_first(first: subprocess.Popen[str], second: subprocess.Popen[str]) -> bo
     assert first.stdout is not None
     assert second.stdout is not None
     poll = select.poll()  # unlike `select`, it takes descriptors above 1023
-    for build in (first, second):
-        poll.register(build.stdout, select.POLLIN)
+    for output in (first.stdout, second.stdout):
+        poll.register(output, select.POLLIN)
     return first.stdout.fileno() in dict(poll.poll(LONGEST_WAIT_S * 1000))
 
 

@@ -25,6 +25,7 @@ from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from tests.builder.compiled_model import HOST
 from tests.integration.generation import Continuation, assert_same, generate, open_engine
 from tests.runtimes import RUNTIMES
 
@@ -40,6 +41,8 @@ PROMPTS: list[list[int]] = [case["prompt_ids"] for case in CASES]
 @pytest.fixture(scope="module", params=["f32", "bf16", "int8"])
 def weights(request: pytest.FixtureRequest) -> WeightType:
     chosen: WeightType = request.param
+    if chosen == "int8" and not HOST.has_int8_dot:
+        pytest.skip("this CPU has no AVX-512 VNNI, which int8 needs")
     return chosen
 
 
