@@ -19,8 +19,8 @@ from tests.runtimes import RUNTIMES, needs_shortfin
 # iree-compile 3.9 computes keys past 64 tokens of a prefill wrongly in the program exported with
 # `--use-extend-attention`, for any CPU: docs/upstream.md.
 MAX_EXTEND_PROMPT = 64
-# The last token of the longest prompt is chosen by a gap of 0.05 between two f16 logits. CPUs without AVX-512, which
-# add in another order, choose the other one.
+# The last token of the longest prompt is chosen by a gap of 0.05 between two f16 logits. CPUs without AVX-512
+# add in another order, and choose the other one.
 NEAR_TIE = 0.06
 LEAST_TOKENS = 11  # that are compared before it
 UPSTREAMS_GOLDEN = [208, 214, 29, 19, 86, 176, 120, 120, 80, 120, 208, 37, 157, 191, 137]
