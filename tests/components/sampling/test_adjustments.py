@@ -127,7 +127,7 @@ class Allowing:
 
 
 def test_a_grammar_leaves_the_tokens_that_it_allows() -> None:
-    request = Request(call("a", [1], output_grammar=Allowing(2, 5, 7)))
+    request = Request(call("a", [1], temperature=1.0, output_grammar=Allowing(2, 5, 7)))
     masked = OutputGrammar().apply(row(full=True), request)
     assert masked.logits is not None
     assert np.flatnonzero(np.isfinite(masked.logits)).tolist() == [2, 5]
@@ -139,6 +139,49 @@ def test_a_grammar_that_leaves_no_token_is_an_error() -> None:
     request = Request(call("a", [1], output_grammar=Allowing(7)))
     with pytest.raises(InvocationError, match="no token is left"):
         OutputGrammar().apply(row(full=True), request)
+
+
+@given(
+    st.lists(numbers | st.just(-np.inf), min_size=SIZE, max_size=SIZE),
+    st.sets(st.integers(0, SIZE + 1)),
+    st.integers(1, SIZE),
+)
+def test_candidates_decide_what_the_whole_row_would(values: list[float], allowed: set[int], k: int) -> None:
+    logits = np.array(values, np.float32)
+    request = Request(call("a", [1], output_grammar=Allowing(*allowed)))
+    some, everything = row(logits, k), row(logits, 0, full=True)
+    left = {token_id for token_id in allowed if token_id < SIZE and logits[token_id] > -np.inf}
+    assert SAMPLER.decides(some, request) == bool(left & set(some.token_ids.tolist()))
+    if SAMPLER.decides(some, request):
+        assert SAMPLER.sample(some, request) == SAMPLER.sample(everything, request)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 1.0}, {"logprobs": 0}, {"presence_penalty": 0.5}, {"bad_words": ((1,),)}],
+    ids=lambda params: next(iter(params)),
+)
+def test_candidates_do_not_decide_what_more_than_a_grammar_changes(params: dict[str, Any]) -> None:
+    bound = Request(call("a", [1], output_grammar=Allowing(1), **params))
+    assert not SAMPLER.decides(row(), bound)
+    assert not SAMPLER.decides(row(), Request(call("a", [1], **params)))
+
+
+class Failing(Allowing):
+    """Fails when it is asked."""
+
+    def allowed(self, generated: Sequence[int]) -> bytes:
+        raise InvocationError("the grammar failed")
+
+
+def test_a_grammar_that_fails_decides_nothing() -> None:
+    assert not SAMPLER.decides(row(), Request(call("a", [1], output_grammar=Failing())))
+
+
+def test_a_grammar_behind_proposed_tokens_is_not_asked_yet() -> None:
+    request = Request(call("a", [1], output_grammar=Allowing(1)))
+    assert SAMPLER.decides(row(), request)
+    assert not SAMPLER.decides(row(), request, num_ahead=1)
 
 
 def test_a_grammar_needs_whole_rows() -> None:

@@ -242,7 +242,14 @@ class Engine:
     def _row(self, task: LlmTaskInput, result: BatchResult, index: int) -> Candidates | None:
         if not task.completes:  # only looked at for NaN
             return result.row(index, with_logits=False) if self._runner.num_candidates else None
-        return result.row(index, with_logits=self._sampler.needs_logits(task.request, task.num_ahead))
+        request, num_ahead = task.request, task.num_ahead
+        if not self._sampler.needs_logits(request, num_ahead):
+            return result.row(index, with_logits=False)
+        if self._runner.num_candidates:
+            row = result.row(index, with_logits=False)
+            if self._sampler.decides(row, request, num_ahead):
+                return row
+        return result.row(index, with_logits=True)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Abandons what is in flight, and ends the requests of the batch."""

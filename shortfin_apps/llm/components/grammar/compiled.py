@@ -55,12 +55,16 @@ class CompiledMatcher:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
         self._num_consumed = 0
+        self._bitmask: bytes | None = None  # of the tokens after those consumed, once it was asked for
 
     def allowed(self, generated: Sequence[int]) -> bytes:
         self._catch_up(generated)
+        if self._bitmask is not None:
+            return self._bitmask
         bitmask = self._matcher.compute_bitmask()
         if problem := error_of(self._matcher):
             raise InvocationError(f"the grammar failed after {len(generated)} tokens: {problem}")
+        self._bitmask = bitmask
         return bitmask
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
@@ -68,8 +72,10 @@ class CompiledMatcher:
         return self._matcher.compute_ff_tokens()
 
     def _catch_up(self, generated: Sequence[int]) -> None:
-        self._matcher.consume_tokens(list(generated[self._num_consumed :]))
-        self._num_consumed = len(generated)
+        if len(generated) > self._num_consumed:
+            self._matcher.consume_tokens(list(generated[self._num_consumed :]))
+            self._num_consumed = len(generated)
+            self._bitmask = None
 
 
 def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:

@@ -155,10 +155,11 @@ class OutputGrammar(Adjustment):
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
         """Raises InvocationError when no token is left."""
-        assert row.logits is not None, "a row with a grammar is whole"
-        assert request.matcher is not None, "made with the request"
-        generated = request.token_ids[len(request.call.prompt_token_ids) :]
-        bits = np.frombuffer(request.matcher.allowed(generated), np.uint8)
+        bitmask = _allowed_next(request)
+        if request.call.params.greedy and (best := _first_allowed(row, bitmask)) is not None:
+            return best
+        assert row.logits is not None, "a row with a grammar is whole, if its candidates do not decide"
+        bits = np.frombuffer(bitmask, np.uint8)
         allowed = np.unpackbits(bits, count=len(row.logits), bitorder="little").view(bool)
         logits = np.where(allowed, row.logits, row.logits.dtype.type(-np.inf))
         if logits.max() == -np.inf:
@@ -194,9 +195,35 @@ def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
     )
 
 
+def decided_by_candidates(row: Candidates, request: Request) -> bool:
+    """Whether the request is greedy, and its grammar leaves one of the row's candidates, the next token then.
+
+    False if the grammar fails: `apply` then says so, to this request alone.
+    """
+    try:
+        return request.call.params.greedy and _first_allowed(row, _allowed_next(request)) is not None
+    except InvocationError:
+        return False
+
+
 def whole_row(logits: Floats) -> Candidates:
     """A row of which all `logits` [V] are known, and no candidates."""
     return Candidates(np.empty(0, logits.dtype), np.empty(0, np.int64), logits)
+
+
+def _allowed_next(request: Request) -> bytes:
+    """The bitmask of the tokens that the request's grammar allows next."""
+    assert request.matcher is not None, "made with the request"
+    return request.matcher.allowed(request.token_ids[len(request.call.prompt_token_ids) :])
+
+
+def _first_allowed(row: Candidates, bitmask: bytes) -> Candidates | None:
+    """The best of the row's candidates that is allowed, alone; None if none is."""
+    for place, token_id in enumerate(row.token_ids.tolist()):
+        byte, bit = divmod(token_id, 8)
+        if byte < len(bitmask) and bitmask[byte] >> bit & 1 and row.values[place] > -np.inf:
+            return Candidates(row.values[place : place + 1], row.token_ids[place : place + 1], None)
+    return None
 
 
 def _logits_of(row: Candidates) -> npt.NDArray[np.float32]:

@@ -12,7 +12,7 @@ import numpy as np
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, adjustments
+from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, adjustments, decided_by_candidates
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, Floats, leading
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
@@ -80,6 +80,17 @@ class Sampler:
         """
         is_short = self._num_needed(request, num_ahead) > self._num_candidates
         return self._returns_logits and is_short and not self.is_drawn_from_row(request, num_ahead)
+
+    def decides(self, row: Candidates, request: Request, num_ahead: int = 0) -> bool:
+        """Whether a row without logits, for which `needs_logits`, is enough all the same.
+
+        It is where a grammar alone changes a greedy choice, and allows one of the candidates.
+        """
+        params = request.call.params
+        if num_ahead or params.logprobs is not None or params.output_grammar is None:
+            return False
+        adjusting = [a for a in self._adjustments if a.num_lost(params, request.num_generated)]
+        return len(adjusting) == 1 and decided_by_candidates(row, request)
 
     def is_drawn_from_row(self, request: Request, num_ahead: int = 0) -> bool:
         """Whether the device draws that token, from the whole row that an entry has left there."""
