@@ -1,12 +1,14 @@
 """Tokens per second with and without speculation, in turns, in one process; the tokens must be the same.
 
     python bench/speculation.py DIR --tasks edit,summary,story,W1,W3 --tokens 192 --repeat 5
+    python bench/speculation.py DIR --draft-model DIR
 
-No server: two engines take a step in turns, with nothing else to do, so that a machine whose speed changes
-slows down both. `edit` asks the model to repeat code with a change, `summary` to sum up a text, `story` for
-a new one (sampled); `W1` and `W3` have prompts of prose as `shortfin-llm bench` has them, W1 one of 128
-tokens and W3 32 at once. Times are from the first token on, for W3 from the start. Printed are medians, the
-ratio of each pair, and how many proposed tokens were right in the last one.
+Speculation is prompt lookup, or a draft model. No server: two engines take a step in turns, with nothing else
+to do, so that a machine whose speed changes slows down both. `edit` asks the model to repeat code with a
+change, `summary` to sum up a text, `story` for a new one (sampled); `W1` and `W3` have prompts of prose as
+`shortfin-llm bench` has them, W1 one of 128 tokens and W3 32 at once. Times are from the first token on, for
+W3 from the start. Printed are medians, the ratio of each pair, and how many proposed tokens were right in the
+last one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,14 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.bench.prose import text
 from shortfin_apps.llm.components.batching import MODE_CHOICES
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, Speculative, make_engine
+from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.speculative_loading import DraftFiles
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 
-SETTINGS: tuple[Speculative, ...] = ("off", "ngram")
+PLAIN = "off"  # the setting that others are compared with
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 SAMPLED: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
 TASKS = ("edit", "summary", "story", "W1", "W3")
@@ -86,6 +89,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("artifact", type=Path, metavar="DIR", help="a model with a chat template")
+    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="instead of prompt lookup")
     parser.add_argument("--tasks", default=",".join(TASKS), metavar="NAME,...", help=f"of {', '.join(TASKS)}")
     parser.add_argument("--tokens", type=int, default=192, help="of an answer at most, but for W1 and W3")
     parser.add_argument("--repeat", type=int, default=5, help="pairs of turns")
@@ -96,29 +100,32 @@ def main() -> None:
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     device = open_device(arguments.device)
     try:
+        mode = MODE_CHOICES[arguments.batch_mode]()
+        plain = EngineOptions(device=arguments.device, mode=mode, prefix_cache="none")
+        files, eos_token_ids = _files_of(artifact), tokenizer.eos_token_ids
         engines = {
-            setting: make_engine(
-                device,
-                artifact.config,
-                artifact.vmfb,
-                artifact.parameters,
-                tokenizer.eos_token_ids,
-                EngineOptions(
-                    device=arguments.device,
-                    mode=MODE_CHOICES[arguments.batch_mode](),
-                    prefix_cache="none",
-                    speculative=setting,
-                ),
-            )
-            for setting in SETTINGS
+            setting: make_engine(device, files.config, files.vmfb, files.parameters, eos_token_ids, options)
+            for setting, options in _settings(plain, arguments.draft_model).items()
         }
-        print("| task | tok/s off | ngram | ngram / off | proposed | right | tokens a step |")
+        other = next(name for name in engines if name != PLAIN)
+        print(f"| task | tok/s {PLAIN} | {other} | {other} / {PLAIN} | proposed | right | tokens a step |")
         print("|---|---|---|---|---|---|---|")
         for name in arguments.tasks.split(","):
             turns = _pairs(engines, _task(name, tokenizer, arguments.tokens), arguments.repeat)
             print(f"| {name} | {_summary(turns)} |", flush=True)
     finally:
         device.close()
+
+
+def _settings(plain: EngineOptions, draft_model: Path | None) -> dict[str, EngineOptions]:
+    """The options of both engines by their names."""
+    if draft_model is None:
+        return {PLAIN: plain, "ngram": replace(plain, speculative="ngram")}
+    return {PLAIN: plain, "draft": replace(plain, draft_model=_files_of(Artifact.open(draft_model)))}
+
+
+def _files_of(artifact: Artifact) -> DraftFiles:
+    return DraftFiles(config=artifact.config, vmfb=artifact.vmfb, parameters=artifact.parameters)
 
 
 def _task(name: str, tokenizer: Tokenizer, tokens: int) -> Task:
@@ -185,27 +192,27 @@ class Run:
 
 def _pairs(engines: Mapping[str, Engine], task: Task, repeat: int) -> dict[str, list[Turn]]:
     """The turns of each setting; both take steps in turns, as the machine's speed may change at any time."""
-    turns: dict[str, list[Turn]] = {setting: [] for setting in SETTINGS}
+    turns: dict[str, list[Turn]] = {setting: [] for setting in engines}
     for _ in range(repeat):
-        runs = {setting: Run(engines[setting], task) for setting in SETTINGS}
+        runs = {setting: Run(engines[setting], task) for setting in engines}
         for number in count():
             left = [run for run in runs.values() if not run.is_over]
             for run in left if number % 2 else reversed(left):
                 run.step()
             if not left:
                 break
-        off, ngram = (runs[setting].outputs for setting in SETTINGS)
-        assert off == ngram, "speculation has changed the tokens"
+        off, other = (run.outputs for run in runs.values())
+        assert off == other, "speculation has changed the tokens"
         for setting, run in runs.items():
             turns[setting].append(run.turn())
     return turns
 
 
 def _summary(turns: Mapping[str, Sequence[Turn]]) -> str:
-    pairs = zip(turns["off"], turns["ngram"], strict=True)
-    ratios = sorted(ngram.tokens_per_s / off.tokens_per_s for off, ngram in pairs)
-    speeds = [statistics.median(turn.tokens_per_s for turn in turns[setting]) for setting in SETTINGS]
-    last = turns["ngram"][-1]
+    pairs = zip(*turns.values(), strict=True)
+    ratios = sorted(other.tokens_per_s / off.tokens_per_s for off, other in pairs)
+    speeds = [statistics.median(turn.tokens_per_s for turn in each) for each in turns.values()]
+    last = list(turns.values())[-1][-1]
     return " | ".join(
         [
             *(f"{speed:.0f}" for speed in speeds),

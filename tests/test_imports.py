@@ -104,10 +104,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
         *("components.text", "errors"),
     ),
+    "components.speculative_loading": (
+        *("components.engine", "components.invocation", "components.kvcache", "components.runtime"),
+        *("components.runtime.device", "components.speculation", "config", "errors"),
+    ),
     "components.loading": (  # where the parts are put together
         *("components.batching", "components.engine", "components.frontend", "components.invocation"),
         *("components.kvcache", "components.runtime", "components.runtime.device"),
-        *("components.runtime.names", "components.speculation", "config", "errors"),
+        *("components.runtime.names", "components.speculation", "components.speculative_loading"),
+        *("config", "errors"),
     ),
     # Tools that read an artefact's program, and the command that makes one.
     "bench.console": ("errors",),
@@ -133,8 +138,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "components.batching",
         "components.dialects",
         *("components.frontend", "components.grammar"),
-        *("components.kvcache", "components.loading", "components.runtime"),
-        *("components.runtime.names", "components.speculation", "components.text", "errors"),
+        *("components.kvcache", "components.loading", "components.runtime", "components.runtime.names"),
+        *("components.speculation", "components.speculative_loading", "components.text", "errors"),
     ),
     # On the other side of HTTP.
     "client": ("errors",),
@@ -142,7 +147,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "bench.roofline": (  # the one tool that measures a compiled model and no server
         *("abi", "artifact", "bench.console", "builder.graph", "builder.lowering", "builder.model"),
         *("builder.program", "builder.target", "builder.weights", "cli", "components.batching"),
-        *("components.invocation", "components.loading", "components.request", "components.runtime"),
+        *("components.invocation", "components.request", "components.runtime"),
         *("components.runtime.device", "config", "errors", "gpu_code", "irpa"),
     ),
     "bench": ("bench.console", "bench.roofline", "cli", "client", "errors", "terminal"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, Scheduler, SchedulingOptions
+from shortfin_apps.llm.components.engine.draft_model import DraftModel, DraftOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -26,7 +27,7 @@ from shortfin_apps.llm.components.request.messages import (
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.config import ModelConfig
-from tests.components.fake_device import FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
+from tests.components.fake_device import VOCAB, FakeBuffer, FakeDevice, FakeProgram, Faults, fake_config
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
 
@@ -58,6 +59,7 @@ class Rig:
     program: FakeProgram
     device: FakeDevice
     slab: FakeBuffer
+    draft: FakeDraft | None = None
     outputs: dict[str, list[int]] = field(default_factory=dict)
     last: dict[str, Delta] = field(default_factory=dict)
 
@@ -67,7 +69,8 @@ class Rig:
             self.outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason is not None:
                 self.last[delta.request_id] = delta
-        self.cache.check_integrity()
+        for cache in self._caches:
+            cache.check_integrity()
 
     def step(self) -> None:
         self.take(self.engine.step())
@@ -82,9 +85,62 @@ class Rig:
         return self.last[request_id].finish_reason
 
     def all_pages_back(self) -> bool:
-        self.cache.flush()
-        usages = [self.cache.usage(), self.cache.window_usage()]
+        """Of the model and, once it has been told that requests have ended, of the draft model."""
+        if self.draft is not None:
+            self.draft.model.forget_ended()
+        for cache in self._caches:
+            cache.flush()
+        usages = [usage for cache in self._caches for usage in (cache.usage(), cache.window_usage())]
         return all(usage.free == usage.total for usage in usages if usage is not None)
+
+    @property
+    def _caches(self) -> list[KVCache]:
+        return [self.cache] if self.draft is None else [self.cache, self.draft.cache]
+
+
+@dataclass
+class FakeDraft:
+    """A draft model beside the model of a Rig."""
+
+    model: DraftModel
+    program: FakeProgram
+    cache: KVCache
+
+
+def make_draft(
+    config: ModelConfig,
+    *,
+    repeats: float = 0.0,
+    errs: float = 0.0,
+    max_tokens: int = 4,
+    round_cost: float = 0.0,
+    catch_up_tokens: int = 16,
+    prefix_cache: PrefixCache = "trie",
+    logits_only: bool = False,
+) -> FakeDraft:
+    """It drafts what the model of `repeats` chooses, but for a share of `errs`."""
+    if logits_only:
+        config = replace(config, top_k=None)
+    program = FakeProgram(config, Faults(), extend_rank=1)
+    program.repeats, program.errs = repeats, errs
+    device = FakeDevice(program)
+    counts, window = [config.paged_kv_cache.device_block_count], None
+    if config.window_tokens is not None:
+        counts.append(least_window_pages(config, catch_up_tokens + max_tokens))
+        window = WindowOptions(tokens=config.window_tokens, num_pages=counts[1])
+    cache = make_cache(prefix_cache, counts[0], config.stride, window)
+    if window is not None and not config.has_window_table:
+        del counts[0]  # which are names alone
+    page_table = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
+    runner = BatchRunner(device, program, config, page_table=page_table)
+    options = DraftOptions(
+        max_tokens=max_tokens,
+        max_seq_len=config.max_seq_len,
+        vocab_size=VOCAB,
+        round_cost=round_cost,
+        catch_up_tokens=catch_up_tokens,
+    )
+    return FakeDraft(DraftModel(runner, cache, options), program, cache)
 
 
 def make_rig(
@@ -107,6 +163,7 @@ def make_rig(
     strict: bool = True,
     decode_ahead: bool = True,
     speculation: SpeculationOptions | None = None,
+    draft: FakeDraft | None = None,
     repeats: float = 0.0,
     more_window_pages: int = 0,
     clock: Callable[[], float] = time.perf_counter,
@@ -145,6 +202,7 @@ def make_rig(
         strict=strict,
         decode_ahead=decode_ahead,
         speculation=speculation,
+        draft_model=None if draft is None else draft.model,
         clock=clock,
     )
-    return Rig(engine, scheduler, cache, runner, program, device, page_table[0])
+    return Rig(engine, scheduler, cache, runner, program, device, page_table[0], draft)

@@ -189,6 +189,7 @@ class FakeProgram:
     sample_sizes: tuple[int, ...] = ()
     reads_masked: bool = False
     repeats: float = 0.0  # of `fake_logits`
+    errs: float = 0.0  # the probability that its tokens are others, for a draft model
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
 
@@ -337,7 +338,12 @@ class FakeProgram:
         if (window := self._window_of_first) is not None:
             context = context[-window:]
         is_same = all(np.array_equal(context[-len(seen) :], seen) for seen in windows)
-        return fake_logits(context if is_same else np.concatenate(contexts), self.repeats)
+        return self._logits(context if is_same else np.concatenate(contexts))
+
+    def _logits(self, context: Array) -> npt.NDArray[np.float32]:
+        logits = fake_logits(context, self.repeats)
+        is_wrong = zlib.crc32(logits.tobytes()) % 1000 < 1000 * self.errs
+        return -logits if is_wrong else logits
 
     def _results(self, logits: Array) -> Sequence[DeviceBuffer]:
         k = self.config.top_k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from shortfin_apps.llm.components.batching.mode import ModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.loading import EngineOptions, make_runner
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.page_table import make_runner
+from shortfin_apps.llm.components.loading import EngineOptions
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.speculative_loading import DraftFiles
 from tests.conftest import TINY_OPTIONS, BuildTiny
 from tests.hip import EmulatedGpus
 from tests.integration.generation import open_engine
@@ -74,12 +78,17 @@ def answers(engine: Engine, asked: list[GenerateCall]) -> list[Answer]:
     return list(got.values())
 
 
-def compare(artifact: Artifact, max_tokens: int, **options: Any) -> None:
+def compare(artifact: Artifact, max_tokens: int, draft: Artifact | None = None, **options: Any) -> None:
+    """With prompt lookup, and with a draft model where one is given."""
     asked = calls(max_tokens)
+    proposing: dict[str, Any] = {"speculative": "ngram"}
+    if draft is not None:
+        files = DraftFiles(config=draft.config, vmfb=draft.vmfb, parameters=draft.parameters)
+        proposing = {"draft_model": files}
     with open_engine(artifact, EngineOptions(**options)) as engine:
         expected = answers(engine, asked)
         steps = engine.stats().steps
-    with open_engine(artifact, EngineOptions(speculative="ngram", **options)) as engine:
+    with open_engine(artifact, EngineOptions(**proposing, **options)) as engine:
         assert answers(engine, asked) == expected
         stats = engine.stats()
     assert stats.speculation is not None
@@ -98,6 +107,32 @@ def test_answers_are_those_without_where_requests_are_preempted(
     tiny_artifact: Artifact, mode: ModeOptions
 ) -> None:
     compare(tiny_artifact, 60, runtime="iree", mode=mode, pages=16)
+
+
+@pytest.fixture
+def cheap_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model of the model's own size pays for its rounds."""
+    times = cycle([1e-9, 1.0])  # of the draft model, and of the model
+    monkeypatch.setattr(BatchRunner, "decode_s", lambda runner, num_runs: next(times))
+
+
+@pytest.mark.usefixtures("cheap_rounds")
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_are_those_without_a_draft_model(
+    tiny_artifact: Artifact, build_tiny: BuildTiny, runtime: Runtime, mode: ModeOptions
+) -> None:
+    """One of coarser weights and other pages, which is right more often than not."""
+    draft = build_tiny(replace(TINY_OPTIONS, weights="q4", block_seq_stride=32))
+    compare(tiny_artifact, 60, draft, runtime=runtime, mode=mode)
+
+
+@pytest.mark.usefixtures("cheap_rounds")
+def test_answers_are_those_without_a_draft_model_where_requests_are_preempted(
+    tiny_artifact: Artifact, build_tiny: BuildTiny
+) -> None:
+    draft = build_tiny(replace(TINY_OPTIONS, weights="q4", block_seq_stride=32))
+    compare(tiny_artifact, 60, draft, runtime="iree", mode=ExtendAttentionOptions(token_budget=80), pages=16)
 
 
 def test_answers_are_those_without_beside_decode_loops(build_tiny: BuildTiny) -> None:

@@ -76,6 +76,22 @@ def test_a_source_is_built_for_the_device(
     assert (config.artifact, config.device) == (tmp_path / "made", driver)
 
 
+def test_a_draft_models_source_is_built_with_its_own_types(
+    built_with: list[list[str]], tmp_path: Path
+) -> None:
+    config = built(settings("random:tiny", weights="f32", speculative_model="random:tiny-hybrid"))
+    drafts, models = built_with
+    assert drafts[3:] == ["build", "random:tiny-hybrid", "--in-cache", "--device", "cpu"]
+    assert models[4] == "random:tiny"
+    assert config.speculative_model == config.artifact == tmp_path / "made"
+
+
+def test_a_draft_models_directory_is_taken_as_it_is(built_with: list[list[str]], tmp_path: Path) -> None:
+    config = settings(tmp_path, speculative_model=tmp_path / "draft")
+    assert built(config) is config
+    assert not built_with
+
+
 def test_nothing_is_built_for_a_gpu_that_is_not_there(
     built_with: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +140,7 @@ def test_build_puts_a_model_where_serve_finds_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path))
-    words = build_command(settings("random:tiny"))
+    words = build_command(Path("random:tiny"), settings("random:tiny"))
     made = []
 
     def build(source: str, out: Path, *others: object, **named: object) -> None:

@@ -69,6 +69,7 @@ def test_an_invalid_setting_is_named(argv: list[str], message: str) -> None:
         (["--batch-mode", "extend-attention", "--prefills-per-decode", "2"], "--prefills-per-decode"),
         (["--speculative-tokens", "4"], "--speculative-tokens"),
         (["--speculative", "ngram", "--speculative-tokens", "4"], None),
+        (["--speculative-model", "SMALL", "--speculative-tokens", "4"], None),
         (["--tenant-weights"], None),
         (["--device", "hip", "--device-ids", "0"], None),
         (["--threads", "2"], None),

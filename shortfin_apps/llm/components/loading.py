@@ -18,24 +18,26 @@ from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS,
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import (
-    named_page_count,
-    page_counts,
     page_table_bytes,
     pages_that_fit,
     window_page_count,
 )
-from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache, WindowOptions, make_cache
+from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
-from shortfin_apps.llm.components.speculation.draft import (
-    CPU_ROW_COST,
-    DEFAULT_MAX_TOKENS,
-    GPU_ROW_COST,
-    MAX_FORCED_TOKENS,
-    SpeculationOptions,
+from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
+from shortfin_apps.llm.components.speculative_loading import (
+    DraftFiles,
+    DraftProgram,
+    JumpAhead,
+    Speculative,
+    load_draft_program,
+    make_draft_model,
+    speculation_options,
 )
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -44,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]  # what is done, and what is to be done in all
 UseDecodeLoops = Literal["auto", "on", "off"]
-Speculative = Literal["off", "ngram"]
-JumpAhead = Literal["auto", "on", "off"]
 Pages = int | Literal["auto"]
 
 
@@ -57,8 +57,9 @@ class EngineOptions:
     on CPUs, where other programs live, the size in `config.json`. `max_running` is the most requests in
     progress at once (default: the mode's own), `max_queue` the most that wait besides them,
     `max_queue_tokens` the most prompt tokens that wait. `decode_ahead` is whether decode loops are used:
-    "auto" where the VMFB has them, "on" needs them. `speculative` says where proposed tokens come from,
-    `speculative_tokens` how many a request gets at most; `jump_ahead` is whether those that grammars force
+    "auto" where the VMFB has them, "on" needs them. `speculative` says where proposed tokens come from, and
+    `draft_model` yields some where there are none; a request gets at most `speculative_tokens`
+    of them at once. `jump_ahead` is whether those that grammars force
     are proposed: "auto" where the model takes proposed tokens, "on" needs that. `vocab_size` is the size of
     the model's vocabulary by its manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a
     step may take.
@@ -74,6 +75,7 @@ class EngineOptions:
     decode_ahead: UseDecodeLoops = "auto"
     speculative: Speculative = "off"
     speculative_tokens: int = DEFAULT_MAX_TOKENS
+    draft_model: DraftFiles | None = None
     jump_ahead: JumpAhead = "auto"
     pages: Pages | None = None
     max_running: int | None = None
@@ -134,21 +136,52 @@ def make_engine(
     check_vocabulary(embedding_rows(parameters), options.tokenizer_vocab_size)
     on_gpu = options.device in GPU_NAMES
     buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
-    speculation = _speculation(config, buckets, options, on_gpu=on_gpu)
+    speculation = speculation_options(
+        config,
+        buckets,
+        options.speculative,
+        options.jump_ahead,
+        options.speculative_tokens,
+        has_draft_model=options.draft_model is not None,
+        on_gpu=on_gpu,
+    )
     mode = options.mode.chosen(buckets, on_gpu=on_gpu)
     max_running = options.max_running or mode.default_max_running(config)
     batch_mode = mode.make(config, buckets, on_gpu=on_gpu)
     tokens_ahead = batch_mode.tokens_ahead(config.stride)
-    num_pages = _num_pages(device, program, config, options, max_running, tokens_ahead)
+    draft = _draft_program(device, options, max_running)
+    num_pages = _num_pages(device, program, config, options, max_running, tokens_ahead, draft)
     num_window_pages = window_page_count(config, num_pages, tokens_ahead)
     runner = make_runner(device, program, config, num_pages, num_window_pages)
     logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
+    _check_decode_ahead(runner, options)
+    cache = make_page_cache(config, options.prefix_cache, num_pages, num_window_pages)
+    _warm_up(runner, config, options, on_warm_up)
+    draft_model = None
+    if draft is not None:
+        draft_model = make_draft_model(device, draft, runner, num_pages * config.stride, options.prefix_cache)
+    return Engine(
+        scheduler=Scheduler(cache, batch_mode, max_running, options.scheduling),
+        cache=cache,
+        runner=runner,
+        limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
+        decode_ahead=options.decode_ahead != "off",
+        speculation=speculation,
+        draft_model=draft_model,
+    )
+
+
+def _check_decode_ahead(runner: BatchRunner, options: EngineOptions) -> None:
     if options.decode_ahead == "on" and not runner.buckets.has_decode_loops:
         raise ArtifactError(
             "the VMFB has no decode loops, which `--decode-ahead on` needs; rebuild it with `shortfin-llm "
             "build --decode-loop-sizes 1,2,4,8`, or leave that option out"
         )
-    cache = _cache(config, options, num_pages, num_window_pages)
+
+
+def _warm_up(
+    runner: BatchRunner, config: ModelConfig, options: EngineOptions, on_warm_up: OnProgress
+) -> None:
     warmed_up = runner.warm_up(on_warm_up)
     for entry in warmed_up:
         check_results(entry, config, options.tokenizer_vocab_size)
@@ -157,48 +190,13 @@ def make_engine(
         len(warmed_up),
         runner.num_bytes / 2**20,
     )
-    return Engine(
-        scheduler=Scheduler(cache, batch_mode, max_running, options.scheduling),
-        cache=cache,
-        runner=runner,
-        limits=ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos_token_ids),
-        decode_ahead=options.decode_ahead != "off",
-        speculation=speculation,
-    )
 
 
-def _speculation(
-    config: ModelConfig, buckets: Buckets, options: EngineOptions, *, on_gpu: bool
-) -> SpeculationOptions | None:
-    """None where nothing is proposed. Raises ArtifactError where the model cannot do what was asked for."""
-    looks_up, jumps = options.speculative == "ngram", options.jump_ahead != "off"
-    if not looks_up and not jumps:
+def _draft_program(device: Device, options: EngineOptions, max_running: int) -> DraftProgram | None:
+    if options.draft_model is None:
         return None
-    flag = "--speculative" if looks_up else "--jump-ahead on"
-    if problem := _problem_with_proposals(config, buckets, flag):
-        if looks_up or options.jump_ahead == "on":
-            raise ArtifactError(problem)
-        return None
-    return SpeculationOptions(
-        max_tokens=options.speculative_tokens if looks_up else 0,
-        max_forced_tokens=MAX_FORCED_TOKENS if jumps else 0,
-        row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
-    )
-
-
-def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
-    """Why the model takes no proposed tokens, for which `flag` asks; None if it does."""
-    if config.paged_kv_cache.state_block_count is not None:
-        return (
-            "the model has layers that keep a state, which cannot go back to before a rejected token; "
-            f"leave out `{flag}`"
-        )
-    if not buckets.has_packed_extend:
-        return (
-            f"the VMFB has no packed `extend` entry, which `{flag}` needs; rebuild it with "
-            "`shortfin-llm build`, or leave that option out"
-        )
-    return None
+    max_tokens, vocab_size = options.speculative_tokens, options.tokenizer_vocab_size
+    return load_draft_program(device, options.draft_model, vocab_size, max_running, max_tokens)
 
 
 def _num_pages(
@@ -208,21 +206,30 @@ def _num_pages(
     options: EngineOptions,
     max_running: int,
     tokens_ahead: int | None,
+    draft: DraftProgram | None,
 ) -> int:
     """Raises ArtifactError for too few."""
     recorded = config.paged_kv_cache.device_block_count
     chosen = options.pages or ("auto" if options.device in GPU_NAMES else recorded)
     if chosen == "auto":
-        return _pages_that_fit(device, program, config, max_running, tokens_ahead) or recorded
+        return _pages_that_fit(device, program, config, max_running, tokens_ahead, draft) or recorded
     if chosen < 2:
         raise ArtifactError("the page table needs at least 2 pages: the first is scratch; raise `--pages`")
     return chosen
 
 
 def _pages_that_fit(
-    device: Device, program: Program, config: ModelConfig, max_running: int, tokens_ahead: int | None
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    max_running: int,
+    tokens_ahead: int | None,
+    draft: DraftProgram | None,
 ) -> int | None:
-    found = pages_that_fit(device, program, config, max_running, tokens_ahead)
+    def taken_beside(num_pages: int) -> int:
+        return 0 if draft is None else draft.num_bytes(num_pages * config.stride)
+
+    found = pages_that_fit(device, program, config, max_running, tokens_ahead, taken_beside)
     if found is None:
         logger.warning(
             "%s does not tell how much memory is free: the KV cache has the size in config.json; "
@@ -238,52 +245,3 @@ def _pages_that_fit(
         config.stride,
     )
     return found
-
-
-def make_runner(
-    device: Device, program: Program, config: ModelConfig, num_pages: int, num_window_pages: int | None = None
-) -> BatchRunner:
-    """A runner of `program` with a page table of its own: `num_pages` pages, the scratch page included.
-
-    The slab of layers with a window has `num_window_pages` (None: as many). Raises
-    ArtifactError when the device has too little memory for them.
-    """
-    dtype = config.paged_kv_cache.dtype
-    num_window_pages = num_pages if num_window_pages is None else num_window_pages
-    counts = page_counts(config, num_pages, num_window_pages)
-    only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
-    # The slab of windows lies on the device of the first stage, as no model has both windows and stages.
-    stages = [0, 0] if config.has_window_table else range(len(counts))
-    try:
-        page_table = [
-            device.allocate((count, elements), dtype, stage=stage, only_dispatches=only_dispatches)
-            for stage, count, elements in zip(stages, counts, config.page_elements, strict=True)
-        ]
-    except Exception as error:  # the runtimes have no common exception for it
-        size = page_table_bytes(config, num_pages, num_window_pages)
-        raise ArtifactError(
-            f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
-        ) from error
-    return BatchRunner(device, program, config, page_table=page_table)
-
-
-def _cache(config: ModelConfig, options: EngineOptions, num_pages: int, num_window_pages: int) -> KVCache:
-    window = None
-    if config.window_tokens is not None:
-        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
-        num_pages = named_page_count(config, num_pages)
-    if config.has_window_table:
-        logger.info(
-            "%d pages for the layers that see the last %d tokens alone, %d for the others",
-            num_window_pages,
-            config.window_tokens,
-            num_pages,
-        )
-    return make_cache(_prefix_cache(config, options), num_pages, config.stride, window)
-
-
-def _prefix_cache(config: ModelConfig, options: EngineOptions) -> PrefixCache:
-    if options.prefix_cache != "none" and not config.has_prefill_position:
-        logger.warning("the model has no prefill position, so prefixes cannot be shared: cache is `none`")
-        return "none"
-    return options.prefix_cache

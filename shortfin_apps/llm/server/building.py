@@ -1,4 +1,4 @@
-"""Builds the model that `serve` was given, if that is a source and no model directory."""
+"""Builds the models that `serve` was given, if they are sources and no model directories."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.advice import SCHEMES, is_gguf
@@ -27,21 +28,33 @@ class BuildFailed(Exception):
 
 
 def built(config: ServerConfig) -> ServerConfig:
-    """The settings with the model directory of their source, which is built unless the cache has it.
+    """The settings with the model directories of their sources, which are built unless the cache has them.
 
-    The build is a process of its own, so that the server holds nothing of the compiler. Raises BuildFailed,
-    BuildError for a model that is not supported, and ArtifactError where there is no GPU to serve it.
+    The draft model is built first, as the device is named by its driver alone once the model is. A build is a
+    process of its own, so that the server holds nothing of the compiler. Raises BuildFailed, BuildError for a
+    model that is not supported, and ArtifactError where there is no GPU to serve it.
     """
+    draft = config.speculative_model
+    if draft is not None and is_source(draft):
+        config = config.model_copy(update={"speculative_model": _directory_of(draft, config, ())})
     if config.artifact is None or not is_source(config.artifact):
         for name in BUILD_SETTINGS:
             if getattr(config, name) is not None:
                 logger.warning(f"`{flag(name)}` has no effect: the model is built already")
         return config
-    first_look(str(config.artifact))
-    driver = config.device.partition(":")[0]
-    check_gpu(driver)  # a build for one takes minutes
-    directory = _run([sys.executable, "-m", "shortfin_apps.llm", *build_command(config)])
-    return config.model_copy(update={"artifact": Path(directory), "device": driver})
+    directory = _directory_of(config.artifact, config, BUILD_SETTINGS)
+    return config.model_copy(update={"artifact": directory, "device": _driver(config)})
+
+
+def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -> Path:
+    first_look(str(source))
+    check_gpu(_driver(config))  # a build for one takes minutes
+    command = build_command(source, config, settings)
+    return Path(_run([sys.executable, "-m", "shortfin_apps.llm", *command]))
+
+
+def _driver(config: ServerConfig) -> str:
+    return config.device.partition(":")[0]
 
 
 def is_source(path: Path) -> bool:
@@ -55,10 +68,10 @@ def is_source(path: Path) -> bool:
         return False
 
 
-def build_command(config: ServerConfig) -> list[str]:
-    """The words of `build` for the source in `config.artifact`."""
-    words = ["build", str(config.artifact), "--in-cache", "--device", _build_device(config.device)]
-    for name in BUILD_SETTINGS:
+def build_command(source: Path, config: ServerConfig, settings: Sequence[str] = BUILD_SETTINGS) -> list[str]:
+    """The words of `build` for a source, with those of the `settings` that are given."""
+    words = ["build", str(source), "--in-cache", "--device", _build_device(config.device)]
+    for name in settings:
         value = getattr(config, name)
         if value is not None:
             words += [flag(name), str(value)]

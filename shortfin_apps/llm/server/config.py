@@ -186,6 +186,12 @@ class ServerConfig(BaseSettings):
         description="propose tokens and compute several of a request at once: ngram proposes what followed "
         "the last tokens earlier in prompt and output; the tokens stay the same",
     )
+    speculative_model: Path | None = Field(
+        None,
+        description="a smaller model of the same tokenizer, which drafts tokens on the same device where "
+        "nothing else proposes any: a model directory, or what `serve` builds one from; the tokens stay "
+        "the same",
+    )
     speculative_tokens: int = Field(
         DEFAULT_MAX_TOKENS,
         ge=1,
@@ -379,8 +385,12 @@ class ServerConfig(BaseSettings):
             yield "--device-ids", f"it chooses GPUs, and the device is {self.device}"
         if self.threads is not None and (on_gpu or self.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
-        if self.speculative == "off" and "speculative_tokens" in self.model_fields_set:
-            yield "--speculative-tokens", "nothing is proposed without `--speculative`"
+        proposes = self.speculative != "off" or self.speculative_model is not None
+        if not proposes and "speculative_tokens" in self.model_fields_set:
+            yield (
+                "--speculative-tokens",
+                "nothing is proposed without `--speculative` or `--speculative-model`",
+            )
         of_modes = set().union(*map(_names, BATCH_MODES.values()))
         for name in sorted((of_modes - _names(MODE_CHOICES[self.batch_mode])) & self.model_fields_set):
             modes = [mode for mode, options in BATCH_MODES.items() if name in _names(options)]

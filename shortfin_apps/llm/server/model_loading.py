@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_object
-from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.server.warm_up import warm_up_progress
 
@@ -61,30 +62,55 @@ def open_artifact(config: ServerConfig) -> Artifact:
     )
 
 
-def check_address_space(artifact: Artifact, config: ServerConfig) -> None:
-    """Raises AddressSpaceError when the model cannot be loaded under this process's limit."""
-    file_bytes = sum(path.stat().st_size for path in (artifact.vmfb, *artifact.parameters))
+def open_draft(config: ServerConfig) -> Artifact | None:
+    """The draft model, if there is one. Raises ArtifactError."""
+    if config.speculative_model is None:
+        return None
+    try:
+        return Artifact.open(config.speculative_model, check_sizes=config.verify != "none")
+    except ArtifactError as error:
+        raise ArtifactError(f"the draft model: {error}") from error
+
+
+def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> None:
+    """Raises AddressSpaceError when the models cannot be loaded under this process's limit."""
+    paths = [path for artifact in artifacts for path in (artifact.vmfb, *artifact.parameters)]
+    file_bytes = sum(path.stat().st_size for path in paths)
     num_workers = config.threads or len(os.sched_getaffinity(0))
     address_space.check_more(address_space.model_bytes(file_bytes, num_workers))
 
 
-def load_model(artifact: Artifact, config: ServerConfig, metrics: ServerMetrics) -> Loaded:
+def load_model(
+    artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, draft: Artifact | None = None
+) -> Loaded:
     """The slow part of starting a server. Raises ArtifactError and ServerConfigError."""
-    with verifying(artifact, config.verify) as confirm:
-        return _load_model(artifact, config, metrics, confirm)
+    with ExitStack() as stack:
+        confirms = [stack.enter_context(verifying(each, config.verify)) for each in (artifact, draft) if each]
+
+        def confirm() -> None:
+            for each in confirms:
+                each()
+
+        return _load_model(artifact, config, metrics, draft, confirm)
 
 
 def _load_model(
-    artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, confirm: Callable[[], None]
+    artifact: Artifact,
+    config: ServerConfig,
+    metrics: ServerMetrics,
+    draft: Artifact | None,
+    confirm: Callable[[], None],
 ) -> Loaded:
     tokenizer = Tokenizer.load(
         artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
     )
     _check_num_beams(artifact, config)
+    if draft is not None:
+        _check_same_tokens(tokenizer, draft)
     generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
     grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
     with grammars.preparing():
-        engine = load_engine(artifact, tokenizer, config, confirm)
+        engine = load_engine(artifact, tokenizer, config, draft, confirm)
     generator = TextGenerator(
         tokenizer,
         engine,
@@ -123,6 +149,15 @@ def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
         raise ServerConfigError(f"--num-beams: {error}") from None
 
 
+def _check_same_tokens(tokenizer: Tokenizer, draft: Artifact) -> None:
+    """Raises ArtifactError for a draft model whose token ids mean other texts."""
+    if not tokenizer.has_the_tokens_of(Tokenizer.load(draft.tokenizer, draft.tokenizer_config)):
+        raise ArtifactError(
+            f"{draft.tokenizer}: the draft model has other tokens than the model; `--speculative-model` "
+            "needs one of the same tokenizer, as a smaller model of the same family has"
+        )
+
+
 def _given_pages(artifact: Artifact) -> int | None:
     """Those in config.json, unless `build` chose them."""
     manifest = artifact.manifest
@@ -132,10 +167,15 @@ def _given_pages(artifact: Artifact) -> int | None:
 
 
 def load_engine(
-    artifact: Artifact, tokenizer: Tokenizer, config: ServerConfig, confirm: Callable[[], None]
+    artifact: Artifact,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    draft: Artifact | None,
+    confirm: Callable[[], None],
 ) -> RunningEngine:
     """The engine over the artefact's VMFB on the configured device; calls `confirm` before it returns."""
     from shortfin_apps.llm.components import loading  # imports the device libraries
+    from shortfin_apps.llm.components.speculative_loading import DraftFiles
 
     options = loading.EngineOptions(
         device=config.device,
@@ -148,6 +188,9 @@ def load_engine(
         decode_ahead=config.decode_ahead,
         speculative=config.speculative,
         speculative_tokens=config.speculative_tokens,
+        draft_model=None
+        if draft is None
+        else DraftFiles(config=draft.config, vmfb=draft.vmfb, parameters=draft.parameters),
         jump_ahead=config.jump_ahead,
         pages=config.pages or _given_pages(artifact),
         max_running=config.max_running,

@@ -16,7 +16,7 @@ from shortfin_apps.llm.errors import LlmError
 from shortfin_apps.llm.server import open_files
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.server.http_server import Server, bind, limits_of, url_of
-from shortfin_apps.llm.server.model_loading import check_address_space, load_model, open_artifact
+from shortfin_apps.llm.server.model_loading import check_address_space, load_model, open_artifact, open_draft
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ def serve(config: ServerConfig) -> int:
     """Serves until a signal; returns the exit status. Raises LlmError when it cannot start."""
     if config.log_level == "info":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it would repeat our own messages
-    artifact = open_artifact(config)
-    check_address_space(artifact, config)
+    artifact, draft = open_artifact(config), open_draft(config)
+    check_address_space([artifact, *([draft] if draft else ())], config)
     open_files.allow(config.limit_concurrency)
     name = config.served_model_name or artifact.name
     service = Service(
@@ -40,7 +40,7 @@ def serve(config: ServerConfig) -> int:
         limits=limits_of(config),
         strict_fields=config.strict_fields,
     )
-    server = Server(config, service, lambda: load_model(artifact, config, service.metrics))
+    server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
     sock = bind(config.host, config.port)
     logger.info("listening on %s, loading %s", url_of([sock], server.config.is_ssl), name)
     server.run(sockets=[sock])

@@ -18,7 +18,7 @@ from shortfin_apps.llm.bench.roofline.profile import (
     profile,
     shares,
 )
-from shortfin_apps.llm.components.loading import make_runner
+from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import InvalidRequestError
 

@@ -98,7 +98,9 @@ async def test_engine_counters_are_read_when_scraped() -> None:
 
 class Speculating(ScriptedEngine):
     def stats(self) -> EngineStats:
-        return replace(super().stats(), speculation=SpeculationCounts(drafts=4, proposed=20, accepted=7))
+        return replace(
+            super().stats(), speculation=SpeculationCounts(4, proposed=20, accepted=7, draft_model_s=1.5)
+        )
 
 
 async def test_proposed_tokens_are_counted_where_there_are_any() -> None:
@@ -107,6 +109,7 @@ async def test_proposed_tokens_are_counted_where_there_are_any() -> None:
     without.watch(ScriptedEngine(lambda call: iter(())))
     names = ("drafts", "draft_tokens", "accepted_tokens")
     assert [value(metrics, f"vllm:spec_decode_num_{name}_total") for name in names] == [4, 20, 7]
+    assert value(metrics, "shortfin_llm:draft_model_seconds_total") == 1.5
     assert b"spec_decode" not in without.exposition()
 
 

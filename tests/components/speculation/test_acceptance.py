@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.speculation.acceptance import Acceptance, least_chance
+from shortfin_apps.llm.components.speculation.acceptance import Acceptance, Rate, least_chance
 
 LENGTHS = st.integers(2, 40)
 
@@ -16,6 +16,20 @@ def test_a_token_pays_where_it_yields_more_for_its_row_than_the_invocation_does(
     assert least_chance(0.1, 2, 10) == pytest.approx(0.1)
     assert least_chance(0.1, 1, 1) < least_chance(0.1, 32, 32) < 1
     assert least_chance(0, 5, 5) == 0
+
+
+def test_a_token_that_has_to_be_drafted_pays_for_that_too() -> None:
+    """A round of 0.4 for 2 requests: with 0.1 a row, 0.6 tokens for 0.6 more, where 2 tokens cost 2."""
+    assert least_chance(0.1, 2, 10, 0.4 / 2) == pytest.approx(0.3)
+
+
+def test_a_rate_begins_with_its_value_and_comes_to_its_prior() -> None:
+    rate = Rate(0.8, 0.2)
+    assert rate.value == 0.2
+    for _ in range(1000):
+        rate.pass_over()
+    assert rate.value == pytest.approx(0.8, abs=0.01)
+    assert Rate(0.3).value == 0.3
 
 
 @given(length=LENGTHS, least=st.floats(0.01, 1), outcomes=st.lists(st.booleans(), max_size=30))

@@ -19,7 +19,7 @@ from shortfin_apps.llm.bench.roofline.profile import Share, load_code_map, profi
 from shortfin_apps.llm.bench.roofline.report import counts_document, document
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
-from shortfin_apps.llm.components.loading import make_runner
+from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.open import open_device

@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
 from shortfin_apps.llm.components.engine.decode_ahead import DecodeAhead, decode_batch
+from shortfin_apps.llm.components.engine.draft_model import DraftModel
 from shortfin_apps.llm.components.engine.limits import ModelLimits
 from shortfin_apps.llm.components.engine.nan_containment import (
     clear_freed_pages,
@@ -59,6 +60,7 @@ class Engine:
         strict: bool = False,
         decode_ahead: bool = True,
         speculation: SpeculationOptions | None = None,
+        draft_model: DraftModel | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
@@ -72,7 +74,9 @@ class Engine:
             returns_logits=runner.returns_logits,
             draws_rows=runner.buckets.draws_rows,
         )
-        self._speculation = None if speculation is None else Speculation(scheduler, speculation)
+        self._speculation = None
+        if speculation is not None:
+            self._speculation = Speculation(scheduler, speculation, draft_model)
         self._ahead = DecodeAhead(runner, scheduler, self._sampler, cache, self._speculation)
         self._uses_loops = decode_ahead and runner.buckets.has_decode_loops
         self._requests = ActiveRequests(scheduler, strict=strict)
@@ -106,6 +110,8 @@ class Engine:
     def flush_cache(self) -> None:
         """Frees every page that is only kept for its prefix."""
         self._cache.flush()
+        if self._speculation is not None:
+            self._speculation.flush_cache()
 
     def fail_all(self, error: LlmError) -> list[Delta]:
         """Ends every request after a bug in `step`; returns their last deltas after those of that step."""

@@ -9,7 +9,8 @@ computed one after another, by the same kernels and so with the same bits.
     commit       a's row at p yields x, as proposed, so that the row at p + 1 counts: it yields z
                  the row at p + 2 is stale: it is dropped, and z will be computed into its slot
 
-Where a grammar forces tokens, these are proposed; else what prompt lookup finds, if that is on.
+Where a grammar forces tokens, these are proposed; else what prompt lookup finds, if that is on; else what a
+draft model yields, if there is one (draft_model.py).
 
 A commit takes the rows in order, each like that of a decode, so adjustments, grammars, seeds and ends know
 nothing of this. Pages are published up to the last row that counts. NaN in a stale row needs no care, as only
@@ -20,12 +21,14 @@ Proposals take what the batch has left of the token budget, and pages that nobod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine.draft_model import DraftModel
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.speculation.acceptance import least_chance
 from shortfin_apps.llm.components.speculation.draft import Draft, Proposer, SpeculationOptions
@@ -35,17 +38,19 @@ from shortfin_apps.llm.components.speculation.prompt_lookup import PromptLookup
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Since start: invocations with proposals for a request, tokens proposed, and those that were right."""
+    """Since start: invocations with proposals for a request, tokens proposed, and those that were right;
+    and the seconds that a draft model's own invocations took."""
 
     drafts: int = 0
     proposed: int = 0
     accepted: int = 0
+    draft_model_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
     request: Request
-    draft: Draft
+    observe: Callable[[int, int], None]  # is told how many were proposed, and how many of them were right
     num_tokens: int  # of the request when they were proposed
     tasks: Sequence[LlmTaskInput]
 
@@ -58,9 +63,12 @@ class _Proposal:
 class Speculation:
     """Adds proposed tokens to batches, and learns from what became of them."""
 
-    def __init__(self, scheduler: Scheduler, options: SpeculationOptions) -> None:
+    def __init__(
+        self, scheduler: Scheduler, options: SpeculationOptions, model: DraftModel | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._options = options
+        self._model = model
         self._drafts: dict[Request, Draft] = {}
         self._open: list[_Proposal] = []  # of the last batch
         self.counts = SpeculationCounts()
@@ -75,42 +83,60 @@ class Speculation:
         drafted = [task for task in decodes if self._drafts_for(task.request)]
         if not drafted:
             return batch
-        least = self._least_chance(len(decodes), sum(len(task.token_ids) for task in batch.tasks))
-        left = self._scheduler.spare_tokens(batch)
+        num_rows = sum(len(task.token_ids) for task in batch.tasks)
+        least, left = self._least_chance(len(decodes), num_rows), self._scheduler.spare_tokens(batch)
+        without = []
         for task in drafted:
             if (proposal := self._proposed(task, least, left)) is not None:
                 self._open.append(proposal)
                 left -= len(proposal.tasks)
+            else:
+                without.append(task)
+        if self._model is not None:
+            least = self._least_chance(len(decodes), num_rows, len(without))
+            self._open += self._proposed_by(self._model, without, least, left)
         added = [task for proposal in self._open for task in proposal.tasks]
         return Batch(EntryFamily.EXTEND, (*batch.tasks, *added)) if added else batch
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
         """Whether a batch of decodes of these requests, which have no grammars, would get proposals."""
-        if not self._options.max_tokens:  # in constant time, as this is asked before each step of a loop
+        num_rows = len(requests)
+        if self._options.max_tokens:  # in constant time, as this is asked before each step of a loop
+            least = self._least_chance(num_rows, num_rows)
+            if any(self._draft(r).would_propose(r.token_ids, least, _most(r)) for r in requests):
+                return True
+        if self._model is None:
             return False
-        least = self._least_chance(len(requests), len(requests))
-        return any(
-            self._draft(request).would_propose(request.token_ids, least, _most(request))
-            for request in requests
-        )
+        least = self._least_chance(num_rows, num_rows, num_rows)
+        return any(self._model.num_worth(r, least, _most(r)) for r in requests)
 
     def settle(self) -> None:
         """Learns from the last batch, once it is committed, or has failed."""
         for proposal in self._open:
             num_proposed, num_accepted = len(proposal.tasks), proposal.num_accepted
-            proposal.draft.observe(num_proposed, num_accepted)
+            proposal.observe(num_proposed, num_accepted)
             self.counts.drafts += 1
             self.counts.proposed += num_proposed
             self.counts.accepted += num_accepted
         self._open.clear()
+        if self._model is not None:
+            self._model.forget_ended()
+            self.counts.draft_model_s = self._model.device_s
 
-    def _least_chance(self, num_decodes: int, num_rows: int) -> float:
-        return least_chance(self._options.row_cost, num_decodes, num_rows)
+    def flush_cache(self) -> None:
+        """Frees every page of a draft model that is only kept for its prefix."""
+        if self._model is not None:
+            self._model.flush_cache()
+
+    def _least_chance(self, num_decodes: int, num_rows: int, num_drafted: int = 0) -> float:
+        """For a token of a draft model, if it drafts for some requests, else for one that is there."""
+        drafting_cost = self._model.round_cost / num_drafted if self._model and num_drafted else 0.0
+        return least_chance(self._options.row_cost, num_decodes, num_rows, drafting_cost)
 
     def _drafts_for(self, request: Request) -> bool:
         """Whether anything may ever be proposed for the request."""
         is_forced = request.matcher is not None and self._options.max_forced_tokens > 0
-        return is_forced or self._options.max_tokens > 0
+        return is_forced or self._options.max_tokens > 0 or self._model is not None
 
     def _draft(self, request: Request) -> Draft:
         if (draft := self._drafts.get(request)) is None:
@@ -127,13 +153,39 @@ class Speculation:
         return proposers
 
     def _proposed(self, last: LlmTaskInput, least: float, left: int) -> _Proposal | None:
-        """Tasks for the tokens that are proposed behind a decode, at most `left`; None if there are none."""
+        """The tokens that are proposed behind a decode, at most `left`; None if there are none."""
         request, draft = last.request, self._draft(last.request)
         token_ids = draft.propose(request.token_ids, least, min(left, _most(request)))
+        return self._as_tasks(last, token_ids, draft.observe)
+
+    def _proposed_by(
+        self, model: DraftModel, decodes: Sequence[LlmTaskInput], least: float, left: int
+    ) -> list[_Proposal]:
+        """What the draft model yields behind decodes, at most `left` tokens in all."""
+        wanted = {}
+        for task in decodes:
+            if count := model.num_worth(task.request, least, min(left, _most(task.request))):
+                wanted[task.request] = count
+                left -= count
+        if not wanted:
+            return []
+        drafted = model.draft(wanted)
+        found = [
+            self._as_tasks(task, drafted[task.request], partial(model.observe, task.request))
+            for task in decodes
+            if task.request in drafted
+        ]
+        return [proposal for proposal in found if proposal is not None]
+
+    def _as_tasks(
+        self, last: LlmTaskInput, token_ids: list[int], observe: Callable[[int, int], None]
+    ) -> _Proposal | None:
+        """Tasks for as many of the tokens as there are pages for; None if that is none."""
+        request = last.request
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
         tasks = [LlmTaskInput.proposed(last, offset, each) for offset, each in enumerate(token_ids, 1)]
-        return _Proposal(request, draft, len(request.token_ids), tasks) if tasks else None
+        return _Proposal(request, observe, len(request.token_ids), tasks) if tasks else None
 
     def _forget_others(self) -> None:
         """Drops the drafts of requests that do not run."""

@@ -246,6 +246,7 @@ def _speculation_counters(counts: SpeculationCounts | None) -> list[tuple[str, s
         ("vllm:spec_decode_num_drafts", "Times that tokens were proposed for a request", counts.drafts),
         ("vllm:spec_decode_num_draft_tokens", "Tokens proposed", counts.proposed),
         ("vllm:spec_decode_num_accepted_tokens", "Tokens proposed that were right", counts.accepted),
+        ("shortfin_llm:draft_model_seconds", "Time in a draft model's invocations", counts.draft_model_s),
     ]
 
 

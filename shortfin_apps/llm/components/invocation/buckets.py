@@ -58,6 +58,10 @@ class Buckets:
         """Whether that entry takes rows of one token anywhere, also several of one request."""
         return self.has_extend and self._extend_layout is Layout.PACKED
 
+    def holds_decodes(self, num_rows: int) -> bool:
+        """Whether there is a `decode` entry for so many rows."""
+        return num_rows <= max(self._decode)
+
     @property
     def has_decode_loops(self) -> bool:
         """Whether there are entries that sample on the device."""

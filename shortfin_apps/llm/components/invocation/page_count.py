@@ -11,6 +11,7 @@ are known, and take none.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.runtime.device import Device, Program
@@ -75,13 +76,18 @@ def page_table_bytes(config: ModelConfig, num_pages: int, num_window_pages: int)
 
 
 def pages_that_fit(
-    device: Device, program: Program, config: ModelConfig, max_running: int, tokens_ahead: int | None = None
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    max_running: int,
+    tokens_ahead: int | None = None,
+    taken_beside: Callable[[int], int] = lambda num_pages: 0,
 ) -> int | None:
     """Pages, with the scratch page, that there is memory for beside the program's results and workspace.
 
     At least those of one context, and at most those of `max_running`: more could only be kept for their
-    prefixes. Window pages are counted as by `window_page_count`. None where the device does not tell what it
-    has.
+    prefixes. Window pages are counted as by `window_page_count`. `taken_beside` so many pages are other
+    bytes of the first stage's memory. None where the device does not tell what it has.
     """
     context_pages = -(-config.max_seq_len // config.stride)
     most = 1 + max_running * context_pages
@@ -93,19 +99,27 @@ def pages_that_fit(
         if spare is None:
             return None
         taken = owned_bytes(program) if stage == 0 else 0
-        fitting.append(_pages_within(config, stage, spare - taken, most, tokens_ahead))
+        beside = taken_beside if stage == 0 else lambda num_pages: 0
+        fitting.append(_pages_within(config, stage, spare - taken, most, tokens_ahead, beside))
     return max(1 + context_pages, min(fitting))
 
 
 def _pages_within(
-    config: ModelConfig, stage: int, num_bytes: int, most: int, tokens_ahead: int | None
+    config: ModelConfig,
+    stage: int,
+    num_bytes: int,
+    most: int,
+    tokens_ahead: int | None,
+    taken_beside: Callable[[int], int],
 ) -> int:
-    """The most pages, up to `most`, whose slabs on the stage's device take at most `num_bytes`."""
+    """The most pages, up to `most`, whose slabs on the stage's device take at most `num_bytes` with what is
+    `taken_beside` them."""
     itemsize = config.paged_kv_cache.dtype.itemsize
     window_elements = config.page_elements[-1] if config.has_window_table and stage == 0 else 0
 
     def taken(num_pages: int) -> int:
         window_pages = window_page_count(config, num_pages, tokens_ahead)
-        return (num_pages * config.page_elements[stage] + window_pages * window_elements) * itemsize
+        elements = num_pages * config.page_elements[stage] + window_pages * window_elements
+        return elements * itemsize + taken_beside(num_pages)
 
     return bisect_right(range(1, most + 1), num_bytes, key=taken)

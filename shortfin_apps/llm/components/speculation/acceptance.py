@@ -6,6 +6,9 @@ that the invocation yields for its cost anyway: with D decodes among R rows, if
 
     q > row_cost * D / (1 + row_cost * R)
 
+Where a draft model yields them, each takes its share of a round of that model too: with a round for N
+requests, round_cost / N more than `row_cost`.
+
 The n-th proposed token is accepted with probability rate^n, where the rate is that of the match's length:
 long matches are right more often than short ones. Rates are those of the request's own last proposals.
 """
@@ -22,19 +25,23 @@ _WEIGHT = 1 / 8  # of an observation
 _FORGETTING = 1 / 128  # of each match that nothing is proposed for: a rate is tried again some time
 
 
-def least_chance(row_cost: float, num_decodes: int, num_rows: int) -> float:
-    """The probability above which a proposed token pays, in an invocation of `num_rows` rows without it."""
-    return row_cost * num_decodes / (1 + row_cost * num_rows)
+def least_chance(row_cost: float, num_decodes: int, num_rows: int, drafting_cost: float = 0.0) -> float:
+    """The probability above which a proposed token pays, in an invocation of `num_rows` rows without it.
+
+    `drafting_cost` is what it takes to find the token, where reading the weights takes 1.
+    """
+    return (row_cost + drafting_cost) * num_decodes / (1 + row_cost * num_rows)
 
 
 class Rate:
     """The probability that a token proposed by one kind of match is right, if those before it are.
 
-    It begins with `prior`, and comes back to it while nothing is proposed.
+    It begins with `value`, and comes to `prior`, the default of that, while nothing is proposed.
     """
 
-    def __init__(self, prior: float) -> None:
-        self._prior = self.value = prior
+    def __init__(self, prior: float, value: float | None = None) -> None:
+        self._prior = prior
+        self.value = prior if value is None else value
 
     def num_worth(self, least: float, most: int) -> int:
         """How many tokens, up to `most`, are accepted with a probability above `least`."""

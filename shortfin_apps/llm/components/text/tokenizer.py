@@ -88,6 +88,11 @@ class Tokenizer:
         """Every token id of the vocabulary, which may have gaps."""
         return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
 
+    def has_the_tokens_of(self, other: Tokenizer) -> bool:
+        """Whether every token id means the same in both."""
+        vocabularies = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
+        return next(vocabularies) == next(vocabularies)
+
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, which `skip_special_tokens` leaves out."""

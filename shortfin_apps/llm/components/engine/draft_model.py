@@ -1,0 +1,231 @@
+"""A draft model: a smaller one on the same device that proposes tokens, which the model then checks.
+
+    step n      the model yields t for a request
+    step n + 1  the draft model computes t, which yields x, and then x, which yields y: a round each, with all
+                requests that it drafts for in one invocation
+                the model computes t, x and y, a row each (speculation.py)
+
+Its keys and values lie in a page table of its own, with a lease for each request that it drafts for. Prefixes
+are shared as the model's are. What it has not computed of a request, at first the prompt, it computes in its
+first round, up to a number of tokens in each step: a long prompt takes several steps, in which the request
+gets no drafts. Tokens that it drafted and that were not chosen are forgotten; their slots are written again.
+
+It never ends a request. One that it cannot draft for, because pages are short, its context is over or its
+logits are not finite, is decoded without; so are all if its invocations fail, for good after a few in a row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.engine.nan_containment import clear_freed_pages
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
+from shortfin_apps.llm.components.request.request import Request, State
+from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.speculation.acceptance import Rate
+from shortfin_apps.llm.errors import DeviceLostError
+
+logger = logging.getLogger(__name__)
+
+CATCH_UP_TOKENS = 256  # of all requests in one step
+MAX_FAILURES = 3  # in a row
+_PRIOR = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """`max_tokens` are drafted for a request at once, of a vocabulary of `vocab_size` (None: of any).
+
+    A request is drafted for up to `max_seq_len` tokens. `round_cost` is what a round takes, where reading the
+    model's weights takes 1 (acceptance.py). A step computes at most `catch_up_tokens` that the requests have.
+    """
+
+    max_tokens: int
+    max_seq_len: int
+    vocab_size: int | None
+    round_cost: float
+    catch_up_tokens: int = CATCH_UP_TOKENS
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """What is known of one request.
+
+    Keys and values are stored of its first `num_computed` tokens, and behind these of `ahead`, tokens that
+    were drafted. `rate` is how often they are right.
+    """
+
+    lease: Lease
+    num_computed: int
+    rate: Rate
+    ahead: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """Drafts for the requests of an engine, on its thread. Owns the leases on pages of `cache`."""
+
+    def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._options = options
+        self._sequences: dict[Request, _Sequence] = {}
+        self._rate = Rate(_PRIOR)  # of all requests; what a new one begins with
+        self._failures = 0  # in a row
+
+    @property
+    def round_cost(self) -> float:
+        return self._options.round_cost
+
+    @property
+    def device_s(self) -> float:
+        """Seconds spent on its invocations."""
+        return self._runner.device_s
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it has failed too often to be tried again."""
+        return self._failures >= MAX_FAILURES
+
+    def num_worth(self, request: Request, least: float, most: int) -> int:
+        """How many tokens, up to `most`, to draft: each is right with a probability above `least`."""
+        left = self._options.max_seq_len - len(request.token_ids)
+        most = 0 if self.has_given_up else min(most, left, self._options.max_tokens)
+        if most <= 0:
+            return 0
+        sequence = self._sequences.get(request)
+        rate = self._rate if sequence is None else sequence.rate
+        count = rate.num_worth(least, most)
+        if not count:
+            rate.pass_over()
+        return count
+
+    def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        """At most as many tokens as are wanted for each request; the requests without any are left out."""
+        self.forget_ended()
+        try:
+            clear_freed_pages(self._cache, self._runner)
+            drafted = self._rounds(wanted)
+        except Exception as error:
+            self._fail(error)
+            return {}
+        self._failures = 0
+        return drafted
+
+    def observe(self, request: Request, num_proposed: int, num_accepted: int) -> None:
+        """What became of the first `num_proposed` tokens of the last draft."""
+        self._rate.observe(num_proposed, num_accepted)
+        if (sequence := self._sequences.get(request)) is not None:
+            sequence.rate.observe(num_proposed, num_accepted)
+
+    def forget_ended(self) -> None:
+        """Releases the pages of requests that do not run any more."""
+        for request in [r for r in self._sequences if r.state is not State.RUNNING]:
+            self._forget(request)
+
+    def flush_cache(self) -> None:
+        """Frees every page that is only kept for its prefix."""
+        self._cache.flush()
+
+    def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        drafted = self._first_round(wanted)
+        for number in range(1, max(wanted.values(), default=0)):
+            going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
+            if not going:
+                break
+            tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
+            for request, row in zip(going, self._run(tasks), strict=True):
+                drafted[request] += self._next(request, row)
+        for request, tokens in drafted.items():
+            if (sequence := self._sequences.get(request)) is not None:
+                sequence.ahead = tokens[:-1]
+        return {request: tokens for request, tokens in drafted.items() if tokens}
+
+    def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        """Computes what the requests have, and the first token of those of which that is all."""
+        tasks, left = [], self._options.catch_up_tokens
+        for request, count in wanted.items():
+            if left and (sequence := self._ready(request, count)) is not None:
+                start = sequence.num_computed
+                tasks.append(self._task(request, request.token_ids[start : start + left], start))
+                left -= len(tasks[-1].token_ids)
+        drafted: dict[Request, list[int]] = {}
+        for task, row in zip(tasks, self._run(tasks), strict=True):
+            first = self._next(task.request, row)
+            if task.request in self._sequences and self._advance(task) and first:
+                drafted[task.request] = first
+        return drafted
+
+    def _ready(self, request: Request, count: int) -> _Sequence | None:
+        """The request's sequence, with pages for `count` drafted tokens; None if pages are short."""
+        if (sequence := self._sequences.get(request)) is None:
+            lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
+            sequence = _Sequence(lease, lease.num_cached_tokens, Rate(_PRIOR, self._rate.value))
+            self._sequences[request] = sequence
+        known = request.token_ids[sequence.num_computed :]
+        sequence.num_computed += min(_common(sequence.ahead, known), len(known) - 1)
+        sequence.ahead = []
+        num_tokens = len(request.token_ids) + count
+        num_next = sequence.num_computed + self._options.catch_up_tokens + count
+        if self._cache.reserve(sequence.lease, num_tokens, min(num_tokens, num_next)):
+            return sequence
+        self._forget(request)
+        return None
+
+    def _advance(self, task: LlmTaskInput) -> bool:
+        """Counts the task's tokens as computed, and shares their pages; whether the request has no more."""
+        sequence = self._sequences[task.request]
+        sequence.num_computed = task.seq_len
+        self._cache.publish(sequence.lease, task.request.token_ids, task.seq_len)
+        return task.seq_len == len(task.request.token_ids)
+
+    def _next(self, request: Request, row: Candidates) -> list[int]:
+        """The best token behind a row; none if it is not finite, and then the request is forgotten."""
+        if not row.is_finite:
+            if (sequence := self._sequences.get(request)) is not None:
+                self._cache.retract(sequence.lease)
+                self._forget(request, is_suspect=True)
+            return []
+        token_id, vocab_size = row.best_token_id, self._options.vocab_size
+        return [token_id] if vocab_size is None or token_id < vocab_size else []
+
+    def _task(self, request: Request, token_ids: Sequence[int], start: int) -> LlmTaskInput:
+        lease = self._sequences[request].lease
+        end = start + len(token_ids)
+        return LlmTaskInput(request, token_ids, start, end, lease.page_ids, lease.window_page_ids)
+
+    def _run(self, tasks: Sequence[LlmTaskInput]) -> list[Candidates]:
+        if not tasks:
+            return []
+        decodes = self._runner.buckets.holds_decodes(len(tasks)) and all(len(t.token_ids) == 1 for t in tasks)
+        family = EntryFamily.DECODE if decodes else EntryFamily.EXTEND
+        result = self._runner.run(Batch(family, tuple(tasks)))
+        with_logits = not self._runner.num_candidates
+        return [result.row(index, with_logits=with_logits) for index in range(len(tasks))]
+
+    def _forget(self, request: Request, *, is_suspect: bool = False) -> None:
+        lease = self._sequences.pop(request).lease
+        lease.is_suspect |= is_suspect
+        self._cache.release(lease)
+
+    def _fail(self, error: Exception) -> None:
+        """Forgets every request, whose pages may hold anything."""
+        self._failures = MAX_FAILURES if isinstance(error, DeviceLostError) else self._failures + 1
+        for request in list(self._sequences):
+            self._forget(request, is_suspect=True)
+        left = "it is not used any more" if self.has_given_up else "requests go on without drafts"
+        logger.error("an invocation of the draft model failed, %s: %s", left, error, exc_info=error)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

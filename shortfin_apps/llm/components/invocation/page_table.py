@@ -1,0 +1,70 @@
+"""The page table of a model: slabs on the device with the runner that owns them, and the cache of pages."""
+
+from __future__ import annotations
+
+import logging
+
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.page_count import (
+    named_page_count,
+    page_counts,
+    page_table_bytes,
+)
+from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache, WindowOptions, make_cache
+from shortfin_apps.llm.components.runtime.device import Device, Program
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError
+
+logger = logging.getLogger(__name__)
+
+
+def make_runner(
+    device: Device, program: Program, config: ModelConfig, num_pages: int, num_window_pages: int | None = None
+) -> BatchRunner:
+    """A runner of `program` with a page table of its own: `num_pages` pages, the scratch page included.
+
+    The slab of layers with a window has `num_window_pages` (None: as many). Raises
+    ArtifactError when the device has too little memory for them.
+    """
+    dtype = config.paged_kv_cache.dtype
+    num_window_pages = num_pages if num_window_pages is None else num_window_pages
+    counts = page_counts(config, num_pages, num_window_pages)
+    only_dispatches = all(entry.only_dispatches for entry in program.entries.values())
+    # The slab of windows lies on the device of the first stage, as no model has both windows and stages.
+    stages = [0, 0] if config.has_window_table else range(len(counts))
+    try:
+        page_table = [
+            device.allocate((count, elements), dtype, stage=stage, only_dispatches=only_dispatches)
+            for stage, count, elements in zip(stages, counts, config.page_elements, strict=True)
+        ]
+    except Exception as error:  # the runtimes have no common exception for it
+        size = page_table_bytes(config, num_pages, num_window_pages)
+        raise ArtifactError(
+            f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
+        ) from error
+    return BatchRunner(device, program, config, page_table=page_table)
+
+
+def make_page_cache(
+    config: ModelConfig, prefix_cache: PrefixCache, num_pages: int, num_window_pages: int
+) -> KVCache:
+    """The cache that leases the pages of a runner of that many."""
+    window = None
+    if config.window_tokens is not None:
+        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+        num_pages = named_page_count(config, num_pages)
+    if config.has_window_table:
+        logger.info(
+            "%d pages for the layers that see the last %d tokens alone, %d for the others",
+            num_window_pages,
+            config.window_tokens,
+            num_pages,
+        )
+    return make_cache(_prefix_cache(config, prefix_cache), num_pages, config.stride, window)
+
+
+def _prefix_cache(config: ModelConfig, asked: PrefixCache) -> PrefixCache:
+    if asked != "none" and not config.has_prefill_position:
+        logger.warning("the model has no prefill position, so prefixes cannot be shared: cache is `none`")
+        return "none"
+    return asked
