@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -150,15 +151,21 @@ class DraftModel:
         tasks, left = [], self._options.catch_up_tokens
         for request, count in wanted.items():
             if left and (sequence := self._ready(request, count)) is not None:
-                start = sequence.num_computed
-                tasks.append(self._task(request, request.token_ids[start : start + left], start))
-                left -= len(tasks[-1].token_ids)
+                end = min(len(request.token_ids), sequence.num_computed + left)
+                left -= end - sequence.num_computed
+                tasks += self._tasks(request, sequence.num_computed, end)
         drafted: dict[Request, list[int]] = {}
         for task, row in zip(tasks, self._run(tasks), strict=True):
             first = self._next(task.request, row)
             if task.request in self._sequences and self._advance(task) and first:
                 drafted[task.request] = first
         return drafted
+
+    def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
+        """The tokens from `start` to `end`: a row each up to the next page, as longer chunks begin with one."""
+        begin = min(end, -(-start // self._cache.stride) * self._cache.stride)
+        cuts = [*range(start, begin), begin] + ([end] if begin < end else [])
+        return [self._task(request, request.token_ids[a:b], a) for a, b in pairwise(cuts)]
 
     def _ready(self, request: Request, count: int) -> _Sequence | None:
         """The request's sequence, with pages for `count` drafted tokens; None if pages are short."""
