@@ -162,7 +162,7 @@ class DraftModel:
         return drafted
 
     def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
-        """The tokens from `start` to `end`: a row each up to the next page, as longer chunks begin with one."""
+        """The tokens from `start` to `end`: a row each up to the next page, where longer chunks begin."""
         begin = min(end, -(-start // self._cache.stride) * self._cache.stride)
         cuts = [*range(start, begin), begin] + ([end] if begin < end else [])
         return [self._task(request, request.token_ids[a:b], a) for a, b in pairwise(cuts)]
