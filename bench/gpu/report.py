@@ -62,10 +62,11 @@ def throughput(records: Sequence[Record], model: str) -> list[Line]:
 
 
 def _tokens(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    yield "model", "mode", "decode ahead", "preemptions", "tokens as the CPU's", "of"
+    columns = "model", "mode", "decode ahead", "preemptions", "proposed and right"
+    yield *columns, "tokens as the CPU's", "of"
     for each in _part(records, "tokens"):
         agreed = ", ".join(map(str, each["agreed"]))
-        settings = each["mode"], each["decode_ahead"], str(each["preemptions"])
+        settings = each["mode"], each["decode_ahead"], str(each["preemptions"]), str(each["accepted"] or "-")
         yield each["model"], *settings, agreed, str(each["of"])
 
 

@@ -36,6 +36,7 @@ from shortfin_apps.llm.components.loading import EngineOptions, make_engine
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.speculative_loading import DraftFiles
 from shortfin_apps.llm.errors import LlmError
 
 Emit = Callable[[dict[str, Any]], None]
@@ -102,20 +103,25 @@ def _compare_tokens(
     model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
     pages = tokens_part.scarce_pages(model)
-    for mode, options in BATCH_MODES.items():
-        for setting in _settings(device):
-            engine = _engine(model, device, artifact, setting, options(), pages, tokens_part.PROMPTS)
-            tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
-            emit(
-                {
-                    "part": "tokens",
-                    "model": model.name,
-                    "mode": mode,
-                    "decode_ahead": setting,
-                    "preemptions": engine.stats().preemptions,
-                    **tokens_part.compare(tokens, expected),
-                }
-            )
+    for (mode, options), setting, speculates in product(
+        BATCH_MODES.items(), _settings(device), _speculations(artifact)
+    ):
+        engine = _engine(
+            model, device, artifact, setting, options(), pages, tokens_part.PROMPTS, speculates=speculates
+        )
+        tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
+        stats = engine.stats()
+        emit(
+            {
+                "part": "tokens",
+                "model": model.name,
+                "mode": mode,
+                "decode_ahead": setting,
+                "preemptions": stats.preemptions,
+                "accepted": stats.speculation.accepted if speculates and stats.speculation else None,
+                **tokens_part.compare(tokens, expected),
+            }
+        )
 
 
 def _measure_entries(
@@ -164,6 +170,11 @@ def _settings(device: OneProgram) -> Iterator[DecodeAhead]:
     yield from SETTINGS if loops_part.loop_sizes(device.program.entries) else SETTINGS[:1]
 
 
+def _speculations(artifact: Artifact) -> tuple[bool, ...]:
+    """Without and with proposed tokens, where the model takes them."""
+    return (False, True) if artifact.config.paged_kv_cache.state_block_count is None else (False,)
+
+
 def _engine(
     model: Model,
     device: Device,
@@ -172,8 +183,16 @@ def _engine(
     mode: ModeOptions,
     pages: int,
     max_running: int,
+    *,
+    speculates: bool = False,
 ) -> Engine:
+    """With `speculates`, by prompt lookup, and by the model itself as a draft model that costs nothing."""
+    draft = DraftFiles(
+        config=artifact.config, vmfb=artifact.vmfb, parameters=artifact.parameters, round_cost=0
+    )
     options = EngineOptions(
+        speculative="ngram" if speculates else "off",
+        draft_model=draft if speculates else None,
         mode=mode,
         prefix_cache="none",
         decode_ahead=setting,

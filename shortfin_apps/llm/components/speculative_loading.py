@@ -35,11 +35,15 @@ TIMED_DECODES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFiles:
-    """An artefact of a draft model, whose tokens have the same ids as the model's."""
+    """An artefact of a draft model, whose tokens have the same ids as the model's.
+
+    `round_cost` is what a decode of it takes beside one of the model; None to measure it.
+    """
 
     config: ModelConfig
     vmfb: Path
     parameters: Sequence[Path]
+    round_cost: float | None = None
 
 
 def speculation_options(
@@ -89,6 +93,7 @@ class DraftProgram:
 
     config: ModelConfig
     program: Program
+    round_cost: float | None  # None: to be measured
     max_running: int
     max_tokens: int  # drafted for a request at once
     vocab_size: int | None  # of the tokenizer
@@ -121,7 +126,7 @@ def load_draft_program(
             raise ArtifactError(problem)
     except ArtifactError as error:
         raise ArtifactError(f"the draft model: {error}") from error
-    return DraftProgram(config, program, max_running, max_tokens, vocab_size)
+    return DraftProgram(config, program, files.round_cost, max_running, max_tokens, vocab_size)
 
 
 def make_draft_model(
@@ -139,7 +144,9 @@ def make_draft_model(
     num_window_pages = draft.num_window_pages(num_pages)
     runner = make_runner(device, draft.program, config, num_pages, num_window_pages)
     runner.warm_up()
-    cost = runner.decode_s(TIMED_DECODES) / model.decode_s(TIMED_DECODES)
+    cost = draft.round_cost
+    if cost is None:
+        cost = runner.decode_s(TIMED_DECODES) / model.decode_s(TIMED_DECODES)
     logger.info(
         "draft model: a decode takes %.0f %% of the model's time; its KV cache, results and workspace take "
         "%.1f MiB",
