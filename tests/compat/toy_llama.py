@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ from tests.builder.compiled_model import write_parameters
 
 FOLDER = Path(__file__).parents[1] / "golden" / "toy_llama"
 GOLDEN: dict[str, Any] = json.loads((FOLDER / "golden.json").read_text())
-PROGRAMS: tuple[str, ...] = tuple(GOLDEN["programs"])
+PIPELINE = "pipeline"  # of two stages, each for a device of its own
+PROGRAMS: tuple[str, ...] = tuple(name for name in GOLDEN["programs"] if name != PIPELINE)
 VOCABULARY: int = GOLDEN["weights"]["tensors"]["token_embd.weight"][1]
 
 
@@ -37,7 +39,10 @@ CASES = [Case(case["prompt_ids"], case["token_ids"]) for case in GOLDEN["cases"]
 
 
 def write_toy_llama(program: str, folder: Path) -> Artifact:
-    """The files that upstream's server is started with, with the program compiled for this CPU."""
+    """The files that upstream's server is started with, with the program compiled for this CPU.
+
+    Of a program of several stages, for as many devices that all are this CPU.
+    """
     parameters, config, tokenizer = (folder / name for name in ("toy.irpa", "config.json", "tokenizer.json"))
     write_parameters(make_weights(), parameters)
     config.write_text(json.dumps(GOLDEN["programs"][program]["config"]))
@@ -76,9 +81,26 @@ def _compile(program: str) -> Path:
     digest = hashlib.sha256(text).hexdigest()
     assert digest == GOLDEN["programs"][program]["sha256"]
     target = resolve_target("cpu")
-    key = content_key("toy-llama", digest, target.flags, target.cpu, sorted(target.features))
+    flags = _with_devices(target.flags, len(stages_of(program)))
+    key = content_key("toy-llama", digest, flags, target.cpu, sorted(target.features))
 
     def make(folder: Path) -> None:
-        compile_text(text.decode(), target.flags, folder / "model.vmfb")
+        compile_text(text.decode(), flags, folder / "model.vmfb")
 
     return BuildCache(user_cache()).get_or_make("test", key, make).directory / "model.vmfb"
+
+
+def stages_of(program: str) -> Sequence[int]:
+    """The elements of a page in each stage's slab."""
+    return cast(
+        Sequence[int],
+        GOLDEN["programs"][program]["config"]["paged_kv_cache"]["paged_kv_block_size_elements_per_device"],
+    )
+
+
+def _with_devices(flags: Sequence[str], count: int) -> tuple[str, ...]:
+    """`flags` for so many devices, `@__device_0` and so on, instead of one."""
+    if count == 1:
+        return tuple(flags)
+    one = "--iree-hal-target-device=local"
+    return (*(f"{one}[{index}]" for index in range(count)), *(flag for flag in flags if flag != one))

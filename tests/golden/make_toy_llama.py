@@ -35,6 +35,7 @@ VARIANTS = {
     "plain": [],
     "position": ["--has-prefill-position"],
     "extend": ["--use-extend-attention"],
+    "pipeline": ["--has-prefill-position", "--pipeline-parallelism-size=2"],
 }
 FLAGS = [
     "--bs-prefill=4",

@@ -119,6 +119,14 @@ def test_a_gpu_that_fails_while_loading_is_no_wrong_file(tmp_path: Path) -> None
     assert "not enough memory for its parameters" in str(load_error(tmp_path / "a.vmfb", ValueError(full)))
 
 
+def test_a_program_of_more_stages_than_devices_asks_for_devices(tmp_path: Path) -> None:
+    missing = "INCOMPATIBLE; HAL device `__device_{}` not found or unavailable: #hal.device.target<...>"
+    few = str(load_error(tmp_path / "a.vmfb", ValueError(missing.format(1))))
+    assert "more devices than the 1 that it is given" in few
+    assert "--device-ids" in few
+    assert "another device" in str(load_error(tmp_path / "a.vmfb", ValueError(missing.format(0))))
+
+
 def test_a_real_bytecode_version_mismatch(device: Device, folder: Path, tmp_path: Path) -> None:
     """The version, 15.0 in IREE 3.9 and 17.0 in 3.13, is the module's first u32 that reads so."""
     version = 15 if runtime_release() == OF_SHORTFIN else 17

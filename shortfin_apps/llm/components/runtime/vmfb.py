@@ -6,6 +6,7 @@ use this module.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from shortfin_apps.llm.iree_release import runtime_release
 _ZIP_MAGIC = b"PK\x03\x04"
 _FLATBUFFER_IDENTIFIER = slice(8, 12)  # after the size prefix and the root offset
 _REBUILD = "rebuild it with `shortfin-llm build`"
+_MISSING_DEVICE = re.compile(r"HAL device `__device_(\d+)` not found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,11 @@ def load_error(path: Path, error: Exception) -> ArtifactError:
         return ArtifactError(
             f"{path}: compiled by another release of IREE than {runtime_release()}, the one installed here "
             f"({reason}); {_REBUILD}"
+        )
+    if (missing := _MISSING_DEVICE.search(reason)) and (given := int(missing[1])):
+        return ArtifactError(
+            f"{path}: its pipeline stages need more devices than the {given} that it is given; give one GPU "
+            "per stage with `--device-ids`, and `--runtime shortfin`"
         )
     if "hipErrorNoBinaryForGpu" in text:
         return wrong_chip_error(path)
