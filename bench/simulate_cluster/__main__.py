@@ -1,6 +1,6 @@
 """Prefix hits and TTFT against the number of workers, for the policies of public routers.
 
-    python -m bench.simulate_cluster                     # the first tables of docs/scaling.md; 80 s of CPU time
+    python -m bench.simulate_cluster                     # docs/scaling.md; 80 s of CPU time
     python -m bench.simulate_cluster --zipf 0 --workers 10,100 --policies "round robin,cache aware"
 
 Simulated: conversations with shared prefixes, routers' rules (policies.py names their sources and versions),

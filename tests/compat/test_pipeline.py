@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_count import page_table_bytes
 from shortfin_apps.llm.components.kvcache import PrefixCache
@@ -71,12 +72,14 @@ class Observed:
 
 @needs_shortfin
 @pytest.mark.parametrize("prefix_cache", ["none", "trie"])
+@pytest.mark.parametrize("chunk_tokens", [None, 32])
 def test_tokens_equal_upstreams_alone_batched_and_repeated(
-    prefix_cache: PrefixCache, pipeline: Artifact
+    chunk_tokens: int | None, prefix_cache: PrefixCache, pipeline: Artifact
 ) -> None:
     count = min(len(case.token_ids) for case in CASES)
+    mode = DefaultModeOptions(chunk_tokens=chunk_tokens)
     with open_cpus(NUM_STAGES) as device:
-        engine = open_pipeline(device, pipeline, EngineOptions(prefix_cache=prefix_cache))
+        engine = open_pipeline(device, pipeline, EngineOptions(prefix_cache=prefix_cache, mode=mode))
         for case in CASES:
             (alone,) = generate(engine, [case.prompt_token_ids], len(case.token_ids))
             assert assert_same(alone, case.token_ids, NEAR_TIE) >= LEAST_TOKENS
