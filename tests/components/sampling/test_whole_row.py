@@ -37,6 +37,7 @@ def by_the_rule(logits: Floats, params: SamplingParams, seed: int, index: int) -
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 300),
+    st.sampled_from([0.1, 0.95, 0.99]),
     st.sampled_from([1e-30, 0.3, 1.0, 100.0]),
     st.sampled_from([1.0, 1 - 1e-12, 0.9, 0.3, 1e-300]),
     st.sampled_from([0.0, 1e-300, 0.05, 0.9, 1.0]),
@@ -44,11 +45,18 @@ def by_the_rule(logits: Floats, params: SamplingParams, seed: int, index: int) -
     st.integers(0, 2**63 - 1),
 )
 def test_the_token_is_that_of_the_rule(
-    of_logits: int, size: int, temperature: float, top_p: float, min_p: float, levels: int, seed: int
+    of_logits: int,
+    size: int,
+    banned: float,
+    temperature: float,
+    top_p: float,
+    min_p: float,
+    levels: int,
+    seed: int,
 ) -> None:
-    """With as few levels as here, many logits are equal."""
+    """With as few levels as here, many logits are equal; of most tokens banned, few are left."""
     logits = (np.random.default_rng(of_logits).integers(0, levels, size) * (8 / levels)).astype(np.float32)
-    logits[np.random.default_rng(seed).random(size) < 0.1] = -np.inf
+    logits[np.random.default_rng(seed).random(size) < banned] = -np.inf
     logits[size // 2] = 1.0
     params = params_of(temperature=temperature, top_p=top_p, min_p=min_p)
     assert drawn(logits, params, seed, 3) == by_the_rule(logits, params, seed, 3)
@@ -90,3 +98,14 @@ def test_tokens_as_likely_as_the_last_that_passes_pass_too() -> None:
     logits = np.array([1.0, 2.0, 1.0, 0.0], np.float32)
     tokens = {drawn(logits, params_of(top_p=0.61), 1, index) for index in range(200)}
     assert tokens == {0, 1, 2}
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.sampled_from([0.3, 0.9, 1.0]))
+def test_banned_tokens_make_no_difference_to_a_typical_draw(seed: int, size: int, top_p: float) -> None:
+    """The few that are left are drawn from as if there were no others."""
+    few = np.random.default_rng(seed).normal(0, 2, size).astype(np.float32)
+    places = np.sort(np.random.default_rng(seed).permutation(20 * size)[:size])
+    logits = np.full(20 * size, -np.inf, np.float32)
+    logits[places] = few
+    params = params_of(typical_p=0.6, top_p=top_p)
+    assert drawn(logits, params, seed, 1) == places[drawn(few, params, seed, 1)]

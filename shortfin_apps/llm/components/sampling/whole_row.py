@@ -13,6 +13,7 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Floats, Ints
 from shortfin_apps.llm.components.sampling.draw import draw
 from shortfin_apps.llm.components.sampling.filters import typical
+from shortfin_apps.llm.components.sampling.quick_draw import draw_quickly
 from shortfin_apps.llm.components.sampling.weights import (
     least_weight,
     mass_within,
@@ -22,23 +23,40 @@ from shortfin_apps.llm.components.sampling.weights import (
 )
 
 PART = 1 << 14  # logits whose weights are computed at once: what that takes stays in a core's cache
+FEW = 1 / 16  # of all tokens: of so many, and fewer, the weights are computed alone
 
 
 def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int, index: int) -> int:
     """The token id drawn from `logits` [V], of which `best` is the greatest and finite; token `index` of the
     output of a request with that seed."""
-    weights = _weights_of_row(logits, best, scale_of(params.temperature))
+    scale = scale_of(params.temperature)
+    if (some := _few_left(logits)) is not None:
+        return int(some[_drawn(weights_of(logits[some], best, scale), params, seed, index)])
+    is_plain = params.top_p == 1 and params.min_p == 0 and params.typical_p == 1
+    if is_plain and (token_id := draw_quickly(logits, best, scale, seed, index)) is not None:
+        return token_id
+    return _drawn(_weights_of_row(logits, best, scale), params, seed, index)
+
+
+def _few_left(logits: Floats) -> Ints | None:
+    """The tokens that are not banned; None if these are too many to be worth drawing from alone."""
+    is_left = logits > -np.inf
+    return np.flatnonzero(is_left) if np.count_nonzero(is_left) < FEW * len(logits) else None
+
+
+def _drawn(weights: Ints, params: SamplingParams, seed: int, index: int) -> int:
+    """A position in `weights`, some of which are not 0. It is the same token without those that are 0."""
     within = max(1, mass_within(share_of(params.top_p), int(weights.sum())))
     if params.typical_p < 1:
         likely = _likeliest(weights, within, least_weight(params.min_p))
         return draw(typical(likely, params.typical_p), seed, index)
     pivot = max(least_weight(params.min_p), 1) - 1
     for attempt in count():
-        token_id = draw(np.where(weights > pivot, weights, 0), seed, index, attempt)
-        pivot = int(weights[token_id])
+        place = draw(np.where(weights > pivot, weights, 0) if pivot else weights, seed, index, attempt)
+        pivot = int(weights[place])
         if params.top_p == 1 or int(weights[weights > pivot].sum()) < within:
             break
-    return token_id
+    return place
 
 
 def _likeliest(weights: Ints, within: int, least: int) -> Ints:
