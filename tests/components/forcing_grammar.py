@@ -21,8 +21,8 @@ class Keys:
     def matcher(self) -> Keys:
         return self
 
-    def allowed(self, generated: Sequence[int]) -> bytes:
-        key = self._key(generated)
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+        key = self._key([*generated, *ahead])
         allowed = [not key or i == key[0] for i in range(VOCAB)]
         return np.packbits(allowed, bitorder="little").tobytes()
 

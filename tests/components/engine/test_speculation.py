@@ -34,8 +34,9 @@ class FewTokens:
     def matcher(self) -> FewTokens:
         return self
 
-    def allowed(self, generated: Sequence[int]) -> bytes:
-        is_even = bool(generated) and generated[-1] % 2 == 0
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+        text = [*generated, *ahead]
+        is_even = bool(text) and text[-1] % 2 == 0
         allowed = [i % 3 == 0 if is_even else i % 5 != 0 for i in range(VOCAB)]
         return np.packbits(allowed, bitorder="little").tobytes()
 

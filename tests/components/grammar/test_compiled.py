@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
@@ -66,3 +70,35 @@ def test_a_grammar_that_costs_too_much_has_a_problem() -> None:
     limits = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=50_000, verbose_errors=False)
     assert "too many" in compiled("a{100000}", limits).problem()
     assert compiled("a{100}", limits).problem() == ""
+
+
+def fresh_mask(generated: Sequence[int]) -> list[int] | None:
+    """The tokens that a new matcher allows; None if it fails."""
+    try:
+        return ids(compiled("a(bab|aaa)[ab]{0,4}").matcher().allowed(generated))
+    except InvocationError:
+        return None
+
+
+@given(st.lists(st.tuples(st.lists(st.sampled_from([A, B]), max_size=4), st.integers(0, 5)), max_size=8))
+def test_tokens_that_were_proposed_are_taken_back(rounds: list[tuple[list[int], int]]) -> None:
+    """In each round some are, each behind the last, and some other tokens are chosen."""
+    matcher = compiled("a(bab|aaa)[ab]{0,4}").matcher()
+    generated: list[int] = []
+    for proposed, num_chosen in rounds:
+        for count in range(len(proposed) + 1):
+            expected = fresh_mask([*generated, *proposed[:count]])
+            if count and expected is None:
+                with pytest.raises(InvocationError, match="proposed"):
+                    matcher.allowed(generated, proposed[:count])
+            else:
+                assert ids(matcher.allowed(generated, proposed[:count])) == expected
+        for token_id in (*proposed[: num_chosen // 2], *[A] * num_chosen)[:num_chosen]:
+            if fresh_mask([*generated, token_id]) is not None:
+                generated.append(token_id)
+        if num_chosen % 2:
+            assert list(matcher.forced(generated)) == list(forced_after(generated))
+
+
+def forced_after(generated: Sequence[int]) -> Sequence[int]:
+    return compiled("a(bab|aaa)[ab]{0,4}").matcher().forced(generated)

@@ -13,7 +13,7 @@ KEY = list(range(100, 150))
 class Forcing:
     """A matcher of outputs that can only be KEY."""
 
-    def allowed(self, generated: Sequence[int]) -> bytes:
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         raise AssertionError("nothing is sampled here")
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:

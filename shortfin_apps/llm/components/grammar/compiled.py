@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
@@ -54,11 +55,12 @@ class CompiledMatcher:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._num_consumed = 0
-        self._bitmask: bytes | None = None  # of the tokens after those consumed, once it was asked for
+        self._num_consumed = 0  # tokens of the output
+        self._ahead: list[int] = []  # tokens consumed behind those, which were only proposed
+        self._bitmask: bytes | None = None  # of the tokens after all consumed, once it was asked for
 
-    def allowed(self, generated: Sequence[int]) -> bytes:
-        self._catch_up(generated)
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+        self._catch_up(generated, ahead)
         if self._bitmask is not None:
             return self._bitmask
         bitmask = self._matcher.compute_bitmask()
@@ -68,14 +70,31 @@ class CompiledMatcher:
         return bitmask
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        self._catch_up(generated)
+        self._catch_up(generated, ())
         return self._matcher.compute_ff_tokens()
 
-    def _catch_up(self, generated: Sequence[int]) -> None:
-        if len(generated) > self._num_consumed:
-            self._matcher.consume_tokens(list(generated[self._num_consumed :]))
-            self._num_consumed = len(generated)
+    def _catch_up(self, generated: Sequence[int], ahead: Sequence[int]) -> None:
+        """Consumes what is new, and takes back what was proposed and is not there. Raises InvocationError."""
+        new, ahead = list(generated[self._num_consumed :]), list(ahead)
+        num_alike = _num_alike([*new, *ahead], self._ahead)
+        if num_alike < len(self._ahead):
+            self._matcher.rollback(len(self._ahead) - num_alike)
             self._bitmask = None
+        if num_alike < len(new):
+            self._matcher.consume_tokens(new[num_alike:])
+            self._bitmask = None
+        self._num_consumed = len(generated)
+        self._ahead = ahead[: max(0, num_alike - len(new))]
+        if len(self._ahead) < len(ahead):
+            self._go_ahead(ahead)
+
+    def _go_ahead(self, ahead: list[int]) -> None:
+        """Consumes the rest of those ahead, unless they do not fit, which leaves the grammar as usable."""
+        self._bitmask = None
+        begin = len(self._ahead)
+        self._ahead = ahead[: begin + self._matcher.try_consume_tokens(ahead[begin:])]
+        if len(self._ahead) < len(ahead):
+            raise InvocationError("the grammar does not allow the tokens that were proposed")
 
 
 def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
@@ -136,3 +155,8 @@ def _limits() -> LLParserLimits:
         max_lexer_states=25_000,
         verbose_errors=False,
     )
+
+
+def _num_alike(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """The length of their longest common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))

@@ -9,12 +9,13 @@ from typing import Protocol
 class GrammarMatcher(Protocol):
     """The state of one request's output in its grammar; used by one thread at a time."""
 
-    def allowed(self, generated: Sequence[int]) -> bytes:
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
         """Which tokens may follow `generated`, all tokens of the output so far: a bit each, lowest first.
 
-        The output only grows from call to call. End-of-sequence is allowed where the output is complete, and
-        is all that is when nothing can be added. Raises InvocationError when the grammar is too complex to
-        go on.
+        The output only grows from call to call. Behind it may stand tokens `ahead`, which are only proposed:
+        the next call may be without them. End-of-sequence is allowed where the output is complete, and is all
+        that is when nothing can be added. Raises InvocationError when the grammar is too complex to go on, or
+        does not allow those ahead.
         """
         ...
 
