@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, MinToke
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
 from tests.components.engine_fixture import call
+from tests.components.sampling.grammars import Allowing
 from tests.components.sampling.reference import adjusted
 from tests.components.sampling.rows import LOGITS, SAMPLER, row
 
@@ -110,22 +110,6 @@ def test_a_nan_of_a_banned_token_is_an_error_all_the_same() -> None:
         Sampler(frozenset()).sample(row(spoiled, 2, full=True), request)
 
 
-class Allowing:
-    """A grammar, and the matcher of each request, that allows the same tokens always."""
-
-    def __init__(self, *token_ids: int) -> None:
-        self._bitmask = bytes([sum(1 << token_id for token_id in token_ids)])
-
-    def matcher(self) -> Allowing:
-        return self
-
-    def allowed(self, generated: Sequence[int]) -> bytes:
-        return self._bitmask
-
-    def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        return ()
-
-
 def test_a_grammar_leaves_the_tokens_that_it_allows() -> None:
     request = Request(call("a", [1], temperature=1.0, output_grammar=Allowing(2, 5, 7)))
     masked = OutputGrammar().apply(row(full=True), request)
@@ -141,52 +125,17 @@ def test_a_grammar_that_leaves_no_token_is_an_error() -> None:
         OutputGrammar().apply(row(full=True), request)
 
 
-@given(
-    st.lists(numbers | st.just(-np.inf), min_size=SIZE, max_size=SIZE),
-    st.sets(st.integers(0, SIZE + 1)),
-    st.integers(1, SIZE),
-)
-def test_candidates_decide_what_the_whole_row_would(values: list[float], allowed: set[int], k: int) -> None:
-    logits = np.array(values, np.float32)
-    request = Request(call("a", [1], output_grammar=Allowing(*allowed)))
-    some, everything = row(logits, k), row(logits, 0, full=True)
-    left = {token_id for token_id in allowed if token_id < SIZE and logits[token_id] > -np.inf}
-    assert SAMPLER.decides(some, request) == bool(left & set(some.token_ids.tolist()))
-    if SAMPLER.decides(some, request):
-        assert SAMPLER.sample(some, request) == SAMPLER.sample(everything, request)
-
-
-@pytest.mark.parametrize(
-    "params",
-    [{"temperature": 1.0}, {"logprobs": 0}, {"presence_penalty": 0.5}, {"bad_words": ((1,),)}],
-    ids=lambda params: next(iter(params)),
-)
-def test_candidates_do_not_decide_what_more_than_a_grammar_changes(params: dict[str, Any]) -> None:
-    bound = Request(call("a", [1], output_grammar=Allowing(1), **params))
-    assert not SAMPLER.decides(row(), bound)
-    assert not SAMPLER.decides(row(), Request(call("a", [1], **params)))
-
-
-class Failing(Allowing):
-    """Fails when it is asked."""
-
-    def allowed(self, generated: Sequence[int]) -> bytes:
-        raise InvocationError("the grammar failed")
-
-
-def test_a_grammar_that_fails_decides_nothing() -> None:
-    assert not SAMPLER.decides(row(), Request(call("a", [1], output_grammar=Failing())))
-
-
-def test_a_grammar_behind_proposed_tokens_is_not_asked_yet() -> None:
-    request = Request(call("a", [1], output_grammar=Allowing(1)))
-    assert SAMPLER.decides(row(), request)
-    assert not SAMPLER.decides(row(), request, num_ahead=1)
-
-
 def test_a_grammar_needs_whole_rows() -> None:
     free, bound = call("a", [1]).params, call("a", [1], output_grammar=Allowing(1)).params
     assert [OutputGrammar().num_lost(params, 0) for params in (free, bound)] == [0, WHOLE_ROW]
     assert not SAMPLER.suits_device(Request(call("a", [1], output_grammar=Allowing(1))))
     with pytest.raises(InvalidRequestError, match="structured_outputs"):
         Sampler(frozenset(), num_candidates=4, returns_logits=False).check(bound)
+
+
+def test_biases_of_a_token_that_is_there_twice_add_up() -> None:
+    """As in llama.cpp's list of pairs."""
+    request = Request(call("a", [1], logit_bias=((2, 3.0), (0, -1.0), (2, 3.0))))
+    assert SAMPLER.sample(row(full=True), request) == 2
+    once = Request(call("a", [1], logit_bias=((2, 3.0), (0, -1.0))))
+    assert SAMPLER.sample(row(full=True), once) == 1

@@ -231,7 +231,8 @@ class Engine:
             return drawn
         result = self._runner.run(batch)
         of_rows = self._draw(batch, result)
-        return [of_rows.get(i) or self._row(task, result, i) for i, task in enumerate(batch.tasks)]
+        ahead = _proposed_before(batch)
+        return [of_rows.get(i) or self._row(task, result, i, ahead[i]) for i, task in enumerate(batch.tasks)]
 
     def _draw(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
         """The rows of the batch whose tokens the device draws from all their logits."""
@@ -245,16 +246,18 @@ class Engine:
         token_ids = self._runner.draw(result, draws)
         return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
 
-    def _row(self, task: LlmTaskInput, result: BatchResult, index: int) -> Candidates | None:
+    def _row(
+        self, task: LlmTaskInput, result: BatchResult, index: int, ahead: Sequence[int]
+    ) -> Candidates | Drawn | None:
+        """A task's row, behind proposed tokens `ahead`; or its token, where candidates decide it."""
         if not task.completes:  # only looked at for NaN
             return result.row(index, with_logits=False) if self._runner.num_candidates else None
-        request, num_ahead = task.request, task.num_ahead
-        if not self._sampler.needs_logits(request, num_ahead):
+        if not self._sampler.needs_logits(task.request, task.num_ahead):
             return result.row(index, with_logits=False)
         if self._runner.num_candidates:
             row = result.row(index, with_logits=False)
-            if self._sampler.decides(row, request, num_ahead):
-                return row
+            if (drawn := self._sampler.decided(row, task.request, ahead)) is not None:
+                return drawn
         return result.row(index, with_logits=True)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
@@ -353,3 +356,14 @@ class Engine:
 
     def _is_eos(self, request: Request, token_id: int) -> bool:
         return token_id in self._limits.eos_token_ids and not request.call.params.ignore_eos
+
+
+def _proposed_before(batch: Batch) -> list[Sequence[int]]:
+    """For each task, the tokens of its request that are only proposed, up to its own."""
+    proposed: dict[Request, list[int]] = {}
+    before: list[Sequence[int]] = []
+    for task in batch.tasks:
+        if task.num_ahead:
+            proposed.setdefault(task.request, []).extend(task.token_ids)
+        before.append(proposed.get(task.request, ())[: task.num_ahead])
+    return before

@@ -10,19 +10,20 @@ class TokenCounts:
     """Counts of a sequence that only grows; the first `num_prompt` tokens are seen, but not counted.
 
     A step adds one token, so catching up takes no time in the length of the sequence. `token_ids` are the
-    distinct ones, and `counts` how often each was generated, both of 64 bits and by the first appearance.
+    distinct ones, and `counts` how often each was generated, both of 64 bits and by the first appearance;
+    `places` has the index of a token id there.
     """
 
     def __init__(self, num_prompt: int) -> None:
         self.token_ids, self.counts = array("q"), array("q")
         self._num_prompt = num_prompt
         self._num_read = 0
-        self._places: dict[int, int] = {}  # token id: its index in the arrays
+        self.places: dict[int, int] = {}
 
     def catch_up(self, token_ids: Sequence[int]) -> None:
         """Reads the rest of `token_ids`, which must begin with those of the last call."""
         for position in range(self._num_read, len(token_ids)):
-            place = self._places.setdefault(token_ids[position], len(self._places))
+            place = self.places.setdefault(token_ids[position], len(self.places))
             if place == len(self.token_ids):
                 self.token_ids.append(token_ids[position])
                 self.counts.append(0)

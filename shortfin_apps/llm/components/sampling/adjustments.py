@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints, ranked
 from shortfin_apps.llm.errors import InvocationError
 
 WHOLE_ROW = math.inf
 
 
 class Adjustment(ABC):
-    """A change to one row's logits. `param` is the request's field that asks for it, named in errors."""
+    """A change to one row's logits. `param` is the request's field that asks for it, named in errors.
+
+    Where a row has no `logits`, it changes the candidates alone.
+    """
 
     param: ClassVar[str]
 
@@ -31,9 +33,16 @@ class Adjustment(ABC):
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         """How many of the best candidates it may take away: 0 when it is off, so that `apply` is not called.
 
-        WHOLE_ROW when it may bring in or reorder others, so that candidates never suffice. `apply` may then
-        rely on `logits`: a request is refused if the VMFB returns none.
+        WHOLE_ROW when it may bring in or reorder others, so that candidates suffice in some steps alone
+        (`decided.py`): a request is refused if the VMFB returns no logits.
         """
+
+    def raises_any(self, params: SamplingParams) -> bool:
+        """Whether it may make a token more likely, so that one which is no candidate may become the best.
+
+        `apply` then relies on `logits`.
+        """
+        return False
 
     @abstractmethod
     def apply(self, row: Candidates, request: Request) -> Candidates:
@@ -67,8 +76,12 @@ class AllowedTokens(Adjustment):
         return 0 if params.allowed_token_ids is None else WHOLE_ROW
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
-        allowed = _within(_array_of(request.call.params.allowed_token_ids or frozenset()), row)
-        logits = _logits_of(row)
+        token_ids = request.call.params.allowed_token_ids or frozenset()
+        if row.logits is None:
+            return row.only(np.array([token_id in token_ids for token_id in row.token_ids.tolist()], bool))
+        allowed = _array_of(token_ids)
+        allowed = allowed[allowed < len(row.logits)]
+        logits = row.logits.astype(np.float32)
         only = np.full_like(logits, -np.inf)
         only[allowed] = logits[allowed]
         return whole_row(only)
@@ -95,15 +108,32 @@ class LogitBias(Adjustment):
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return WHOLE_ROW if params.logit_bias else 0
 
+    def raises_any(self, params: SamplingParams) -> bool:
+        return any(bias > 0 for _, bias in params.logit_bias)
+
     def apply(self, row: Candidates, request: Request) -> Candidates:
-        logits = _logits_of(row)
-        for token_id, bias in request.call.params.logit_bias:
-            if token_id < len(logits):
-                logits[token_id] += np.float32(bias)
-        return whole_row(logits)
+        token_ids, biases, places = _biases_of(request.call.params.logit_bias)
+        return _changed(row, token_ids, places, lambda logits, at: logits + biases[at])
 
 
-class RepetitionPenalty(Adjustment):
+class Penalty(Adjustment):
+    """A change to the logits of tokens that the request has seen."""
+
+    def apply(self, row: Candidates, request: Request) -> Candidates:
+        seen, params = request.token_counts, request.call.params
+        seen.catch_up(request.token_ids)
+
+        def penalised(logits: Floats, at: Ints) -> Floats:
+            return self._penalised(logits, np.array(seen.counts, np.int64)[at], params)
+
+        return _changed(row, seen.token_ids, seen.places, penalised)
+
+    @abstractmethod
+    def _penalised(self, logits: Floats, counts: Ints, params: SamplingParams) -> Floats:
+        """The new f32 logits of tokens that were seen, and generated as often as `counts` says."""
+
+
+class RepetitionPenalty(Penalty):
     """Makes tokens of prompt and output less likely, by a factor (arXiv:1909.05858)."""
 
     param = "repetition_penalty"
@@ -111,15 +141,15 @@ class RepetitionPenalty(Adjustment):
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return 0 if params.repetition_penalty == 1 else WHOLE_ROW
 
-    def apply(self, row: Candidates, request: Request) -> Candidates:
-        logits, penalty = _logits_of(row), np.float32(request.call.params.repetition_penalty)
-        seen = _within(_seen(request)[0], row)
-        known = logits[seen]
-        logits[seen] = np.where(known > 0, known / penalty, known * penalty)
-        return whole_row(logits)
+    def raises_any(self, params: SamplingParams) -> bool:
+        return params.repetition_penalty < 1
+
+    def _penalised(self, logits: Floats, counts: Ints, params: SamplingParams) -> Floats:
+        penalty = np.float32(params.repetition_penalty)
+        return np.where(logits > 0, logits / penalty, logits * penalty)
 
 
-class FrequencyPenalty(Adjustment):
+class FrequencyPenalty(Penalty):
     """Subtracts the `frequency_penalty` for each time that a token was generated."""
 
     param = "frequency_penalty"
@@ -127,12 +157,14 @@ class FrequencyPenalty(Adjustment):
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return WHOLE_ROW if params.frequency_penalty else 0
 
-    def apply(self, row: Candidates, request: Request) -> Candidates:
-        penalty = np.float32(request.call.params.frequency_penalty)
-        return _subtracted(row, request, lambda counts: penalty * counts.astype(np.float32))
+    def raises_any(self, params: SamplingParams) -> bool:
+        return params.frequency_penalty < 0
+
+    def _penalised(self, logits: Floats, counts: Ints, params: SamplingParams) -> Floats:
+        return logits - np.float32(params.frequency_penalty) * counts.astype(np.float32)
 
 
-class PresencePenalty(Adjustment):
+class PresencePenalty(Penalty):
     """Subtracts the `presence_penalty` from every token that was generated."""
 
     param = "presence_penalty"
@@ -140,9 +172,11 @@ class PresencePenalty(Adjustment):
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return WHOLE_ROW if params.presence_penalty else 0
 
-    def apply(self, row: Candidates, request: Request) -> Candidates:
-        penalty = np.float32(request.call.params.presence_penalty)
-        return _subtracted(row, request, lambda counts: penalty * (counts > 0))
+    def raises_any(self, params: SamplingParams) -> bool:
+        return params.presence_penalty < 0
+
+    def _penalised(self, logits: Floats, counts: Ints, params: SamplingParams) -> Floats:
+        return logits - np.float32(params.presence_penalty) * (counts > 0)
 
 
 class OutputGrammar(Adjustment):
@@ -155,10 +189,9 @@ class OutputGrammar(Adjustment):
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
         """Raises InvocationError when no token is left."""
-        bitmask = _allowed_next(request)
-        if request.call.params.greedy and (best := _first_allowed(row, bitmask)) is not None:
-            return best
-        assert row.logits is not None, "a row with a grammar is whole, if its candidates do not decide"
+        bitmask = allowed_next(request)
+        if row.logits is None:
+            return within_bitmask(row, bitmask)
         bits = np.frombuffer(bitmask, np.uint8)
         allowed = np.unpackbits(bits, count=len(row.logits), bitorder="little").view(bool)
         logits = np.where(allowed, row.logits, row.logits.dtype.type(-np.inf))
@@ -195,41 +228,25 @@ def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:
     )
 
 
-def decided_by_candidates(row: Candidates, request: Request) -> bool:
-    """Whether the request is greedy, and its grammar leaves one of the row's candidates, the next token then.
-
-    False if the grammar fails: `apply` then says so, to this request alone.
-    """
-    try:
-        return request.call.params.greedy and _first_allowed(row, _allowed_next(request)) is not None
-    except InvocationError:
-        return False
-
-
 def whole_row(logits: Floats) -> Candidates:
     """A row of which all `logits` [V] are known, and no candidates."""
     return Candidates(np.empty(0, logits.dtype), np.empty(0, np.int64), logits)
 
 
-def _allowed_next(request: Request) -> bytes:
-    """The bitmask of the tokens that the request's grammar allows next."""
+def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
+    """The bitmask of the tokens that the request's grammar allows behind those `ahead`, which are proposed.
+
+    Raises InvocationError when the grammar fails.
+    """
     assert request.matcher is not None, "made with the request"
-    return request.matcher.allowed(request.token_ids[len(request.call.prompt_token_ids) :])
+    return request.matcher.allowed(request.token_ids[len(request.call.prompt_token_ids) :], ahead)
 
 
-def _first_allowed(row: Candidates, bitmask: bytes) -> Candidates | None:
-    """The best of the row's candidates that is allowed, alone; None if none is."""
-    for place, token_id in enumerate(row.token_ids.tolist()):
-        byte, bit = divmod(token_id, 8)
-        if byte < len(bitmask) and bitmask[byte] >> bit & 1 and row.values[place] > -np.inf:
-            return Candidates(row.values[place : place + 1], row.token_ids[place : place + 1], None)
-    return None
-
-
-def _logits_of(row: Candidates) -> npt.NDArray[np.float32]:
-    """A copy of the row's logits [V], in the type in which penalties are computed."""
-    assert row.logits is not None, "a request that needs logits was admitted to a VMFB without them"
-    return row.logits.astype(np.float32)
+def within_bitmask(row: Candidates, bitmask: bytes) -> Candidates:
+    """The row's candidates whose bits are set."""
+    octets, bits = np.divmod(row.token_ids, 8)
+    known = np.frombuffer(bitmask, np.uint8)
+    return row.only((known.take(octets, mode="clip") >> bits & 1 == 1) & (octets < len(known)))
 
 
 @lru_cache(maxsize=256)
@@ -238,27 +255,50 @@ def _array_of(token_ids: frozenset[int]) -> Ints:
     return np.fromiter(token_ids, np.int64)
 
 
-def _seen(request: Request) -> tuple[Ints, Ints]:
-    """The distinct tokens of prompt and output, and how often each was generated."""
-    counts = request.token_counts
-    counts.catch_up(request.token_ids)
-    return np.array(counts.token_ids, np.int64), np.array(counts.counts, np.int64)
+@lru_cache(maxsize=256)
+def _biases_of(pairs: tuple[tuple[int, float], ...]) -> tuple[list[int], Floats, dict[int, int]]:
+    """The distinct tokens of a `logit_bias`, their f32 biases, and the place of each token.
+
+    Biases of a token that is there twice add up.
+    """
+    sums: dict[int, float] = {}
+    for token_id, bias in pairs:
+        sums[token_id] = sums.get(token_id, 0.0) + bias
+    places = {token_id: place for place, token_id in enumerate(sums)}
+    return list(sums), np.array(list(sums.values()), np.float32), places
 
 
-def _within(token_ids: Ints, row: Candidates) -> Ints:
-    """Those that have a logit: a tokenizer may know tokens that the model does not."""
-    assert row.logits is not None
-    return token_ids[token_ids < len(row.logits)]
+def _changed(
+    row: Candidates,
+    token_ids: Sequence[int],
+    places: Mapping[int, int],
+    change: Callable[[Floats, Ints], Floats],
+) -> Candidates:
+    """The row with new logits for those of the distinct `token_ids` that are in it, in f32.
+
+    `change` makes them of the old ones and the tokens' indices in `token_ids`, which `places` has by token.
+    """
+    if row.logits is None:
+        found = np.array([places.get(token_id, -1) for token_id in row.token_ids.tolist()], np.int64)
+        among, at = np.flatnonzero(found >= 0), found[found >= 0]
+        values = row.values.astype(np.float32)
+        values[among] = change(values[among], at)
+        return ranked(values, row.token_ids)
+    logits, everywhere = row.logits.astype(np.float32), np.array(token_ids, np.int64)
+    at = np.flatnonzero(everywhere < len(logits))  # a tokenizer may know tokens that the model does not
+    among = everywhere[at]
+    logits[among] = change(logits[among], at)
+    return whole_row(logits)
 
 
 def _without(row: Candidates, banned: Sequence[int]) -> Candidates:
     """The row in which the `banned` tokens cannot be chosen."""
-    allowed = ~np.isin(row.token_ids, banned)
-    logits = row.logits
-    if logits is not None:
-        logits = logits.copy()
-        logits[[token_id for token_id in banned if token_id < len(logits)]] = -np.inf
-    return Candidates(row.values[allowed], row.token_ids[allowed], logits)
+    left = row.only(~np.isin(row.token_ids, banned))
+    if row.logits is None:
+        return left
+    logits = row.logits.copy()
+    logits[[token_id for token_id in banned if token_id < len(logits)]] = -np.inf
+    return Candidates(left.values, left.token_ids, logits)
 
 
 def _has_generated(request: Request, tokens: tuple[int, ...]) -> bool:
@@ -268,12 +308,3 @@ def _has_generated(request: Request, tokens: tuple[int, ...]) -> bool:
         count <= request.num_generated
         and tuple(request.token_ids[len(request.token_ids) - count :]) == tokens
     )
-
-
-def _subtracted(row: Candidates, request: Request, penalties: Callable[[Ints], Floats]) -> Candidates:
-    """The row less the penalties of the tokens seen, computed from how often each was generated."""
-    logits = _logits_of(row)
-    seen, counts = _seen(request)
-    known = seen < len(logits)
-    logits[seen[known]] -= penalties(counts[known])
-    return whole_row(logits)

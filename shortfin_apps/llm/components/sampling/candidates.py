@@ -43,6 +43,14 @@ class Candidates:
         assert self.logits is not None, "neither candidates nor logits"
         return int(self.logits.argmax())
 
+    def first(self, count: int) -> Candidates:
+        """The best `count` candidates, without `logits`."""
+        return Candidates(self.values[:count], self.token_ids[:count], None)
+
+    def only(self, kept: npt.NDArray[np.bool]) -> Candidates:
+        """The candidates that are `kept` [K], without `logits`."""
+        return Candidates(self.values[kept], self.token_ids[kept], None)
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -53,6 +61,12 @@ class Drawn:
     @property
     def is_finite(self) -> bool:
         return self.token_id >= 0
+
+
+def ranked(values: Floats, token_ids: Ints) -> Candidates:
+    """These tokens as candidates, without logits: best first, the lower id first of equals."""
+    order = np.lexsort((token_ids, -values))
+    return Candidates(values[order], token_ids[order], None)
 
 
 def leading(values: Floats, count: int) -> Ints:

@@ -7,13 +7,16 @@ logits, unless the device can draw from them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, adjustments, decided_by_candidates
+from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, Adjustment, adjustments
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, Floats, leading
+from shortfin_apps.llm.components.sampling.decided import deciding_candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import kept
@@ -74,23 +77,28 @@ class Sampler:
             )
 
     def needs_logits(self, request: Request, num_ahead: int = 0) -> bool:
-        """Whether the host needs the row's logits for the next token; False where the VMFB has none.
+        """Whether the host needs the row's logits for the next token, unless the candidates `decided` it.
 
-        `num_ahead` tokens, which are only proposed, stand before that token.
+        False where the VMFB has none. `num_ahead` tokens, which are only proposed, stand before that token.
         """
         is_short = self._num_needed(request, num_ahead) > self._num_candidates
         return self._returns_logits and is_short and not self.is_drawn_from_row(request, num_ahead)
 
-    def decides(self, row: Candidates, request: Request, num_ahead: int = 0) -> bool:
-        """Whether a row without logits, for which `needs_logits`, is enough all the same.
+    def decided(self, row: Candidates, request: Request, ahead: Sequence[int] = ()) -> Drawn | None:
+        """The next token, if the candidates of a row without logits decide it, for which `needs_logits`.
 
-        It is where a grammar alone changes a greedy choice, and allows one of the candidates.
+        It is the one that `sample` would choose from the whole row, behind tokens `ahead`, which are only
+        proposed.
         """
         params = request.call.params
-        if num_ahead or params.logprobs is not None or params.output_grammar is None:
-            return False
-        adjusting = [a for a in self._adjustments if a.num_lost(params, request.num_generated)]
-        return len(adjusting) == 1 and decided_by_candidates(row, request)
+        if params.logprobs is not None or not row.is_finite:
+            return None
+        index = request.num_generated + len(ahead)
+        try:
+            left = deciding_candidates(row, request, self._active(params, index), ahead)
+        except InvocationError:  # `sample` raises it again, to this request alone
+            return None
+        return None if left is None else Drawn(_chosen(left, request, index))
 
     def is_drawn_from_row(self, request: Request, num_ahead: int = 0) -> bool:
         """Whether the device draws that token, from the whole row that an entry has left there."""
@@ -117,19 +125,15 @@ class Sampler:
         """The next token id. Raises InvocationError when the logits are not finite."""
         if isinstance(row, Drawn):
             return row.token_id
-        params, computed = request.call.params, row
-        for adjustment in self._adjustments:
-            if adjustment.num_lost(params, request.num_generated):
-                row = adjustment.apply(row, request)
-        best = row.best
-        if not np.isfinite(best):
+        computed = row
+        for adjustment in self._active(request.call.params, request.num_generated):
+            row = adjustment.apply(row, request)
+        if not row.is_finite:
             raise InvocationError(NO_TOKEN_LEFT if computed.is_finite else NOT_FINITE)
-        if params.greedy:
-            return row.best_token_id
-        if row.logits is not None and not params.top_k:
-            return draw_from_row(row.logits, best, params, request.seed, request.num_generated)
-        token_ids, weights = kept(row, best, params)
-        return int(token_ids[draw(weights, request.seed, request.num_generated)])
+        return _chosen(row, request, request.num_generated)
+
+    def _active(self, params: SamplingParams, num_generated: int) -> list[Adjustment]:
+        return [each for each in self._adjustments if each.num_lost(params, num_generated)]
 
     def _is_plain(self, request: Request, num_ahead: int = 0) -> bool:
         """Whether the next token takes no more than the filters and the draw that devices know."""
@@ -143,6 +147,17 @@ class Sampler:
             return WHOLE_ROW
         num_kept = 1 if params.greedy else params.top_k or WHOLE_ROW
         return num_kept + sum(a.num_lost(params, num_generated) for a in self._adjustments)
+
+
+def _chosen(row: Candidates, request: Request, index: int) -> int:
+    """The token `index` of the output, from a row after its adjustments, which is finite."""
+    params = request.call.params
+    if params.greedy or (row.logits is None and len(row.token_ids) == 1):
+        return row.best_token_id
+    if row.logits is not None and not params.top_k:
+        return draw_from_row(row.logits, row.best, params, request.seed, index)
+    token_ids, weights = kept(row, row.best, params)
+    return int(token_ids[draw(weights, request.seed, index)])
 
 
 def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:

@@ -1,0 +1,71 @@
+"""Rows that their candidates decide, although an adjustment may change any of their logits.
+
+What only makes tokens less likely leaves those that are no candidates at most as likely as the last candidate
+was, and behind it where they are equal. So the candidates that stay ahead of that are the best of the whole
+row, and its logits are not fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.sampling.adjustments import (
+    Adjustment,
+    OutputGrammar,
+    allowed_next,
+    within_bitmask,
+)
+from shortfin_apps.llm.components.sampling.candidates import Candidates
+
+FEW = 8  # candidates more than are sampled from, which are tried first: they mostly decide, in half the time
+
+
+def deciding_candidates(
+    row: Candidates, request: Request, adjustments: Sequence[Adjustment], ahead: Sequence[int] = ()
+) -> Candidates | None:
+    """The row's candidates after the `adjustments`, if those sampled from are the best of the whole row.
+
+    Behind tokens `ahead`, which are only proposed, nothing but a grammar is followed. None where the whole
+    row is needed. Raises InvocationError when the grammar fails.
+    """
+    others = [each for each in adjustments if not isinstance(each, OutputGrammar)]
+    if ahead and others:
+        return None
+    bitmask = allowed_next(request, ahead) if len(others) < len(adjustments) else None
+    if bitmask is not None and not others and (forced := _only_token(bitmask)) is not None:
+        return forced
+    params = request.call.params
+    num_sampled = 1 if params.greedy else params.top_k
+    if not num_sampled or any(each.raises_any(params) for each in others):
+        return None
+    for some in (row.first(num_sampled + FEW), row):
+        left = some
+        for each in others:
+            left = each.apply(left, request)
+        left = left if bitmask is None else within_bitmask(left, bitmask)
+        if _are_best(left, num_sampled, some):
+            return left
+    return None
+
+
+def _only_token(bitmask: bytes) -> Candidates | None:
+    """The token that the bitmask has alone, whatever its logit; None if it has more."""
+    octets = np.frombuffer(bitmask, np.uint8)
+    where = np.flatnonzero(octets)
+    if len(where) != 1 or (octet := int(octets[where[0]])) & (octet - 1):
+        return None
+    return Candidates(np.zeros(1, np.float32), where * 8 + octet.bit_length() - 1, None)
+
+
+def _are_best(left: Candidates, count: int, row: Candidates) -> bool:
+    """Whether the first `count` of those `left` come before every token that is no candidate of the row."""
+    if len(left.values) < count:
+        return False
+    last, least = left.values[count - 1], row.values[-1]
+    if last == least:  # equals are in the order of ids: a candidate that it was changed to may come too late
+        last_token_id = left.token_ids[count - 1]
+        return bool(last > -np.inf and row.values[row.token_ids == last_token_id][0] == least)
+    return bool(last > least)
