@@ -34,6 +34,8 @@ from tests.scripted_server import (
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PARIS = {"choices": [{"text": " Paris", "finish_reason": "stop"}], "usage": usage(5, 1)}
 FULL = {"error": {"message": "full", "param": None}}
+# What a gateway sends when the connection to its worker breaks; `[DONE]` follows.
+WORKER_DIED = event({"error": {"type": "stream_error", "message": "stream error: connection reset"}})
 QUESTION = [{"role": "user", "content": "Hello"}]
 
 
@@ -164,6 +166,14 @@ async def test_cancelling_a_reader_disconnects(client: LlmClient, server: Script
     ("pieces", "kind", "words"),
     [
         ([completion_event("a")], ConnectionFailedError, "broke"),
+        ([], ConnectionFailedError, "broke"),
+        ([DONE], ConnectionFailedError, "broke"),
+        ([completion_event("a"), DONE], ConnectionFailedError, "broke"),
+        ([completion_event("a", "stop")], ConnectionFailedError, "broke"),
+        ([completion_event("a", "stop"), usage_event(1, 1)], ConnectionFailedError, "broke"),
+        ([completion_event("a"), WORKER_DIED, DONE], ServerError, "stream error"),
+        ([WORKER_DIED, DONE], ServerError, "stream error"),
+        ([completion_event("a", "stop"), WORKER_DIED, DONE], ServerError, "stream error"),
         ([completion_event("a"), event({"error": {"message": "device lost"}})], ServerError, "device lost"),
         ([b"data: {\n\n"], ServerError, "not JSON"),
         ([b"data: 3\n\n"], ServerError, "no completion chunk"),

@@ -182,21 +182,26 @@ class LlmClient:
         return parse_generation(await self._json("POST", path, body))
 
     async def _stream(self, path: str, body: dict[str, object]) -> AsyncGenerator[Chunk, None]:
+        """Raises ConnectionFailedError after a stream that lacks a finish reason or `[DONE]`.
+
+        Both are needed: a router may end the stream of a worker that died with `[DONE]`, and a connection
+        may break behind the finish reason.
+        """
         streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
-        complete = False
+        finished = done = False
         async with (
             self._open("POST", path, streamed) as response,
             aclosing(EventSource(response).aiter_sse()) as events,
         ):
             async for event in events:
                 if event.data == "[DONE]":
-                    complete = True
+                    done = True
                     continue  # read to the end, so that the connection can be reused
                 chunk = _chunk(event.data)
-                complete = complete or chunk.finish_reason is not None
+                finished = finished or chunk.finish_reason is not None
                 if chunk != _EMPTY:  # empty: the assistant's role, before its first text
                     yield chunk
-        if not complete:
+        if not (finished and done):
             raise self._broken()
 
     async def _json(self, method: str, path: str, body: dict[str, object] | None = None) -> Any:
