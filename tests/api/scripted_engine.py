@@ -83,6 +83,8 @@ class ScriptedEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
+            page_tokens=16,
+            shares_prefixes=True,
             num_waiting=1,
             num_running=2,
             pages=CacheUsage(total=10, free=5, cached=1, leased=4),

@@ -96,6 +96,15 @@ async def test_engine_counters_are_read_when_scraped() -> None:
     assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 11
 
 
+async def test_the_cache_is_described_in_labels() -> None:
+    """llm-d's router reads these two labels as decimal numbers."""
+    metrics = ServerMetrics("m")
+    metrics.watch(ScriptedEngine(lambda call: iter(())))
+    labels = {"block_size": "16", "num_gpu_blocks": "10", "enable_prefix_caching": "True"}
+    assert value(metrics, "vllm:cache_config_info", **labels) == 1
+    assert metrics.exposition().count(b"\nvllm:cache_config_info{") == 1
+
+
 class Speculating(ScriptedEngine):
     def stats(self) -> EngineStats:
         return replace(

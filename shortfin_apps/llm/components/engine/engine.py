@@ -143,6 +143,8 @@ class Engine:
     def stats(self) -> EngineStats:
         return EngineStats(
             **vars(self._counters),
+            page_tokens=self._cache.stride,
+            shares_prefixes=self._cache.shares_prefixes,
             num_waiting=len(self._scheduler.waiting),
             num_running=len(self._scheduler.running),
             pages=self._cache.usage(),

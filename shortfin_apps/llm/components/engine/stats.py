@@ -46,6 +46,8 @@ class EngineCounters:
 class EngineStats(EngineCounters):
     """A copy of the counters, and the gauges of the same moment, for other threads to read."""
 
+    page_tokens: int  # tokens of a page
+    shares_prefixes: bool  # whether the cache does
     num_waiting: int
     num_running: int
     pages: CacheUsage

@@ -142,6 +142,7 @@ class _EngineCollector(Collector):
             yield self._family(GaugeMetricFamily(name, help_text), gauge)
         for name, help_text, count in _counters(stats):
             yield self._family(CounterMetricFamily(name, help_text), count)
+        yield self._cache_config(stats)
         yield from self._entries(sorted(stats.entries.items()))
         yield self._patches(stats.plans)
         by_source = CounterMetricFamily("vllm:prompt_tokens_by_source", "Prompt tokens, by origin")
@@ -152,6 +153,17 @@ class _EngineCollector(Collector):
             labels = {**self._labels, "source": source}
             by_source.add_sample("vllm:prompt_tokens_by_source_total", labels, count)
         yield by_source
+
+    def _cache_config(self, stats: EngineStats) -> Metric:
+        """vLLM's information about the cache, from whose labels routers size their models of it."""
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, by its labels; always 1")
+        labels = {
+            "block_size": str(stats.page_tokens),
+            "num_gpu_blocks": str(stats.pages.total),
+            "enable_prefix_caching": str(stats.shares_prefixes),
+        }
+        family.add_sample(family.name, {**self._labels, **labels}, 1)
+        return family
 
     def _entries(self, entries: Sequence[tuple[str, EntryCounts]]) -> Iterator[Metric]:
         labels = [*self._labels, "entry"]
