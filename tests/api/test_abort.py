@@ -91,3 +91,16 @@ async def test_a_key_aborts_its_own_requests_and_an_admin_key_any() -> None:
     assert counts == [0, 1, 1]
     harness.engine.gate.set()
     await answer
+
+
+async def test_a_gateways_tenant_aborts_its_own_requests() -> None:
+    harness = blocked_harness(KeyRing(gateway_keys=["gate"]))
+    alice, bob = ({"Authorization": "Bearer gate", "X-Tenant": name} for name in ("alice", "bob"))
+    answer = await send(harness, "/generate", {"text": "a", "rid": "x"}, **alice)
+    counts = [
+        (await harness.client.post("/abort", json={"rid": "x"}, headers=headers)).json()["aborted"]
+        for headers in (bob, alice)
+    ]
+    assert counts == [0, 1]
+    harness.engine.gate.set()
+    await answer

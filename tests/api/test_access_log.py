@@ -258,6 +258,16 @@ async def test_the_logged_tenant_of_a_key_is_the_schedulers(caplog: pytest.LogCa
     assert tenants[0] == harness.engine.calls[0].terms.tenant
 
 
+async def test_a_gateways_tenants_are_logged_as_hashes(caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness(keys=KeyRing(gateway_keys=["gate"]))
+    for name in ("alice", "bob", "alice"):
+        headers = {"Authorization": "Bearer gate", "X-Tenant": name}
+        await harness.client.post("/generate", json={"text": "a"}, headers=headers)
+    alice, bob, again = [line["tenant"] for line in lines(caplog)]
+    assert alice == again != bob
+    assert "alice" not in str(lines(caplog))
+
+
 HOSTILE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=60)
 
 

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from shortfin_apps.llm.api.auth import ANONYMOUS, OPEN_PATHS, KeyRing
 from tests.api.harness import Harness
 
-KEYS = KeyRing(["first", "second"], ["root"])
+KEYS = KeyRing(["first", "second"], ["root"], ["gate"])
 GENERATE = {"text": "a"}
 
 
@@ -74,7 +74,7 @@ def test_every_key_is_compared_in_constant_time(key: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     KEYS.caller(key)
-    assert lengths == [(32, 32)] * 3
+    assert lengths == [(32, 32)] * 4
 
 
 def test_a_tenant_reveals_nothing_about_its_key() -> None:
@@ -107,3 +107,80 @@ async def test_tenants_never_share_a_prefix() -> None:
 def test_without_keys_the_clients_salt_is_used() -> None:
     assert ANONYMOUS.cache_salt("s") == "s"
     assert ANONYMOUS.cache_salt(None) is None
+
+
+GATEWAYS = KeyRing(["direct"], ["root"], ["gate", "new-gate"])
+
+
+def tenant(name: str, key: str = "gate") -> dict[str, str]:
+    return {**bearer(key), "X-Tenant": name}
+
+
+async def calls_of(headers: dict[str, str], harness: Harness, **body: str) -> set[tuple[str, str | None]]:
+    """The tenant and the salt with which a caller's prompts reach the engine, by each route."""
+    harness.engine.calls.clear()
+    bodies: dict[str, dict[str, object]] = {
+        "/generate": {"text": "a"},
+        "/v1/completions": {"prompt": "a"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    }
+    for path, fields in bodies.items():
+        response = await harness.client.post(path, json={**fields, **body}, headers=headers)
+        assert response.status_code == 200
+    assert len(harness.engine.calls) == len(bodies)
+    return {(call.terms.tenant, call.cache_salt) for call in harness.engine.calls}
+
+
+async def test_a_gateways_tenants_have_shares_and_pages_of_their_own() -> None:
+    harness = Harness(keys=GATEWAYS)
+    [(alice, salt)] = await calls_of(tenant("alice"), harness)
+    [(bob, other_salt)] = await calls_of(tenant("bob"), harness)
+    assert (alice, bob) == ("alice", "bob")
+    assert None not in (salt, other_salt)
+    assert salt != other_salt
+    assert "alice" not in str(salt)
+    assert await calls_of(tenant("alice", "new-gate"), harness) == {(alice, salt)}
+
+
+async def test_a_tenant_cannot_become_another_by_its_body() -> None:
+    """The salt that a client chooses comes behind a digest of fixed length."""
+    harness = Harness(keys=GATEWAYS)
+    [(_, victims)] = await calls_of(tenant("alice:x"), harness)
+    for salt in ("x:", ":x", f"{victims}", "x"):
+        [(name, found)] = await calls_of(tenant("alice"), harness, cache_salt=salt, user="alice:x")
+        assert (name, found == victims) == ("alice", False)
+
+
+@pytest.mark.parametrize("key", ["direct", "root"])
+async def test_another_keys_tenant_header_changes_nothing(key: str) -> None:
+    harness = Harness(keys=GATEWAYS)
+    assert await calls_of(tenant("alice", key), harness) == await calls_of(bearer(key), harness)
+
+
+async def test_a_gateway_key_closes_the_server_to_callers_without_one() -> None:
+    harness = Harness(keys=KeyRing(gateway_keys=["gate"]))
+    for headers in ({}, {"X-Tenant": "alice"}, tenant("alice", "wrong")):
+        response = await harness.client.post("/generate", json=GENERATE, headers=headers)
+        assert response.status_code == 401
+    assert harness.engine.calls == []
+
+
+@pytest.mark.parametrize(
+    "named", [[], [""], [" "], ["a", "b"], ["alice", "alice"], ["a,b"], ["a b"], ["é"], ["x" * 257]]
+)
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/abort"])
+async def test_a_gateway_that_does_not_name_one_tenant_is_refused(named: list[str], path: str) -> None:
+    harness = Harness(keys=GATEWAYS)
+    headers = [(b"Authorization", b"Bearer gate"), *((b"X-Tenant", name.encode()) for name in named)]
+    body = {"prompt": "a", "text": "a", "rid": "a", "messages": [{"role": "user", "content": "a"}]}
+    response = await harness.client.post(path, json=body, headers=headers)
+    assert (response.status_code, "X-Tenant" in response.text) == (400, True)
+    assert harness.engine.calls == []
+
+
+async def test_a_gateway_asks_for_models_and_metrics_in_its_own_name() -> None:
+    harness = Harness(keys=GATEWAYS)
+    for path in ("/v1/models", "/metrics", "/health", "/ready", "/server_info"):
+        assert (await harness.client.get(path, headers=bearer("gate"))).status_code == 200
+        assert (await harness.client.head(path, headers=bearer("gate"))).status_code == 200
+    assert (await harness.client.post("/flush_cache", headers=tenant("alice"))).status_code == 403

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError, flag
-from shortfin_apps.llm.server.keys import read_keys
+from shortfin_apps.llm.server.config import KEY_FILES, KEYS, ServerConfig, ServerConfigError, flag
+from shortfin_apps.llm.server.keys import key_ring, read_keys
 from tests.server.settings import parse
 
 
@@ -44,14 +44,12 @@ def test_an_empty_key_is_refused() -> None:
         read_keys(parse("DIR", "--api-key", ",").api_key, None)
 
 
-KEY_SETTINGS = ("api_key", "admin_api_key", "api_key_file", "admin_api_key_file")
+KEY_SETTINGS = (*KEYS, *KEY_FILES)
 
 
 def keys_of(config: ServerConfig) -> list[str]:
-    return [
-        *read_keys(config.api_key, config.api_key_file),
-        *read_keys(config.admin_api_key, config.admin_api_key_file),
-    ]
+    given = ((getattr(config, name), getattr(config, f"{name}_file")) for name in KEYS)
+    return [key for keys, path in given for key in read_keys(keys, path)]
 
 
 @pytest.mark.parametrize("setting", KEY_SETTINGS)
@@ -93,3 +91,24 @@ def test_an_empty_key_flag_is_refused(
 def test_one_empty_key_flag_among_several_is_refused() -> None:
     with pytest.raises(ServerConfigError, match="`--api-key`"):
         parse("DIR", "--api-key", "k", "--api-key", "")
+
+
+def test_each_role_has_its_keys(tmp_path: Path) -> None:
+    path = tmp_path / "gateway"
+    path.write_text("g2\n")
+    flags = ("--api-key", "k", "--admin-api-key", "a", "--gateway-key", "g1", "--gateway-key-file", str(path))
+    keys = key_ring(parse("DIR", *flags))
+    roles = {}
+    for key in ("k", "a", "g1", "g2"):
+        caller = keys.caller(key)
+        assert caller is not None
+        roles[key] = (caller.is_admin, caller.is_gateway)
+    assert roles == {"k": (False, False), "a": (True, False), "g1": (False, True), "g2": (False, True)}
+    assert keys.caller("g3") is None
+
+
+@pytest.mark.parametrize("role", ["--api-key", "--admin-api-key"])
+def test_a_gateway_key_with_a_second_role_is_refused(role: str) -> None:
+    with pytest.raises(ServerConfigError, match="key of its own") as caught:
+        key_ring(parse("DIR", "--gateway-key", "hush", role, "hush"))
+    assert "hush" not in str(caught.value)

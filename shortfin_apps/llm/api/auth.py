@@ -1,4 +1,7 @@
-"""API keys, needed for all routes but health checks, and admin keys, needed for a few routes.
+"""API keys, needed for all routes but health checks, admin keys, needed for a few routes, and gateway keys.
+
+A gateway's requests are those of its tenants, whom it names in the header `X-Tenant`; of other callers with a
+key, that header says nothing.
 
 Keys are stored as HMACs under a secret of this process, so that the digest which identifies a caller in the
 prefix cache and the queue reveals nothing about the key.
@@ -7,9 +10,10 @@ prefix cache and the queue reveals nothing about the key.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -17,47 +21,84 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import ForbiddenError, UnauthorizedError, error_response
+from shortfin_apps.llm.errors import InvalidRequestError
 
 OPEN_PATHS = frozenset({"/health", "/ready"})  # for load balancers, which have no key
 SCHEME = "bearer"
+TENANT_HEADER = "X-Tenant"
+TENANT = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,256}")  # no comma, by which proxies join two headers
+WITHOUT_TENANT = frozenset({"GET", "HEAD", "OPTIONS"})  # methods of a gateway's own requests
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request. `tenant` is "" if the server has no API keys."""
+    """The sender of a request.
+
+    `tenant` is who gets the service; "" if the server needs no key. `digest` identifies the tenant without
+    its name, for the log and the cache; its length is fixed.
+    """
 
     tenant: str
-    is_admin: bool
+    digest: str
+    is_admin: bool = False
+    is_gateway: bool = False
 
     def cache_salt(self, requested: str | None) -> str | None:
         """The salt of the caller's prompts: tenants never share pages, even with equal requested salts."""
-        return f"{self.tenant}:{requested or ''}" if self.tenant else requested
+        return f"{self.digest}:{requested or ''}" if self.digest else requested
 
 
-ANONYMOUS = Caller(tenant="", is_admin=False)
+ANONYMOUS = Caller(tenant="", digest="")
 
 
 class KeyRing:
-    """A server's keys. Without API keys everybody may call; without admin keys nobody is an admin."""
+    """A server's keys. Without API keys and gateway keys everybody may call.
 
-    def __init__(self, keys: Iterable[str] = (), admin_keys: Iterable[str] = ()) -> None:
+    Without admin keys nobody is an admin.
+    """
+
+    def __init__(
+        self, keys: Iterable[str] = (), admin_keys: Iterable[str] = (), gateway_keys: Iterable[str] = ()
+    ) -> None:
         self._secret = secrets.token_bytes(32)
         self._keys = tuple(map(self._digest, keys))
         self._admin_keys = tuple(map(self._digest, admin_keys))
+        self._gateway_keys = tuple(map(self._digest, gateway_keys))
 
     @property
     def required(self) -> bool:
         """Whether callers need a key."""
-        return bool(self._keys)
+        return bool(self._keys or self._gateway_keys)
 
     def caller(self, key: str) -> Caller | None:
         """The caller with this key; None if the key is unknown. Takes the same time for every key."""
         digest = self._digest(key)
         is_admin = _is_among(digest, self._admin_keys)
+        is_gateway = _is_among(digest, self._gateway_keys)
         is_known = _is_among(digest, self._keys)
-        if is_admin or is_known:
-            return Caller(digest.hex()[:16], is_admin)
+        if is_admin or is_gateway or is_known:
+            name = _short(digest)
+            return Caller(name, name, is_admin, is_gateway)
         return None if self.required else ANONYMOUS
+
+    def tenant_of(self, gateway: Caller, headers: Headers, method: str) -> Caller:
+        """The tenant whose request the gateway passes on; the gateway itself for a GET that names none.
+
+        Gateways with different keys name the same tenants. Raises InvalidRequestError if the tenant is not
+        named as it must be: in one header, as a gateway that adds a second one passes on a name that its
+        client chose.
+        """
+        named = headers.getlist(TENANT_HEADER)
+        if not named and method in WITHOUT_TENANT:
+            return gateway
+        if len(named) != 1 or not TENANT.fullmatch(named[0]):
+            raise InvalidRequestError(
+                f"a request with a gateway key needs one header `{TENANT_HEADER}` that names its tenant in "
+                "1 to 256 visible ASCII characters without commas; let it replace its client's header",
+                TENANT_HEADER,
+            )
+        # No key has a space, so the digest is none of a key.
+        return replace(gateway, tenant=named[0], digest=_short(self._digest(f"tenant {named[0]}")))
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode("utf-8", "surrogatepass"), "sha256")
@@ -73,14 +114,21 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        caller = self._keys.caller(_bearer(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        caller = self._keys.caller(_bearer(headers))
         if caller is None and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
             error = UnauthorizedError("an API key is needed: send `Authorization: Bearer KEY`")
             await error_response(Request(scope), error)(scope, receive, send)
             return
+        if caller is not None and caller.is_gateway:
+            try:
+                caller = self._keys.tenant_of(caller, headers, scope["method"])
+            except InvalidRequestError as error:
+                await error_response(Request(scope), error)(scope, receive, send)
+                return
         scope["state"]["caller"] = caller or ANONYMOUS
         if caller is not None:
-            access_of(Request(scope)).tenant = caller.tenant or None
+            access_of(Request(scope)).tenant = caller.digest or None
         await self._app(scope, receive, send)
 
 
@@ -98,6 +146,10 @@ def require_admin(request: Request) -> None:
 def _bearer(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == SCHEME else ""
+
+
+def _short(digest: bytes) -> str:
+    return digest.hex()[:16]
 
 
 def _is_among(digest: bytes, known: Iterable[bytes]) -> bool:

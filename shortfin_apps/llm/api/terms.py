@@ -5,15 +5,13 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from shortfin_apps.llm.api.access_log import access_of
-from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.auth import TENANT_HEADER, caller_of
 from shortfin_apps.llm.api.schema import ServingFields
 from shortfin_apps.llm.components.request.messages import Terms
 
-TENANT_HEADER = "X-Tenant"
-
 
 def terms_of(body: ServingFields, request: Request) -> Terms:
-    """The tenant is that of the API key; without keys, the `X-Tenant` header or else the body's `user`.
+    """The tenant is the caller's; without keys, the `X-Tenant` header or else the body's `user`.
 
     Raises InvalidRequestError naming the field.
     """

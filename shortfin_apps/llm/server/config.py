@@ -28,9 +28,9 @@ from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.errors import LlmError
 
 ENV_PREFIX = "SHORTFIN_LLM_"
-SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
-KEYS = ("api_key", "admin_api_key")
-KEY_FILES = ("api_key_file", "admin_api_key_file")
+KEYS = ("api_key", "admin_api_key", "gateway_key")
+SECRETS = (*KEYS, "ssl_keyfile_password")
+KEY_FILES = ("api_key_file", "admin_api_key_file", "gateway_key_file")
 DEFAULT_LIMITS = Limits()
 # What `serve SOURCE` passes on to `build`, beside the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
@@ -119,6 +119,12 @@ class ServerConfig(BaseSettings):
         (), description="key that also allows /abort_all, /flush_cache and /log_level; repeatable"
     )
     admin_api_key_file: Path | None = Field(None, description="file with more admin keys, one a line")
+    gateway_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (),
+        description="key of a gateway, whose requests name their tenant in the header X-Tenant, which is "
+        "believed of no other key; repeatable",
+    )
+    gateway_key_file: Path | None = Field(None, description="file with more gateway keys, one a line")
     cors_origin: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origin whose pages may call from a browser, or *; repeatable (default: none)"
     )

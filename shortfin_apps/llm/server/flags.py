@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import SecretStr
 
-from shortfin_apps.llm.server.config import ServerConfig, flag
+from shortfin_apps.llm.server.config import KEYS, ServerConfig, flag
 from shortfin_apps.llm.server.config_sources import load, read_yaml
 from shortfin_apps.llm.server.other_names import OTHER_NAMES, UPSTREAM_IGNORED, Note, note_ignored
 
 logger = logging.getLogger(__name__)
 
-REPEATED = ("api_key", "admin_api_key", "cors_origin")  # flags that take one value each time
+REPEATED = (*KEYS, "cors_origin")  # flags that take one value each time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

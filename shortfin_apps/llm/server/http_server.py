@@ -18,11 +18,10 @@ from typing import TypeVar
 import uvicorn
 
 from shortfin_apps.llm.api.app import create_app, refusal
-from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
-from shortfin_apps.llm.server.keys import read_keys
+from shortfin_apps.llm.server.keys import key_ring
 from shortfin_apps.llm.server.model_loading import Loaded, RunningEngine
 from shortfin_apps.llm.server.protocol import bounded
 
@@ -158,10 +157,7 @@ class Server(uvicorn.Server):
 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
     """uvicorn's settings for `service`. Raises ServerConfigError for invalid keys or certificates."""
-    keys = KeyRing(
-        read_keys(config.api_key, config.api_key_file),
-        read_keys(config.admin_api_key, config.admin_api_key_file),
-    )
+    keys = key_ring(config)
     password = config.ssl_keyfile_password
     http = uvicorn.Config(
         create_app(service, root_path=config.root_path, keys=keys, cors_origins=config.cors_origin),

@@ -1,4 +1,4 @@
-"""API keys: the ones given as settings and the ones in a file."""
+"""Keys of callers: the ones given as settings and the ones in a file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from shortfin_apps.llm.server.config import ServerConfigError
+from shortfin_apps.llm.api.auth import KeyRing
+from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 
 KEY = re.compile(r"(?!,+$)[\x21-\x7e]+")  # commas alone are an empty list
+
+
+def key_ring(config: ServerConfig) -> KeyRing:
+    """The server's keys. Raises ServerConfigError as `read_keys` does, and for a key with two roles."""
+    keys = read_keys(config.api_key, config.api_key_file)
+    admin_keys = read_keys(config.admin_api_key, config.admin_api_key_file)
+    gateway_keys = read_keys(config.gateway_key, config.gateway_key_file)
+    if not set(gateway_keys).isdisjoint((*keys, *admin_keys)):
+        raise ServerConfigError(
+            "a gateway key is an API key or an admin key, too, so its other holders could name any tenant; "
+            "give the gateway a key of its own"
+        )
+    return KeyRing(keys, admin_keys, gateway_keys)
 
 
 def read_keys(given: Sequence[SecretStr], path: Path | None) -> list[str]:
