@@ -2,7 +2,7 @@
 
 The model knows the K/V in each slot of each page: the salt and the tokens it was computed from. It also
 keeps the set of published prefixes and the time of their last release, so that it predicts every match and
-eviction.
+eviction. A mirror that applies the cache's events has the same set, unless it lacked room for the last ones.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from shortfin_apps.llm.components.kvcache import (
     PrefixCache,
     make_cache,
 )
-
-Prefix = tuple[str | None, tuple[int, ...]]  # the salt, and all tokens from the first one
+from tests.components.kvcache.mirror import Mirror, Prefix
 
 TOKENS = st.lists(st.integers(0, 1), max_size=9)
 SALTS = st.sampled_from([None, None, None, "", "a"])
@@ -50,6 +49,9 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(num_pages=st.integers(6, 16), stride=st.integers(1, 3), data=st.data())
     def make(self, num_pages: int, stride: int, data: st.DataObject) -> None:
         self.stride = stride
+        self.mirror, self.is_mirror_behind = Mirror(), False
+        self.last_published: set[Prefix] = set()
+        self.num_told = 0
         self.cache: KVCache = self.new_cache(num_pages, data)
         self.total = num_pages - 1
         self.running: list[Sequence] = []
@@ -59,7 +61,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.history: list[tuple[list[int], str | None]] = [([], None)]
 
     def new_cache(self, num_pages: int, data: st.DataObject) -> KVCache:
-        return make_cache(self.name, num_pages, self.stride)
+        return make_cache(self.name, num_pages, self.stride, listener=self.mirror)
 
     # The model
 
@@ -258,6 +260,10 @@ class CacheMachine(RuleBasedStateMachine):
         for prefix in evicted:
             del self.published[prefix]
 
+    @rule(has_room=st.booleans())
+    def fill_mirror(self, has_room: bool) -> None:
+        self.mirror.has_room = has_room
+
     @rule(tokens=TOKENS, salt=SALTS)
     def look_up(self, tokens: list[int], salt: str | None) -> None:
         assert self.cache.match_length(tokens, salt) == self.published_prefix(tokens, salt)
@@ -270,6 +276,17 @@ class CacheMachine(RuleBasedStateMachine):
         free, cached, leased = self.num_free(), len(self.unleased()), len(self.tables())
         assert self.cache.usage() == CacheUsage(total=self.total, free=free, cached=cached, leased=leased)
         assert SCRATCH_PAGE not in self.tables()
+
+    @invariant()
+    def the_mirror_has_the_published_pages(self) -> None:
+        published, told = set(self.published), len(self.mirror.events) - self.num_told
+        if published != self.last_published:
+            assert bool(told) == self.mirror.has_room
+            self.is_mirror_behind |= not told
+        self.is_mirror_behind &= not told
+        self.last_published, self.num_told = published, self.num_told + told
+        mirrored = list(self.mirror.pages.values())
+        assert self.is_mirror_behind or (set(mirrored) == published and len(mirrored) == len(published))
 
     @invariant()
     def every_sequence_reads_its_own_content(self) -> None:

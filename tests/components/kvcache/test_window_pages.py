@@ -14,7 +14,8 @@ from shortfin_apps.llm.components.kvcache import (
     WindowOptions,
     make_cache,
 )
-from tests.components.kvcache.cache_machine import CacheMachine, Prefix, Sequence
+from tests.components.kvcache.cache_machine import CacheMachine, Sequence
+from tests.components.kvcache.mirror import Prefix
 
 STRIDE = 4
 
@@ -37,7 +38,7 @@ class WindowMachine(CacheMachine):
         self.released: dict[int, int] = {}
         self.window_clock = 0
         window = WindowOptions(tokens=self.window, num_pages=self.num_window_pages)
-        return make_cache(self.name, num_pages, self.stride, window)
+        return make_cache(self.name, num_pages, self.stride, window, self.mirror)
 
     def table(self, sequence: Sequence) -> list[int]:
         assert sequence.lease.window_page_ids is not None

@@ -20,6 +20,8 @@ leases, if it has any:
 
 Where layers have windows, a node has a window page too, until that is evicted (window_pages.py). A prefix is
 found as far as the tokens behind it see window pages alone that its nodes still have.
+
+A listener is told of nodes that come and go (events.py), and not of window pages.
 """
 
 from __future__ import annotations
@@ -27,13 +29,20 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE, Lease, WindowOptions
 from shortfin_apps.llm.components.kvcache.base_cache import BaseCache
+from shortfin_apps.llm.components.kvcache.events import (
+    AllPages,
+    PageEvent,
+    PageListener,
+    PagesPublished,
+    PagesWithdrawn,
+)
 from shortfin_apps.llm.components.kvcache.window_pages import Keeper
 
-_PageTokens = tuple[int, ...]
-_Key = _PageTokens | tuple[str | None, _PageTokens]  # with the salt: only the key of a first page
+_Key = tuple[str | None, tuple[int, ...]]  # the salt, in the key of a first page alone, and the page's tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +50,7 @@ class _Node:
     key: _Key
     parent: _Node | None  # None in the root only, which has no page
     page_id: int
+    serial: int  # no other node ever has it
     window_page_id: int = SCRATCH_PAGE  # none
     children: dict[_Key, _Node] = field(default_factory=dict)
     num_leases: int = 0  # leases whose published path includes this node
@@ -65,9 +75,18 @@ class TrieCache(BaseCache):
 
     shares_prefixes = True
 
-    def __init__(self, num_pages: int, stride: int, window: WindowOptions | None = None) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        stride: int,
+        window: WindowOptions | None = None,
+        listener: PageListener | None = None,
+    ) -> None:
         super().__init__(num_pages, stride, window)
-        self._root = _Node(key=(), parent=None, page_id=SCRATCH_PAGE)
+        self._listener = listener
+        self._listener_missed_some = False
+        self._serials = count()
+        self._root = _Node(key=(None, ()), parent=None, page_id=SCRATCH_PAGE, serial=next(self._serials))
         self._unleased: OrderedDict[_Node, None] = OrderedDict()
         self._retracted: set[_Node] = set()  # removed from the trie, but still leased
 
@@ -101,7 +120,9 @@ class TrieCache(BaseCache):
         if first in self._retracted:
             return
         del self._root.children[first.key]
-        for node in _subtree([first]):
+        withdrawn = list(_subtree([first]))
+        self._tell_withdrawn(withdrawn)
+        for node in withdrawn:
             if self._windows is not None:
                 self._windows.drop(node)
             if node.num_leases:
@@ -111,11 +132,14 @@ class TrieCache(BaseCache):
                 self._pool.release(node.page_id)
 
     def flush(self) -> int:
-        count = len(self._unleased)
-        self._evict(count)
+        evicted = self._evict(len(self._unleased))
+        if not self._root.children:
+            self._tell(AllPages(()))
+        elif evicted:
+            self._tell_withdrawn(evicted)
         if self._windows is not None:
             self._windows.flush()
-        return count
+        return len(evicted)
 
     def check_integrity(self) -> None:
         super().check_integrity()
@@ -138,7 +162,7 @@ class TrieCache(BaseCache):
         stride = self.stride
         for index in range(start, stop):
             page_token_ids = tuple(token_ids[index * stride : (index + 1) * stride])
-            yield page_token_ids if index else (salt, page_token_ids)
+            yield None if index else salt, page_token_ids
 
     def _match(self, token_ids: Sequence[int], salt: str | None) -> list[_Node]:
         """Published nodes of `token_ids` from the root; at least the last token is left to compute."""
@@ -156,18 +180,25 @@ class TrieCache(BaseCache):
         assert num_full <= len(lease.page_ids), "no K/V can be computed outside the lease's pages"
         if lease.tip in self._retracted:
             return
+        added: list[_Node] = []
         for key in self._keys(token_ids, lease.num_shared_pages, num_full, lease.cache_salt):
-            node = self._publish_page(lease, key)
+            node = self._publish_page(lease, key, added)
             if self._windows is not None:
                 self._windows.keep(node, lease, lease.num_shared_pages)
             self._enter(lease, node)
+        if added and self._listener is not None:
+            self._tell(_published(added))
 
-    def _publish_page(self, lease: _TrieLease, key: _Key) -> _Node:
-        """The child of the lease's tip with this key; the lease's page becomes its page or a copy."""
+    def _publish_page(self, lease: _TrieLease, key: _Key, added: list[_Node]) -> _Node:
+        """The child of the lease's tip with this key; the lease's page becomes its page or a copy.
+
+        Appends a node to `added` that was not there before.
+        """
         page_id = lease.page_ids[lease.num_shared_pages]
         node = lease.tip.children.get(key)
         if node is None:
-            node = lease.tip.children[key] = _Node(key, lease.tip, page_id)
+            node = lease.tip.children[key] = _Node(key, lease.tip, page_id, next(self._serials))
+            added.append(node)
             self._pool.retain(page_id)
         elif node.num_leases == 0:
             self._replace_page(node, page_id)
@@ -215,18 +246,41 @@ class TrieCache(BaseCache):
         shortage = count - self._pool.num_free
         if shortage > len(self._unleased):
             return None  # without evicting anything
-        self._evict(shortage)
+        if shortage > 0:
+            self._tell_withdrawn(self._evict(shortage))
         return self._pool.allocate(count)
 
-    def _evict(self, count: int) -> None:
+    def _evict(self, count: int) -> list[_Node]:
+        evicted: list[_Node] = []
         for _ in range(count):
             node, _ = self._unleased.popitem(last=False)
+            evicted.append(node)
             assert node.parent is not None
             assert not node.children, "a published page is evicted before its continuations"
             del node.parent.children[node.key]
             self._pool.release(node.page_id)
             if self._windows is not None:
                 self._windows.drop(node)
+        return evicted
+
+    def _tell_withdrawn(self, nodes: Iterable[_Node]) -> None:
+        if self._listener is not None:
+            self._tell(PagesWithdrawn(tuple(node.serial for node in nodes)))
+
+    def _tell(self, event: PageEvent) -> None:
+        """Tells of a change that was made, or of all pages to a listener that missed an earlier one."""
+        if self._listener is None:
+            return
+        if not self._listener.has_room:
+            self._listener_missed_some = True
+        elif self._listener_missed_some:
+            self._listener_missed_some = False
+            self._listener.tell(self._all_pages())
+        else:
+            self._listener.tell(event)
+
+    def _all_pages(self) -> AllPages:
+        return AllPages(tuple(_published([node]) for node in _subtree(self._root.children.values())))
 
     def _num_evictable(self) -> int:
         return len(self._unleased)
@@ -247,6 +301,19 @@ class TrieCache(BaseCache):
 
     def _count_references(self) -> Counter[int]:
         return super()._count_references() + Counter(node.page_id for node in self._nodes())
+
+
+def _published(chain: Sequence[_Node]) -> PagesPublished:
+    """The event of nodes, each of which is the child of the one before."""
+    first = chain[0]
+    assert first.parent is not None
+    begins_prompt = first.parent.parent is None
+    return PagesPublished(
+        serials=tuple(node.serial for node in chain),
+        parent=None if begins_prompt else first.parent.serial,
+        token_ids=tuple(node.key[1] for node in chain),
+        cache_salt=first.key[0],
+    )
 
 
 def _subtree(nodes: Iterable[_Node]) -> Iterator[_Node]:
