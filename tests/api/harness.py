@@ -43,6 +43,7 @@ class Harness:
         cors_origins: Sequence[str] = (),
         tokenizer: Tokenizer = TOKENIZER,
         strict_fields: bool = False,
+        stream_keep_alive_s: float | None = None,
         root_path: str = "",
         dialect: Dialect = NO_DIALECT,
         max_seq_len: int = MAX_SEQ_LEN,
@@ -55,6 +56,7 @@ class Harness:
             config={"port": 8000},
             limits=limits,
             strict_fields=strict_fields,
+            stream_keep_alive_s=stream_keep_alive_s,
             clock=lambda: 1234.5,
         )
         self.tokenizer = tokenizer

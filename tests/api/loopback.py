@@ -41,11 +41,15 @@ class Loopback:
 
     async def send_raw(self, path: str, body: bytes) -> asyncio.StreamWriter:
         """Posts a request on its own connection and leaves the answer unread."""
-        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return (await self.open_raw(path, body))[1]
+
+    async def open_raw(self, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Posts a request on its own connection, and returns both ends of it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         await writer.drain()
-        return writer
+        return reader, writer
 
 
 @asynccontextmanager
@@ -63,7 +67,11 @@ async def loopback(
     """
     config = config_sources.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
     harness = Harness(
-        script, limits=limits_of(config), strict_fields=config.strict_fields, tokenizer=tokenizer
+        script,
+        limits=limits_of(config),
+        strict_fields=config.strict_fields,
+        stream_keep_alive_s=config.stream_keep_alive or None,
+        tokenizer=tokenizer,
     )
     loaded = Loaded(harness.service.model, harness.engine)
     harness.service._model = None

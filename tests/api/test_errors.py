@@ -61,5 +61,7 @@ async def test_unexpected_errors_are_500_without_details() -> None:
     assert "secret" not in response.text
     assert response.json()["code"] == "INTERNAL_ERROR"
     streamed = await harness.post("/v1/completions", {"prompt": "a", "stream": True})
+    assert streamed.status_code == 500
     assert "secret" not in streamed.text
-    assert "server_error" in streamed.text
+    assert streamed.json()["error"]["type"] == "server_error"
+    assert streamed.headers["x-request-id"]

@@ -11,11 +11,12 @@ import pytest
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.errors import InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.server.model_loading import Loaded
 from shortfin_apps.llm.server.protocol import BoundedProtocol
-from tests.api.harness import TOKENIZER
+from tests.api.harness import TOKENIZER, Harness, events_of
 from tests.api.loopback import TIMEOUT_S, Loopback, ready_server
-from tests.api.scripted_engine import forever
+from tests.api.scripted_engine import failing, forever
 from tests.components.engine_fixture import Rig, make_rig
 from tests.components.fake_device import fake_config
 
@@ -57,16 +58,114 @@ async def test_a_disconnect_during_a_stream_aborts_all_sequences() -> None:
         await all_freed(server)
 
 
-async def test_chunks_are_sent_as_they_are_generated() -> None:
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_status_is_sent_with_the_first_token(path: str) -> None:
     async with ready_server(forever(TOKENIZER, "the ")) as server:
         server.engine.gate.clear()
+        reader, writer = await server.open_raw(path, BODIES[path] % b"true")
+        await asyncio.wait_for(server.engine.waiting.wait(), TIMEOUT_S)
+        reading = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        await server.client.get("/health")  # what the server had to send has arrived by now
+        assert not reading.done()
+        server.engine.gate.set()
+        head = await asyncio.wait_for(reading, TIMEOUT_S)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        for line in (b"x-accel-buffering: no", b"cache-control: no-cache", b"x-request-id: "):
+            assert line in head.lower()
+        assert b"keep-alive" not in await asyncio.wait_for(reader.readuntil(b"[DONE]"), TIMEOUT_S)
+        writer.close()
+
+
+async def test_chunks_are_sent_as_they_are_generated() -> None:
+    async with ready_server(forever(TOKENIZER, "the ")) as server:
         body = {"text": "a", "stream": True}
         async with server.client.stream("POST", "/generate", json=body) as response:
-            assert response.status_code == 200  # the header does not wait for the first token
-            server.engine.gate.set()
             lines = [line async for line in response.aiter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert len(lines) == 51
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InvocationError("x"), 500, "INVOCATION_FAILED"),
+        (UnavailableError("x"), 503, "UNAVAILABLE"),
+    ],
+)
+async def test_an_error_before_the_first_token_is_a_status(
+    path: str, error: LlmError, status: int, code: str
+) -> None:
+    harness = Harness(failing(error))
+    answer = await harness.client.post(
+        path,
+        content=BODIES[path] % b"true",
+        headers={"X-Request-Id": "r1", "Content-Type": "application/json"},
+    )
+    assert (answer.status_code, answer.headers["x-request-id"]) == (status, "r1")
+    body = answer.json()
+    assert (body["code"] if path == "/generate" else body["error"]["code"]) == code
+    assert answer.headers.get("retry-after") == ("5" if status == 503 else None)
+    assert not harness.engine.live
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_error_after_the_first_token_is_the_last_event(path: str) -> None:
+    harness = Harness(failing(InvocationError("x"), after=TOKENIZER.encode("ab")))
+    body = (
+        {**json.loads(BODIES[path] % b"true"), "n": 1}
+        if path != "/generate"
+        else {"text": "a", "stream": True}
+    )
+    answer = await harness.post(path, body)
+    assert answer.status_code == 200
+    assert "INVOCATION_FAILED" in str(events_of(answer)[-1])
+
+
+COMMENT = b": keep-alive\n\n"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_stream_that_waits_sends_comments(path: str) -> None:
+    async with ready_server(forever(TOKENIZER, "the "), stream_keep_alive=0.005) as server:
+        server.engine.gate.clear()
+        reader, writer = await server.open_raw(path, BODIES[path] % b"true")
+        async with asyncio.timeout(TIMEOUT_S):
+            before = await reader.readuntil(COMMENT) + await reader.readuntil(COMMENT)
+            assert before.startswith(b"HTTP/1.1 200 ")
+            assert b"data:" not in before
+            server.engine.gate.set()
+            await reader.readuntil(b"data: ")
+            server.engine.gate.clear()
+            await reader.readuntil(COMMENT)
+            await reader.readuntil(COMMENT)
+            server.engine.gate.set()
+            rest = await reader.readuntil(b"[DONE]")
+        assert rest.count(b"data: ") > 9
+        writer.close()
+
+
+async def test_an_error_after_a_comment_is_the_last_event() -> None:
+    async with ready_server(failing(InvocationError("x")), stream_keep_alive=0.005) as server:
+        server.engine.gate.clear()
+        reader, writer = await server.open_raw("/generate", b'{"text": "a", "stream": true}')
+        async with asyncio.timeout(TIMEOUT_S):
+            await reader.readuntil(COMMENT)
+            server.engine.gate.set()
+            rest = await reader.readuntil(b"[DONE]")
+        assert b'data: {"error":"x","code":"INVOCATION_FAILED"}' in rest
+        writer.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_disconnect_after_a_comment_aborts_all_sequences(path: str) -> None:
+    async with ready_server(forever(TOKENIZER, "the "), stream_keep_alive=0.005) as server:
+        server.engine.gate.clear()
+        reader, writer = await server.open_raw(path, BODIES[path] % b"true")
+        await asyncio.wait_for(reader.readuntil(COMMENT), TIMEOUT_S)
+        writer.close()
+        await all_freed(server)
+        assert len(server.engine.aborted) == 2
 
 
 LONG_CONTEXT = 1500

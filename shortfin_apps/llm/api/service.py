@@ -45,6 +45,7 @@ class Service:
         config: Mapping[str, Any],
         limits: Limits | None = None,
         strict_fields: bool = False,
+        stream_keep_alive_s: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name  # as clients see it
@@ -53,6 +54,7 @@ class Service:
         self.metrics = metrics
         self.limits = limits or Limits()
         self.field_check = FieldCheck(strict=strict_fields)
+        self.stream_keep_alive_s = stream_keep_alive_s  # None: streams send no comments
         self.config = config  # the effective server configuration, for /server_info
         self.stopping = False  # the server is stopping; requests are still accepted during the drain delay
         self._model: ServedModel | None = None

@@ -274,6 +274,14 @@ class ServerConfig(BaseSettings):
     send_timeout: float = Field(
         30.0, gt=0, description="seconds after which a client that does not read its answer is disconnected"
     )
+    # As the HTML standard advises for event streams, and half the shortest timeout in common use (30 s).
+    stream_keep_alive: float = Field(
+        15.0,
+        ge=0,
+        description="seconds without output after which a stream sends a comment, so that no proxy closes it "
+        "as idle, which most do after 30 to 60; before the first token, that also sends the status 200, and "
+        "no router retries the request elsewhere any more; 0 sends none",
+    )
     max_long_prefills: int = Field(
         DEFAULT_SCHEDULING.max_long_prefills,
         ge=1,

@@ -39,6 +39,7 @@ def serve(config: ServerConfig) -> int:
         config=config.model_dump(mode="json"),  # secrets as stars
         limits=limits_of(config),
         strict_fields=config.strict_fields,
+        stream_keep_alive_s=config.stream_keep_alive or None,
     )
     server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
     sock = bind(config.host, config.port)
