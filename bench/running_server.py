@@ -30,6 +30,11 @@ class RunningServer:
         after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / TICKS_PER_S
 
+    def thread_cpu_s(self) -> dict[int, float]:
+        """CPU time so far of each of its threads, by thread id; the main thread's is the process's."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}
+
     def num_files(self) -> int:
         """Open file descriptors, sockets among them."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))

@@ -3,6 +3,7 @@
     python -m bench.host engine                  # CPU time of the engine's thread for a step and a token
     python -m bench.host http --step-ms 10       # the whole server over loopback, a chunk for each token
     python -m bench.host http --step-ms 0        # as many tokens as the CPUs bear
+    python -m bench.host streams --step-ms 5     # CPU times of the event loop and of the engine
 
 CPU times hardly depend on what else runs on the machine; tokens/s do.
 """
@@ -13,10 +14,14 @@ import argparse
 import asyncio
 import cProfile
 import statistics
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from bench.host.engine import steady_step_us
-from bench.host.http import HttpFigures, stream_tokens
+from bench.host.http import HttpFigures
+from bench.host.http import stream_tokens as stream_to_http_clients
+from bench.host.streams import StreamFigures, stream_tokens
 
 
 def main() -> None:
@@ -24,6 +29,8 @@ def main() -> None:
     rows = [int(number) for number in args.rows.split(",")]
     if args.what == "engine":
         _engine(rows, args.repeat, args.profile)
+    elif args.what == "streams":
+        _streams(rows, args.repeat, args.step_ms, args.profile)
     else:
         _http(rows, args.repeat, args.step_ms, args.profile)
 
@@ -34,11 +41,11 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("engine", "http"))
+    parser.add_argument("what", choices=("engine", "http", "streams"))
     parser.add_argument("--rows", default="1,32,128,256", metavar="N,N,...", help="requests at once")
     parser.add_argument("--repeat", type=int, default=3, help="runs whose medians are printed")
     parser.add_argument(
-        "--step-ms", type=float, default=10.0, help="http: time that the device takes for a step"
+        "--step-ms", type=float, default=10.0, help="http, streams: time that the device takes for a step"
     )
     parser.add_argument(
         "--profile",
@@ -65,15 +72,22 @@ def _http(rows: list[int], repeat: int, step_ms: float, profile: Path | None) ->
     print("| requests | tok/s | server, us a token | client, us a token | tokens a chunk | errors |")
     print("|---|---|---|---|---|---|")
     for count in rows:
-        runs = [asyncio.run(stream_tokens(count, step_ms, profile)) for _ in range(repeat)]
+        runs = [asyncio.run(stream_to_http_clients(count, step_ms, profile)) for _ in range(repeat)]
         print(f"| {count} | {_medians(runs)} |", flush=True)
 
 
-def _medians(runs: list[HttpFigures]) -> str:
-    medians = [
-        statistics.median(getattr(run, name) for run in runs)
-        for name in ("tokens_per_s", "server_us", "client_us", "tokens_per_chunk")
-    ]
+def _streams(rows: list[int], repeat: int, step_ms: float, profile: Path | None) -> None:
+    print("| requests | tok/s | event loop, us a token | engine, us a token | tokens a chunk | errors |")
+    print("|---|---|---|---|---|---|")
+    for count in rows:
+        runs = [stream_tokens(count, step_ms, profile) for _ in range(repeat)]
+        print(f"| {count} | {_medians(runs)} |", flush=True)
+
+
+def _medians(runs: Sequence[HttpFigures] | Sequence[StreamFigures]) -> str:
+    """The median of each figure over the runs, and the sum of their errors, which come last."""
+    *names, _ = (field.name for field in fields(runs[0]))
+    medians = [statistics.median(getattr(run, name) for run in runs) for name in names]
     return " | ".join(
         [f"{medians[0]:.0f}", *(f"{value:.2f}" for value in medians[1:]), str(sum(r.errors for r in runs))]
     )
