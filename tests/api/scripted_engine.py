@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 
 from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
@@ -56,7 +58,7 @@ class ScriptedEngine:
     def ready(self) -> bool:
         return not self.draining
 
-    def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+    def submit(self, call: GenerateCall) -> DeltaStream:
         if self.draining and not call.resumes:
             raise UnavailableError("draining")
         if len(self.live) >= self.capacity and not call.resumes:
@@ -64,7 +66,7 @@ class ScriptedEngine:
         assert call.request_id not in self.live
         self.calls.append(call)
         self.live.add(call.request_id)
-        return self._stream(call)
+        return ScriptedStream(self._stream(call), partial(self._leave, call.request_id))
 
     def abort(self, request_id: str) -> bool:
         if request_id not in self.live:
@@ -74,6 +76,9 @@ class ScriptedEngine:
         self.freed.set()
         self._left.set()
         return True
+
+    def _leave(self, request_id: str) -> None:
+        self.abort(request_id)
 
     def abort_all(self) -> int:
         return sum([self.abort(request_id) for request_id in list(self.live)])
@@ -129,6 +134,37 @@ class ScriptedEngine:
                 self.live.discard(call.request_id)
                 self._left.set()
             yield delta
+
+
+class ScriptedStream(DeltaStream):
+    """Puts each of `deltas` when the one before it was taken. Their error is the reader's."""
+
+    def __init__(self, deltas: AsyncGenerator[Delta, None], on_close: Callable[[], None]) -> None:
+        super().__init__(on_close)
+        self._taken = asyncio.Event()
+        self._failure: Exception | None = None
+        self._feeding = asyncio.create_task(self._feed(deltas))
+
+    def take(self) -> Delta | None:
+        if self._failure is not None:
+            raise self._failure
+        self._taken.set()
+        return super().take()
+
+    def close(self) -> None:
+        self._feeding.cancel()
+        super().close()
+
+    async def _feed(self, deltas: AsyncGenerator[Delta, None]) -> None:
+        try:
+            async for delta in deltas:
+                self._taken.clear()
+                self.put(delta)
+                await asyncio.sleep(0)
+                await self._taken.wait()
+        except Exception as error:
+            self._failure = error
+            self._tell()
 
 
 def saying(tokenizer: Tokenizer, text: str, *, cached: int = 0) -> Script:

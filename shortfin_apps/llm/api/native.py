@@ -9,7 +9,7 @@ Streamed: data: {"text", "output_ids", "meta_info", "index"}, cumulative, then d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -28,7 +28,7 @@ from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
-from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
+from shortfin_apps.llm.api.streaming import EventStream, event, unless_disconnected
 from shortfin_apps.llm.api.structured_output import compiled_grammar
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
@@ -42,9 +42,7 @@ from shortfin_apps.llm.components.frontend.text_stream import (
     EMPTY_ANSWER,
     TextDelta,
     TextRequest,
-    TextStream,
     gather_answers,
-    merge,
 )
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
@@ -107,7 +105,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         _refuse_streamed_beams(requests)
         with params_named(REFUSED_BY_ENGINE):
             access.pending = streams = await model.generator.submit(generating)
-        return EventStream(request, _events(streams, list(map(new_answer, requests))), streams)
+        return EventStream(request, CumulativeEvents(list(map(new_answer, requests))), streams)
     scorings = [_scoring(item, first) for item, (first, *_) in zip(items, by_item, strict=True)]
     with params_named(REFUSED_BY_ENGINE):
         pending = await model.generator.submit_whole([*generating, *filter(None, scorings)])
@@ -323,15 +321,26 @@ async def _whole(answer: CumulativeAnswer, delta: TextDelta) -> dict[str, Any]:
     return answer.add(delta)
 
 
-async def _events(
-    streams: Sequence[TextStream], answers: Sequence[CumulativeAnswer]
-) -> AsyncGenerator[dict[str, Any], None]:
-    submitted = [index for index, answer in enumerate(answers) if answer.request.generates]
-    for index in set(range(len(answers))).difference(submitted):
-        yield {**answers[index].add(EMPTY_ANSWER), "index": index}
-    async for position, delta in merge(streams):
-        index = submitted[position]
-        yield {**answers[index].add(delta), "index": index}
+class CumulativeEvents:
+    """The events of a stream in SGLang's format; implements `Events`. `answers` are of all requests."""
+
+    def __init__(self, answers: Sequence[CumulativeAnswer]) -> None:
+        self._answers = answers
+        self._submitted = [index for index, answer in enumerate(answers) if answer.request.generates]
+
+    def first(self) -> bytes:
+        """The answers without any token."""
+        rest = set(range(len(self._answers))).difference(self._submitted)
+        return b"".join(self._event(index, EMPTY_ANSWER) for index in sorted(rest))
+
+    def of(self, index: int, delta: TextDelta) -> bytes:
+        return self._event(self._submitted[index], delta)
+
+    def last(self) -> bytes:
+        return b""
+
+    def _event(self, index: int, delta: TextDelta) -> bytes:
+        return event({**self._answers[index].add(delta), "index": index})
 
 
 def _by_prompt(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -24,6 +24,7 @@ from shortfin_apps.llm.api.best_of import Choices, choices_of
 from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.model_name import check_model
+from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
 from shortfin_apps.llm.api.sampling import params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
@@ -39,7 +40,6 @@ from shortfin_apps.llm.components.frontend.text_stream import (
     TextDelta,
     TextRequest,
     gather,
-    merge,
 )
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
@@ -259,6 +259,7 @@ def _requests(
             terms=terms_of(body, request),
             choice=choice,
             conversation=conversation,
+            generates=not _is_empty(body),
         )
         for choice in range(choices.generated if choices else body.n or 1)
     ]
@@ -309,7 +310,7 @@ async def _respond(
     """Answers the requests, whole or streamed. `scorings` score the prompt of each choice, if asked for."""
     service, access = service_of(request), access_of(request)
     access.requests = requests
-    generating = [] if _is_empty(body) else requests
+    generating = [each for each in requests if each.generates]
     distinct = list({id(each): each for each in scorings or () if each is not None}.values())
     streams = await model.generator.submit([*generating, *distinct])
     access.pending = streams[: len(generating)]
@@ -320,8 +321,7 @@ async def _respond(
     }
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        deltas = merge(streams) if generating else _enumerated([EMPTY_ANSWER] * len(requests))
-        return EventStream(request, _events(deltas, shape, head, requests, with_usage), streams)
+        return EventStream(request, ChunkEvents(shape, head, requests, with_usage=with_usage), streams)
     answers = await unless_disconnected(request, gather(streams))
     returned = requests if choices is None else [r for r in requests if r.choice < choices.returned]
     of_scoring = dict(zip(map(id, distinct), answers[len(generating) :], strict=True))
@@ -341,30 +341,3 @@ async def _whole(shape: Shape, head: dict[str, Any], answers: Sequence[TextDelta
         choices.append(shape.choice(index, answer))
         await asyncio.sleep(0)  # lets other requests run while many answers are formatted
     return {**head, "object": shape.object_name, "choices": choices}
-
-
-async def _enumerated(answers: Sequence[TextDelta]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    for index, answer in enumerate(answers):
-        yield index, answer
-
-
-async def _events(
-    deltas: AsyncGenerator[tuple[int, TextDelta], None],
-    shape: Shape,
-    head: dict[str, Any],
-    requests: Sequence[TextRequest],
-    with_usage: bool,
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The chunks, and a last one with the usage if asked for."""
-    head = {**head, "object": shape.chunk_object_name, **shape.head([])}
-    if with_usage:
-        head["usage"] = None
-    generated, cached = [0] * len(requests), [0] * len(requests)
-    async for index, delta in deltas:
-        generated[index] += len(delta.token_ids)
-        cached[index] = max(cached[index], delta.num_cached_tokens)
-        for choice in shape.chunks(index, delta):
-            yield {**head, "choices": [choice]}
-            head.pop("prompt_token_ids", None)  # in the first chunk alone
-    if with_usage:
-        yield {**head, "choices": [], "usage": usage(requests, generated, cached)}

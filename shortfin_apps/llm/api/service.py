@@ -12,6 +12,7 @@ from starlette.requests import Request
 from shortfin_apps.llm.api.body_fields import FieldCheck
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
+from shortfin_apps.llm.api.stream_turns import StreamTurns
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
@@ -55,6 +56,7 @@ class Service:
         self.limits = limits or Limits()
         self.field_check = FieldCheck(strict=strict_fields)
         self.stream_keep_alive_s = stream_keep_alive_s  # None: streams send no comments
+        self.stream_turns = StreamTurns()
         self.config = config  # the effective server configuration, for /server_info
         self.stopping = False  # the server is stopping; requests are still accepted during the drain delay
         self._model: ServedModel | None = None

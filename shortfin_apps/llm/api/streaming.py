@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import answer_to, error_body, is_native
 from shortfin_apps.llm.api.service import service_of
-from shortfin_apps.llm.components.frontend.text_stream import TextStream, close_all
+from shortfin_apps.llm.api.streamed_body import KeepAlive, StreamedBody
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextStream, close_all
 from shortfin_apps.llm.errors import LlmError, RequestAbortedError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +25,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
 
 
 def event(data: object) -> bytes:
@@ -39,78 +40,127 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     return await _race(request.receive, work)
 
 
-class EventStream(Response):
-    """Sends each of `events`, JSON objects, as it comes, then `[DONE]`; closes `streams` at the end.
+class Events(Protocol):
+    """What a stream sends, as server-sent events in bytes."""
 
-    `streams` are what `events` reads from. The status is sent with the first event: an error before it is
-    raised, so that it is answered with its own status, and a router may send the request to another server;
-    a later error is the last event. When nothing was sent for `Service.stream_keep_alive_s`, a comment is,
-    after the status if need be, so that no proxy closes the connection.
+    def first(self) -> bytes:
+        """What depends on no token; it is sent with the first of the others."""
+        ...
+
+    def of(self, index: int, delta: TextDelta) -> bytes:
+        """For a delta of the `index`-th request; empty if there is nothing to send yet."""
+        ...
+
+    def last(self) -> bytes:
+        """After all deltas."""
+        ...
+
+
+class EventStream(Response):
+    """Sends `events` of the output of `streams` as it comes, then `[DONE]`; closes `streams` at the end.
+
+    The status is sent with the first event: an error before it is raised, so that it is answered with its
+    own status, and a router may send the request to another server; a later error is the last event. When
+    nothing was sent for `Service.stream_keep_alive_s`, a comment is, after the status if need be, so that no
+    proxy closes the connection.
+
+    What is new is sent in a turn of StreamTurns, one for all streams. The request's own task only sends what
+    a full buffer has held up, and the end.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, request: Request, events: AsyncGenerator[dict[str, Any], None], streams: Sequence[TextStream]
-    ) -> None:
+    def __init__(self, request: Request, events: Events, streams: Sequence[TextStream]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._request = request
         self._events = events
         self._streams = streams
-        self._has_begun = False  # the status is sent
-        self._sent_s = 0.0  # when something was last sent, on the event loop's clock
+        self._num_open = len(streams)
+        self._turns = service_of(request).stream_turns
+        self._first = b""  # what is sent with the first event
+        self._told: list[int] = []  # the streams that have something new
+        self._unsent: list[bytes] = []
+        self._error: Exception | None = None  # why the stream ends early
+        self._wakes = asyncio.Event()  # there is something to do for the task
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._body = StreamedBody(self._start(), send, on_held_up=self._wakes.set)
+        keep_alive_s = service_of(self._request).stream_keep_alive_s
+        ticker = KeepAlive(self._body, keep_alive_s) if keep_alive_s else None
         try:
-            await _race(receive, self._send(send))
+            await _race(receive, self._serve())
         except (RequestAbortedError, OSError):
-            if not self._has_begun:
+            if not self._body.has_begun:
                 raise
             # the client has disconnected
         finally:
-            await self._events.aclose()
-            await close_all(self._streams)  # `events` may never have been started
+            close_all(self._streams)
+            self._body.close()
+            if ticker is not None:
+                ticker.stop()
 
-    async def _send(self, send: Send) -> None:
-        keep_alive_s = service_of(self._request).stream_keep_alive_s
-        ticking = asyncio.ensure_future(self._keep_alive(send, keep_alive_s)) if keep_alive_s else None
+    def _start(self) -> Message:
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+    async def _serve(self) -> None:
+        self._first = self._events.first()
+        for index, stream in enumerate(self._streams):
+            stream.listen(partial(self._tell, index))
+            self._tell(index)
+        while self._num_open > 0 and self._error is None:
+            await self._wakes.wait()
+            self._wakes.clear()
+            await self._body.held_up()
+            if self._told and self._body.is_free:
+                self._turns.add(self)
+        await self._body.held_up()
+        await self._body.end(self._last())
+
+    def _tell(self, index: int) -> None:
+        """Takes part in the next turn, as a stream has something new, unless the body is held up."""
+        if not self._told and self._body.is_free:
+            self._turns.add(self)
+        self._told.append(index)
+
+    def convert(self) -> None:
+        """Takes what is new in the streams."""
+        if self._error is not None or not self._body.is_free:
+            return
+        told, self._told = self._told, []
         try:
-            async for data in self._events:
-                await self._write(send, event(data))
+            for index in told:
+                if (delta := self._streams[index].take()) is not None:
+                    if data := self._events.of(index, delta):
+                        self._unsent.append(data)
+                    self._num_open -= delta.finish_reason is not None
         except Exception as error:
-            if not self._has_begun:
-                raise
-            await self._write(send, self._last_words(error))
-        finally:
-            if ticking is not None:
-                ticking.cancel()
-        await self._write(send, DONE, is_last=True)
+            self._error = error
 
-    async def _keep_alive(self, send: Send, interval_s: float) -> None:
-        clock = asyncio.get_running_loop().time
-        self._sent_s = clock()
-        while True:
-            left_s = self._sent_s + interval_s - clock()
-            if left_s > 0:
-                await asyncio.sleep(left_s)
-            else:
-                await self._write(send, KEEP_ALIVE)
+    def send(self) -> None:
+        """Sends what was converted, or wakes the task if it is the end."""
+        if self._num_open == 0 or self._error is not None:
+            self._wakes.set()
+        elif self._unsent and self._body.is_free:
+            self._body.write(self._take_unsent())
 
-    async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
-        self._sent_s = asyncio.get_running_loop().time()
-        if not self._has_begun:
-            self._has_begun = True
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
-        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-
-    def _last_words(self, error: Exception) -> bytes:
+    def _last(self) -> bytes:
+        """The end of the stream. Raises its error if that can still be answered with a status."""
+        error = self._error
+        if error is None:
+            return self._take_unsent() + self._events.last() + DONE
+        if not self._body.has_begun or isinstance(error, OSError):
+            raise error
         if not isinstance(error, LlmError):
             logger.error("a stream failed", exc_info=error)
         access_of(self._request).error = answer_to(error).code
-        return event(error_body(error, native=is_native(self._request)))
+        return self._take_unsent() + event(error_body(error, native=is_native(self._request))) + DONE
+
+    def _take_unsent(self) -> bytes:
+        data = self._first + b"".join(self._unsent)
+        self._first = b""
+        self._unsent.clear()
+        return data
 
 
 async def _race(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

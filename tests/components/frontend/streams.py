@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.request.messages import Delta
@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.request.messages import Delta
 PROMPT = [3, 1, 4, 1, 5]
 
 
-async def tokens_of(stream: AsyncGenerator[Delta, None]) -> list[int]:
+async def tokens_of(stream: AsyncIterator[Delta]) -> list[int]:
     return [token_id async for delta in stream for token_id in delta.token_ids]
 
 

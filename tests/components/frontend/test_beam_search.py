@@ -228,8 +228,8 @@ async def test_closing_between_steps_frees_all_pages() -> None:
     async with serving(make_rig()) as engine:
         search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
         await search.step()
-        await search.aclose()
-        await search.aclose()
+        search.close()
+        search.close()
         await engine.drain(PATIENCE_S)
         assert engine.stats().pages.leased == 0
 

@@ -18,7 +18,7 @@ async def test_leaving_a_stream_early_frees_its_pages_within_a_step(rig: Rig, en
     stream = engine.submit(call("a", PROMPT, max_tokens=50))
     await anext(stream)
     steps = engine.stats().steps
-    await stream.aclose()
+    stream.close()
     await until_idle(engine)
     assert (
         engine.stats().steps <= steps + 2

@@ -76,7 +76,7 @@ async def test_close_does_not_wait_for_a_stuck_device(rig: Rig) -> None:
     clock.now_s += 2.0
     assert not await engine.close()
     assert not closed
-    await stream.aclose()
+    stream.close()
     gate.open()
     await asyncio.to_thread(engine._thread.join)
     assert closed

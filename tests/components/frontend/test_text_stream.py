@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.frontend.text_stream import (
     TextDelta,
     TextRequest,
+    TextStream,
     gather,
     gather_answers,
-    merge,
 )
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
-from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.errors import InvocationError, LlmError
 from tests.api.scripted_engine import Script, failing, forever, saying
 from tests.components.frontend.text_requests import TOKENIZER, beams, make_generator, request
 from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
@@ -128,27 +128,55 @@ async def test_held_text_is_returned_at_the_end() -> None:
 async def test_closing_an_unread_stream_aborts_it() -> None:
     generator, engine = make_generator(forever(TOKENIZER, "a"))
     [stream] = await generator.submit([request()])
-    await stream.aclose()
-    await stream.aclose()
+    stream.close()
+    stream.close()
     assert len(engine.aborted) == 1
 
 
-@pytest.mark.parametrize("count", [1, 3])
-async def test_closing_a_merge_aborts_all_streams(count: int) -> None:
-    generator, engine = make_generator(forever(TOKENIZER, "a"))
-    deltas = merge(await generator.submit([request()] * count))
-    await anext(deltas)
-    await deltas.aclose()
+async def listened(stream: TextStream) -> list[TextDelta]:
+    """All deltas of a stream, taken when it says that there are some."""
+    deltas: list[TextDelta] = []
+    ended = asyncio.get_running_loop().create_future()
+
+    def take() -> None:
+        try:
+            if (delta := stream.take()) is not None:
+                deltas.append(delta)
+                if delta.finish_reason is not None:
+                    ended.set_result(None)
+        except LlmError as error:
+            ended.set_exception(error)
+
+    stream.listen(take)
+    await ended
+    return deltas
+
+
+async def test_a_listener_takes_the_text_step_by_step() -> None:
+    generator, engine = make_generator(script_of("the end", [2, 1]))
+    [stream] = await generator.submit([request()])
+    deltas = await listened(stream)
+    assert [len(delta.token_ids) for delta in deltas] == [2, 1, 2]
+    assert "".join(delta.text for delta in deltas) == "the end"
+    assert stream.take() is None
     assert not engine.live
-    assert len(engine.aborted) == count
 
 
-async def test_a_merge_keeps_the_order_within_each_stream() -> None:
-    generator, _ = make_generator(saying(TOKENIZER, "the end"))
-    texts = ["", "", ""]
-    async for index, delta in merge(await generator.submit([request()] * 3)):
-        texts[index] += delta.text
-    assert texts == ["the end"] * 3
+async def test_a_listener_takes_the_error() -> None:
+    generator, _ = make_generator(failing(InvocationError("broken"), after=TOKENIZER.encode("a")))
+    [stream] = await generator.submit([request()])
+    with pytest.raises(InvocationError, match="broken"):
+        await listened(stream)
+    assert stream.take() is None
+
+
+async def test_a_listener_that_finds_a_stop_string_ends_the_request() -> None:
+    generator, engine = make_generator(forever(TOKENIZER, "abx"))
+    [stream] = await generator.submit([request(stop=("x",))])
+    deltas = await listened(stream)
+    assert "".join(delta.text for delta in deltas) == "ab"
+    assert len(engine.aborted) == 1
+    assert not engine.live
 
 
 async def test_cancelling_a_gather_aborts_all_streams() -> None:
@@ -169,11 +197,6 @@ async def test_one_failure_ends_a_gather() -> None:
     streams = await generator.submit([request()] * 2)
     with pytest.raises(InvocationError, match="broken"):
         await gather(streams)
-
-
-async def test_a_stream_that_ends_without_a_reason_is_an_error() -> None:
-    with pytest.raises(InvocationError, match="without a reason"):
-        await answer_to(lambda call: iter(()), request())
 
 
 async def test_beams_are_answers_best_first() -> None:

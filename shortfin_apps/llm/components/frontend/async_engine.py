@@ -11,15 +11,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.admission import Admission
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.engine_thread import Abort, EngineThread, FlushCache
 from shortfin_apps.llm.components.frontend.open_requests import OpenRequests
 from shortfin_apps.llm.components.frontend.stall_watch import StallWatch
-from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
+from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, RequestAbortedError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class AsyncEngine:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+    def submit(self, call: GenerateCall) -> DeltaStream:
         self._check_available(call.resumes)
         if call.request_id in self._requests:
             raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")

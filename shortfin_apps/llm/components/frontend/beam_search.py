@@ -12,10 +12,11 @@ without temperature or filters and, as upstream, without a length penalty.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.request.messages import (
     Delta,
@@ -93,7 +94,7 @@ class BeamSearch:
         self._num_tokens = 0
         self._live = [Hypothesis()]
         self._finished: list[Hypothesis] = []
-        self._streams: dict[str, AsyncGenerator[Delta, None]] = {}
+        self._streams: dict[str, DeltaStream] = {}
         self._is_aborted = False
         self.num_cached_tokens = 0  # prompt tokens that the first step found in the prefix cache
         self._submit_first()
@@ -115,9 +116,9 @@ class BeamSearch:
         returns, raises or is cancelled.
         """
         try:
-            deltas = [_checked(await anext(stream, None)) for stream in self._streams.values()]
+            deltas = [_checked(await anext(stream)) for stream in self._streams.values()]
         finally:
-            await self.aclose()
+            self.close()
         if self._is_aborted:
             raise RequestAbortedError(_ABORTED)
         if self._num_tokens == 0:
@@ -132,13 +133,11 @@ class BeamSearch:
         for request_id in self._streams:
             self._engine.abort(request_id)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Aborts the requests of the current step. Closing twice is a no-op."""
         streams, self._streams = self._streams, {}
-        for request_id, stream in streams.items():
-            # Closing a generator that was never started runs none of its code, so `abort` is called, too.
-            self._engine.abort(request_id)
-            await stream.aclose()
+        for stream in streams.values():
+            stream.close()
 
     def _make_step_params(self) -> SamplingParams:
         """One greedy token, with enough alternatives for `num_beams` that do not end the sequence."""
@@ -244,10 +243,8 @@ def _ranked(beams: Sequence[Hypothesis], deltas: Sequence[Delta]) -> list[_Candi
     return sorted(candidates, key=lambda candidate: -candidate.score)
 
 
-def _checked(delta: Delta | None) -> Delta:
+def _checked(delta: Delta) -> Delta:
     """The only delta of a one-token request. Raises the error that it has instead of a token."""
-    if delta is None:
-        raise InvocationError("the engine ended the stream without a reason")
     if delta.finish_reason is FinishReason.ABORT:
         raise delta.error or RequestAbortedError(_ABORTED)
     if delta.finish_reason is FinishReason.ERROR:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.request.messages import GenerateCall
 
 
 class EngineClient(Protocol):
     """Implemented by AsyncEngine. Methods are called in the event loop's thread and return at once."""
 
-    def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+    def submit(self, call: GenerateCall) -> DeltaStream:
         """Admits the request now and returns its stream; closing the stream early aborts it.
-
-        A generator that was never started does not notice that it is closed: `abort` its request, too.
 
         The last Delta carries `finish_reason`; with ERROR it carries `error` too. Raises OverloadedError,
         UnavailableError or InvalidRequestError before anything is queued, and RequestAbortedError for a

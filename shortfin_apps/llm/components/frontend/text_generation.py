@@ -186,7 +186,7 @@ class TextGenerator:
                 self._pending.setdefault(request.request_id, []).append(started[-1])
         except BaseException as error:
             self._metrics.rejected(error)
-            await close_all(started)
+            close_all(started)
             raise
         return started
 

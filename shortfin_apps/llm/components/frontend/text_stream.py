@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -118,27 +118,27 @@ class PendingAnswer(ABC):
     def abort(self) -> None:
         """Ends the request; its reader gets what there is so far, or RequestAbortedError."""
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Aborts the request unless it has ended. Closing twice is a no-op."""
         if not self._finished:
-            await self._finish(FinishReason.ABORT)
+            self._finish(FinishReason.ABORT)
 
-    async def _finish(self, reason: FinishReason) -> None:
-        self._end(reason)
-        await self._release()
-
-    def _end(self, reason: FinishReason) -> None:
+    def _finish(self, reason: FinishReason) -> None:
         self._finished = True
         self.timer.finish(reason)
         self._on_end(self)
+        self._release()
 
     @abstractmethod
-    async def _release(self) -> None:
+    def _release(self) -> None:
         """Ends the request in the engine, if it is still there."""
 
 
 class TextStream(PendingAnswer):
-    """A request with one beam. Iterate it to its end or call `aclose`, which aborts the request."""
+    """A request with one beam. Iterate it to its end, or call `close`, which aborts the request.
+
+    Instead of iterating, a reader can `listen`, and `take` what there is when it is told.
+    """
 
     def __init__(
         self,
@@ -166,10 +166,18 @@ class TextStream(PendingAnswer):
     async def __anext__(self) -> TextDelta:
         if self._finished:
             raise StopAsyncIteration
-        try:
-            delta = await anext(self._deltas)
-        except StopAsyncIteration:
-            raise self._fail(InvocationError("the engine ended the stream without a reason")) from None
+        return self._text_of(await anext(self._deltas))
+
+    def listen(self, on_delta: Callable[[], None]) -> None:
+        """Has `on_delta` called, in the event loop, whenever there is something to `take`."""
+        self._deltas.on_delta = on_delta
+
+    def take(self) -> TextDelta | None:
+        """All that is unread; None if nothing is. Raises the error that ended the request."""
+        delta = None if self._finished else self._deltas.take()
+        return None if delta is None else self._text_of(delta)
+
+    def _text_of(self, delta: Delta) -> TextDelta:
         if delta.finish_reason is FinishReason.ERROR:
             raise self._fail(delta.error or InvocationError("the engine failed under this request"))
         if delta.error is not None and self._num_tokens == 0 and not delta.token_ids:
@@ -179,7 +187,7 @@ class TextStream(PendingAnswer):
             self._read_deltas.append(text_delta)
         self.timer.tokens(len(text_delta.token_ids), delta.queue_s, delta.num_cached_tokens)
         if text_delta.finish_reason is not None:
-            await self._finish(text_delta.finish_reason)
+            self._finish(text_delta.finish_reason)
         return text_delta
 
     def abort(self) -> None:
@@ -206,7 +214,7 @@ class TextStream(PendingAnswer):
         try:
             return [_join([delta async for delta in self])]
         finally:
-            await self.aclose()
+            self.close()
 
     def _read(self, delta: Delta) -> TextDelta:
         """Converts ids to text, up to a stop string, which ends the request."""
@@ -241,13 +249,11 @@ class TextStream(PendingAnswer):
         )
 
     def _fail(self, error: Exception, reason: FinishReason = FinishReason.ERROR) -> Exception:
-        self._end(reason)
+        self._finish(reason)
         return error
 
-    async def _release(self) -> None:
-        # Closing a generator that was never started runs none of its code, so `abort` is called, too.
-        self._engine.abort(self._engine_id)
-        await self._deltas.aclose()
+    def _release(self) -> None:
+        self._deltas.close()
 
 
 class TextBeams(PendingAnswer):
@@ -273,19 +279,19 @@ class TextBeams(PendingAnswer):
             answers = [self._read(hypothesis) for hypothesis in self._search.hypotheses]
         except Exception as error:
             aborted = isinstance(error, RequestAbortedError)
-            await self._finish(FinishReason.ABORT if aborted else FinishReason.ERROR)
+            self._finish(FinishReason.ABORT if aborted else FinishReason.ERROR)
             raise
         else:
-            await self._finish(answers[0].finish_reason or FinishReason.LENGTH)
+            self._finish(answers[0].finish_reason or FinishReason.LENGTH)
             return answers
         finally:
-            await self.aclose()
+            self.close()
 
     def abort(self) -> None:
         self._search.abort()
 
-    async def _release(self) -> None:
-        await self._search.aclose()
+    def _release(self) -> None:
+        self._search.close()
 
     def _read(self, hypothesis: Hypothesis) -> TextDelta:
         return TextDelta(
@@ -319,44 +325,12 @@ async def gather_answers(requests: Sequence[PendingAnswer]) -> list[list[TextDel
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await close_all(requests)
+        close_all(requests)
 
 
-async def merge(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """Deltas of all streams as they arrive, each with its stream's index. Closing this aborts the rest."""
-    pending: dict[asyncio.Task[TextDelta], int] = {}
-    try:
-        if len(streams) == 1:  # the common case needs no tasks
-            async for delta in streams[0]:
-                yield 0, delta
-            return
-        pending = {_next(stream): index for index, stream in enumerate(streams)}
-        while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=pending.__getitem__):
-                index = pending.pop(task)
-                delta = task.result()
-                if delta.finish_reason is None:
-                    pending[_next(streams[index])] = index
-                yield index, delta
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        await close_all(streams)
-
-
-async def close_all(requests: Sequence[PendingAnswer]) -> None:
+def close_all(requests: Sequence[PendingAnswer]) -> None:
     for request in requests:
-        await request.aclose()
-
-
-def _next(stream: TextStream) -> asyncio.Task[TextDelta]:
-    return asyncio.ensure_future(_anext(stream))
-
-
-async def _anext(stream: TextStream) -> TextDelta:
-    return await anext(stream)
+        request.close()
 
 
 def _join(deltas: Sequence[TextDelta]) -> TextDelta:
