@@ -21,6 +21,11 @@ class MessageReader:
         self._parser = None if form.dialect == NO_DIALECT else form.parser()
         self._num_calls = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text is the message's content as it is."""
+        return self._parser is None
+
     def message(self, text: str) -> dict[str, Any]:
         """The whole message."""
         pieces = self._pieces(text, is_last=True)

@@ -10,11 +10,14 @@ import orjson
 from shortfin_apps.llm.api.openai_shapes import Shape, usage
 from shortfin_apps.llm.components.frontend.text_stream import EMPTY_ANSWER, TextDelta, TextRequest
 
+_MARK = "\0"  # what stands for the text
+
 
 class ChunkEvents:
     """The chunks in `shape`, and a last one with the usage if asked for; implements `Events`.
 
-    A chunk's fields outside of `choices` are encoded once, as they are the same in all chunks.
+    A chunk's fields outside of `choices` are encoded once, as they are the same in all chunks, and so is all
+    of a chunk that has nothing else but a text.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class ChunkEvents:
         if with_usage:
             self._head["usage"] = None
         self._opening = _opening(self._head)
+        self._frames: list[tuple[bytes, bytes] | None] = [None] * len(requests)  # around the text
         self._generated, self._cached = [0] * len(requests), [0] * len(requests)
 
     def first(self) -> bytes:
@@ -38,7 +42,13 @@ class ChunkEvents:
         self._generated[index] += len(delta.token_ids)
         if delta.num_cached_tokens > self._cached[index]:
             self._cached[index] = delta.num_cached_tokens
-        return self._chunks(index, delta)
+        frame = self._frames[index]
+        if frame is not None and not delta.logprobs and delta.finish_reason is None:
+            return frame[0] + orjson.dumps(delta.text) + frame[1] if delta.text else b""
+        chunks = self._chunks(index, delta)
+        if frame is None:
+            self._frames[index] = self._frame(index)
+        return chunks
 
     def last(self) -> bytes:
         if not self._with_usage:
@@ -48,6 +58,13 @@ class ChunkEvents:
 
     def _chunks(self, index: int, delta: TextDelta) -> bytes:
         return b"".join(map(self._chunk, self._shape.chunks(index, delta)))
+
+    def _frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """A chunk with nothing but text, without its text; None if there is no such chunk yet."""
+        if "prompt_token_ids" in self._head or (choice := self._shape.plain_chunk(index, _MARK)) is None:
+            return None
+        before, _, after = self._chunk(choice).rpartition(orjson.dumps(_MARK))
+        return before, after
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         chunk = self._opening + orjson.dumps(choice) + b"]}\n\n"

@@ -56,6 +56,10 @@ class Shape(Protocol):
         """The streamed elements of `choices` for a delta; none when it has nothing to send yet."""
         ...
 
+    def plain_chunk(self, index: int, text: str) -> dict[str, Any] | None:
+        """What `chunks` yields from now on for a delta with nothing but a text; None if that varies."""
+        ...
+
 
 class CompletionShape:
     id_prefix = "cmpl-"
@@ -99,6 +103,11 @@ class CompletionShape:
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
         if _has_news(delta, self._extras):
             yield self.choice(index, delta)
+
+    def plain_chunk(self, index: int, text: str) -> dict[str, Any] | None:
+        if self._extras.token_ids or self._echoes[index]:
+            return None
+        return self.choice(index, TextDelta(text, ()))
 
     def _extra_fields(self, index: int, answer: TextDelta) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -203,6 +212,12 @@ class ChatShape:
         news = reader.delta(delta.text, is_last=delta.finish_reason is not None)
         if news or _has_news(delta._replace(text=""), self._extras):
             yield {"index": index, "delta": news, **self._rest(delta, reader)}
+
+    def plain_chunk(self, index: int, text: str) -> dict[str, Any] | None:
+        reader = self._readers.get(index)
+        if self._extras.token_ids or reader is None or not reader.is_plain:
+            return None
+        return next(self.chunks(index, TextDelta(text, ())))
 
     def _rest(self, delta: TextDelta, reader: MessageReader) -> dict[str, Any]:
         return {

@@ -3,10 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
 
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
-from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.components.frontend.metrics import TOKEN_BUCKETS, ServerMetrics, TokenHistogram
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import OverloadedError
@@ -156,3 +159,22 @@ def test_two_servers_do_not_share_metrics() -> None:
     one, other = ServerMetrics("m"), ServerMetrics("m")
     one.start_request(1, 1).finish(FinishReason.STOP)
     assert value(other, "vllm:request_success_total", finished_reason="stop") == 0
+
+
+@given(st.lists(st.floats(0, 100)))
+def test_a_token_histogram_is_that_of_the_library(values: list[float]) -> None:
+    registry = CollectorRegistry()
+    ours = TokenHistogram("ours", "", TOKEN_BUCKETS, "m")
+    registry.register(ours)
+    theirs = Histogram("theirs", "", ["model_name"], registry=registry, buckets=TOKEN_BUCKETS).labels("m")
+    for value in values:
+        ours.observe(value)
+        theirs.observe(value)
+    samples = {
+        name: [
+            (s.name.removeprefix(name), s.labels, s.value) for s in family.samples if "created" not in s.name
+        ]
+        for family in registry.collect()
+        if (name := family.name)
+    }
+    assert sorted(samples["ours"], key=str) == sorted(samples["theirs"], key=str)

@@ -6,6 +6,7 @@ Latencies are measured here, on the HTTP side; the engine's counters are read wh
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
-from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, Distribution, EntryCounts, PlanCounts
+from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import OverloadedError, UnavailableError
@@ -36,7 +37,10 @@ class ServerMetrics:
         self.clock = clock
         self._model_name = model_name
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS)
-        self.itl = self._histogram("inter_token_latency_seconds", "Between two steps' tokens", TOKEN_BUCKETS)
+        self.itl = TokenHistogram(
+            "vllm:inter_token_latency_seconds", "Between two steps' tokens", TOKEN_BUCKETS, model_name
+        )
+        self.registry.register(self.itl)
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean of a request after its first token", TOKEN_BUCKETS
         )
@@ -79,6 +83,30 @@ class ServerMetrics:
         return Counter(f"vllm:{name}", help_text, ["model_name", label], registry=self.registry)
 
 
+class TokenHistogram(Collector):
+    """A histogram of what happens at every token, so in the event loop's thread alone, which needs no locks.
+
+    `buckets` are upper bounds.
+    """
+
+    def __init__(self, name: str, help_text: str, buckets: Sequence[float], model_name: str) -> None:
+        self._name = name
+        self._help_text = help_text
+        self._buckets = buckets
+        self._model_name = model_name
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._buckets, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._help_text, labels=["model_name"])
+        family.add_metric([self._model_name], _cumulative(self._buckets, self._counts), self._sum)
+        yield family
+
+
 class RequestTimer:
     """Latencies of one request; nothing is recorded for one that was never admitted.
 
@@ -109,7 +137,8 @@ class RequestTimer:
         if count == 0:
             return
         now = self._metrics.clock()
-        self.cached_tokens = max(self.cached_tokens, cached_tokens)
+        if cached_tokens > self.cached_tokens:
+            self.cached_tokens = cached_tokens
         if self.first_s is None:
             self._metrics.ttft.observe(now - self._arrival)
             self._metrics.queue.observe(queue_s)
@@ -179,7 +208,7 @@ class _EngineCollector(Collector):
                 tokens.add_metric([*values, kind], count)
             distributions = (counts.tasks, counts.prefill_tokens, counts.decode_tokens)
             for mix, distribution in zip(mixes, distributions, strict=True):
-                mix.add_metric(values, _cumulative(distribution), distribution.total)
+                mix.add_metric(values, _cumulative(BOUNDS, distribution.bins), distribution.total)
         yield from (invocations, tokens, *mixes)
 
     def _patches(self, plans: PlanCounts) -> Metric:
@@ -213,10 +242,9 @@ def _tokens_by_kind(counts: EntryCounts) -> list[tuple[str, int]]:
     ]
 
 
-def _cumulative(distribution: Distribution) -> list[tuple[str, float]]:
-    """Cumulative buckets of a histogram, the last bound infinite."""
-    bounds = [*(str(float(bound)) for bound in BOUNDS), "+Inf"]
-    return list(zip(bounds, accumulate(distribution.bins), strict=True))
+def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative buckets of a histogram, with a last bound that is infinite."""
+    return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))
 
 
 def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
