@@ -141,6 +141,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.kvcache", "components.loading", "components.runtime", "components.runtime.names"),
         *("components.speculation", "components.speculative_loading", "components.text", "errors"),
     ),
+    "cluster": ("components.runtime.names", "errors", "server"),
     # On the other side of HTTP.
     "client": ("errors",),
     "terminal": ("cli", "client", "errors"),

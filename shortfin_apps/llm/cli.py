@@ -80,6 +80,9 @@ class Entry:
 COMMANDS = {
     "build": Entry("shortfin_apps.llm.builder.cli", "compile a model for a device"),
     "serve": Entry("shortfin_apps.llm.server.command", "serve a model over HTTP", MIN_SERVER_BYTES),
+    "cluster": Entry(
+        "shortfin_apps.llm.cluster.command", "serve a model with several workers behind a router"
+    ),
     "inspect": Entry(
         "shortfin_apps.llm.inspection.cli", "show what a compiled model holds, and its GPU kernels"
     ),

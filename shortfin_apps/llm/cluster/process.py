@@ -1,0 +1,116 @@
+"""One process of a cluster: starts it, passes its log on, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shortfin_apps.llm.server.config import ENV_PREFIX
+from shortfin_apps.llm.server.config_sources import OTHER_VARIABLES
+
+TAIL_LINES = 15
+MAX_LINE_BYTES = 1 << 20
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the routers colour their log even where that is a pipe
+
+Show = Callable[[str, str], None]  # receives a process's name and one line of its log
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run: `python -m` these words, with `stdin` as JSON, which nobody else can read."""
+
+    name: str
+    words: Sequence[str]
+    stdin: Any
+    logs_to_stdout: bool = False  # else its standard output is of no interest
+
+
+class Process:
+    """A running program. It gets SIGTERM when this process ends, however that ends."""
+
+    def __init__(self, program: Program, process: asyncio.subprocess.Process, show: Show) -> None:
+        self.program = program
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process = process
+        self._show = show
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, program: Program, show: Show) -> Process:
+        output = asyncio.subprocess.STDOUT if program.logs_to_stdout else asyncio.subprocess.PIPE
+        child = "shortfin_apps.llm.cluster.child"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", child, str(os.getpid()), *program.words),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE if program.logs_to_stdout else asyncio.subprocess.DEVNULL,
+            stderr=output,
+            limit=MAX_LINE_BYTES,
+            start_new_session=True,  # Ctrl-C in a terminal is for us, who end the processes in order
+            env=_environment(),
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
+            process.stdin.write(json.dumps(program.stdin).encode())
+            await process.stdin.drain()
+        process.stdin.close()
+        return cls(program, process, show)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Its exit status, once its log has been read; negative for a signal."""
+        status = await self._process.wait()
+        # A process that it left behind may hold the log open.
+        await asyncio.wait({self._reading}, timeout=1)
+        return status
+
+    async def stop(self, patience_s: float) -> None:
+        """Sends SIGTERM, and SIGKILL if it has not ended within `patience_s`."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait(), patience_s)
+        except TimeoutError:
+            self.kill()
+            await self.wait()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def _read(self) -> None:
+        stream = self._process.stdout if self.program.logs_to_stdout else self._process.stderr
+        assert stream is not None
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than MAX_LINE_BYTES, and dropped
+                continue
+            if not line:
+                return
+            text = COLOUR.sub("", line.decode(errors="replace")).rstrip()
+            self.tail.append(text)
+            self._show(self.program.name, text)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without the settings in it, which have been read and are on stdin."""
+    kept = {ENV_PREFIX + name for name in OTHER_VARIABLES}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith(ENV_PREFIX) or name.upper() in kept
+    }

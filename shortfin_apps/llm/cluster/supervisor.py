@@ -1,0 +1,163 @@
+"""Starts the workers, then the router; starts again what ends; stops the router first, then the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from shortfin_apps.llm.cluster.process import Process, Program, Show
+from shortfin_apps.llm.cluster.restart_delay import RestartDelay
+from shortfin_apps.llm.errors import LlmError
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+PROBE_TIMEOUT_S = 5.0
+MARGIN_S = 10.0  # beyond the time that a process has to drain
+
+
+class ClusterError(LlmError):
+    """A process of a cluster that did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A program with the address that answers 200 once it is ready."""
+
+    program: Program
+    ready_url: str
+
+
+class Supervisor:
+    """The processes of a cluster; `announce` is told what became ready, in words for people."""
+
+    def __init__(
+        self,
+        workers: Sequence[Member],
+        router: Member,
+        *,
+        start_timeout_s: float,
+        drain_s: float,
+        announce: Callable[[str], None],
+        show: Show,
+    ) -> None:
+        self._workers, self._router = workers, router
+        self._start_timeout_s = start_timeout_s
+        self._drain_s = drain_s
+        self._announce, self._show = announce, show
+        self._processes: dict[str, Process] = {}  # the running ones, by their programs' names
+        self._keepers: list[asyncio.Task[None]] = []
+        self._clock = asyncio.get_running_loop().time
+
+    async def start(self) -> None:
+        """Returns when all workers, and then the router, are ready. Raises ClusterError."""
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for number, worker in enumerate(self._workers, 1):
+                    starting.create_task(self._start_worker(worker, f"{number} of {len(self._workers)}"))
+        except* ClusterError as failures:
+            raise failures.exceptions[0] from None
+        await self._start_member(self._router)
+        members = (*self._workers, self._router)
+        self._keepers = [asyncio.create_task(self._keep(member)) for member in members]
+
+    async def stop(self) -> None:
+        """Ends the processes without losing an answer: the router takes no more, then the workers drain.
+
+        The router has as long as the workers for the requests that it holds.
+        """
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self._stop([self._router])
+        await self._stop(self._workers)
+
+    def kill(self) -> None:
+        """Ends what is left at once; `stop` then returns."""
+        for process in self._processes.values():
+            process.kill()
+
+    async def _stop(self, members: Sequence[Member]) -> None:
+        names = {member.program.name for member in members} & self._processes.keys()
+        patience_s = self._drain_s + MARGIN_S
+        await asyncio.gather(*(self._processes[name].stop(patience_s) for name in names))
+
+    async def _start_worker(self, worker: Member, which: str) -> None:
+        process = await self._start_member(worker)
+        url = worker.ready_url.rpartition("/")[0]
+        self._announce(f"worker {which} is ready (process {process.pid}, {url})")
+
+    async def _start_member(self, member: Member) -> Process:
+        """Raises ClusterError, with the last lines of its log, if it ends or is not ready in time."""
+        process = await self._run(member)
+        name = member.program.name
+        ended, ready = (
+            asyncio.create_task(process.wait()),
+            asyncio.create_task(_until_ready(member.ready_url)),
+        )
+        try:
+            await asyncio.wait(
+                {ended, ready}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if ended.done():
+                raise ClusterError(f"{name} ended with {_status(ended.result())}{_tail(process)}")
+            if not ready.done():
+                late = f"was not ready within {self._start_timeout_s:g} s (--start-timeout)"
+                raise ClusterError(f"{name} {late}{_tail(process)}")
+            ready.result()
+        finally:
+            ended.cancel()
+            ready.cancel()
+        return process
+
+    async def _run(self, member: Member) -> Process:
+        process = await Process.start(member.program, self._show)
+        self._processes[member.program.name] = process
+        return process
+
+    async def _keep(self, member: Member) -> None:
+        """Starts the member again whenever it ends."""
+        name, delay = member.program.name, RestartDelay()
+        started_s = self._clock()
+        while True:
+            status = await self._processes[name].wait()
+            wait_s = delay.after(self._clock() - started_s)
+            logger.warning("%s ended with %s; it is started again in %g s", name, _status(status), wait_s)
+            await asyncio.sleep(wait_s)
+            started_s = self._clock()
+            process = await self._run(member)
+            ready = asyncio.create_task(_until_ready(member.ready_url))
+            ended = asyncio.create_task(process.wait())
+            try:
+                await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    self._announce(f"{name} is ready again (process {process.pid})")
+            finally:
+                ready.cancel()
+                ended.cancel()
+
+
+async def _until_ready(url: str) -> None:
+    """Returns once `url` answers 200."""
+    # Processes of this machine: no proxy, and a certificate that may be for another name.
+    async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False, verify=False) as client:
+        while True:
+            try:
+                if (await client.get(url)).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass  # not there yet
+            await asyncio.sleep(POLL_S)
+
+
+def _status(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+def _tail(process: Process) -> str:
+    lines = "\n".join(f"  {line}" for line in process.tail)
+    return f"; the last lines of its log:\n{lines}" if lines else ", and logged nothing"

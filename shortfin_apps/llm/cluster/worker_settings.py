@@ -1,0 +1,77 @@
+"""Which settings of a cluster each of its workers gets.
+
+The settings are those of `serve`. What concerns the address that clients see is the router's
+(`router_flags.py`); the rest is every worker's, but that devices and CPUs are dealt out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shortfin_apps.llm.cluster.ports import LOOPBACK
+from shortfin_apps.llm.components.runtime.names import GPU_NAMES
+from shortfin_apps.llm.server.config import BUILD_SETTINGS, SECRETS, ServerConfig, ServerConfigError, flag
+
+# The router's, and what was used to build the model before there are workers.
+NOT_OF_WORKERS = (
+    *("host", "port", "cors_origin", "ssl_certfile", "ssl_keyfile"),
+    *("api_key_file", "admin_api_key_file", *SECRETS, *BUILD_SETTINGS),
+)
+WITHOUT_MEANING = {
+    "root_path": "no router strips a prefix; do that in the proxy",
+    "ssl_keyfile_password": "no router takes a password; give a key without one",
+    "drain_delay": "the router is told first",
+}
+
+
+def check(config: ServerConfig) -> None:
+    """Raises ServerConfigError for a setting that a cluster cannot honour."""
+    for name, reason in WITHOUT_MEANING.items():
+        if name in config.model_fields_set:
+            raise ServerConfigError(f"`{flag(name)}` is not for clusters: {reason}")
+
+
+def worker_settings(
+    config: ServerConfig, ports: Sequence[int], keys: Sequence[str], admin_keys: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The settings of each worker by name, in types of JSON; one worker for each of `ports`.
+
+    Raises ServerConfigError if the devices cannot be dealt out evenly.
+    """
+    shared = config.model_dump(mode="json", exclude_unset=True, exclude={*NOT_OF_WORKERS, "device_ids"})
+    shared |= {name: list(each) for name, each in (("api_key", keys), ("admin_api_key", admin_keys)) if each}
+    if takes_threads(config):
+        shared["threads"] = max(1, len(os.sched_getaffinity(0)) // len(ports))
+    devices = dealt_devices(config, len(ports))
+    return [
+        shared | {"host": LOOPBACK, "port": port} | ({"device_ids": list(ids)} if ids else {})
+        for port, ids in zip(ports, devices, strict=True)
+    ]
+
+
+def takes_threads(config: ServerConfig) -> bool:
+    """Whether CPUs are dealt out: else each worker would start as many threads as there are CPUs."""
+    return not on_gpu(config) and config.threads is None and config.runtime != "shortfin"
+
+
+def dealt_devices(config: ServerConfig, num_workers: int) -> list[tuple[str, ...]]:
+    """The `--device-ids` of each worker: as many for each, in order. On GPUs the default is one for each."""
+    ids = config.device_ids
+    if not ids:
+        return [(str(index),) if on_gpu(config) else () for index in range(num_workers)]
+    if len(ids) % num_workers:
+        raise ServerConfigError(
+            f"`--device-ids` names {len(ids)} devices, which {num_workers} workers cannot share evenly; give"
+            " each worker as many, or change `--workers`"
+        )
+    return list(_pieces(ids, len(ids) // num_workers))
+
+
+def on_gpu(config: ServerConfig) -> bool:
+    return config.device.partition(":")[0] in GPU_NAMES
+
+
+def _pieces(ids: tuple[str, ...], size: int) -> Iterator[tuple[str, ...]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))

@@ -1,0 +1,107 @@
+"""A cluster of pretended servers: what starts, ends and comes back, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.cluster.ports import LOOPBACK, Wanted, free_ports
+from shortfin_apps.llm.cluster.process import Program
+from shortfin_apps.llm.cluster.supervisor import ClusterError, Member, Supervisor
+
+WORKERS = 2
+
+
+@dataclass
+class Cluster:
+    supervisor: Supervisor
+    diary: Path
+    said: list[str] = field(default_factory=list)
+
+    def entries(self) -> list[str]:
+        return self.diary.read_text().splitlines() if self.diary.exists() else []
+
+    async def until_said(self, what: str) -> str:
+        while not (found := [line for line in self.said if what in line]):
+            await asyncio.sleep(0.01)
+        return found[0]
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path, start_timeout_s: float = 60, **of_worker_1: Any) -> AsyncIterator[Cluster]:
+    names = [*(f"worker {number}" for number in range(1, WORKERS + 1)), "router"]
+    diary, members = tmp_path / "diary", []
+    for name, port in zip(names, free_ports([Wanted(LOOPBACK, 0, "--port")] * len(names)), strict=True):
+        own = of_worker_1 if name == "worker 1" else {}
+        settings = {"port": port, "name": name, "diary": str(diary), **own}
+        program = Program(name, ["tests.cluster.pretend_server"], settings)
+        members.append(Member(program, f"http://{LOOPBACK}:{port}/ready"))
+    said: list[str] = []
+    supervisor = Supervisor(
+        members[:-1],
+        members[-1],
+        start_timeout_s=start_timeout_s,
+        drain_s=30,
+        announce=said.append,
+        show=lambda name, line: None,
+    )
+    try:
+        yield Cluster(supervisor, diary, said)
+    finally:
+        await supervisor.stop()
+
+
+def process_in(line: str) -> int:
+    return int(line.partition("(process ")[2].partition(",")[0].rstrip(")"))
+
+
+async def test_the_router_starts_last_and_ends_first(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.supervisor.start()
+        assert len(running.said) == WORKERS
+    entries = running.entries()
+    assert entries[WORKERS : WORKERS + 2] == ["router started", "router ended"]
+    assert sorted(entries[-WORKERS:]) == ["worker 1 ended", "worker 2 ended"]
+    assert len(entries) == 2 * (WORKERS + 1)
+
+
+async def test_a_killed_worker_comes_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.supervisor.start()
+        os.kill(process_in(await running.until_said("worker 2")), signal.SIGKILL)
+        again = await running.until_said("worker 2 is ready again")
+        os.kill(process_in(again), 0)  # it is there
+    assert running.entries().count("worker 2 started") == 2
+    assert running.entries().count("worker 1 started") == 1
+
+
+async def test_a_worker_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
+    async with cluster(tmp_path, fail=True) as running:
+        with pytest.raises(ClusterError, match=r"worker 1 ended with status 3.*\n  no model here"):
+            await running.supervisor.start()
+    assert "router started" not in running.entries()
+
+
+async def test_a_worker_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:
+    async with cluster(tmp_path, start_timeout_s=0) as running:
+        with pytest.raises(ClusterError, match=r"worker \d was not ready within 0 s \(--start-timeout\)"):
+            await running.supervisor.start()
+
+
+async def test_kill_ends_what_does_not_drain(tmp_path: Path) -> None:
+    async with cluster(tmp_path, stubborn=True) as running:
+        await running.supervisor.start()
+        stopping = asyncio.create_task(running.supervisor.stop())
+        while not any(entry == "worker 2 ended" for entry in running.entries()):
+            await asyncio.sleep(0.01)
+        assert not stopping.done()
+        running.supervisor.kill()
+        await stopping
