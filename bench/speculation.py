@@ -1,7 +1,7 @@
 """Tokens per second with and without speculation, in turns, in one process; the tokens must be the same.
 
     python bench/speculation.py DIR --tasks edit,summary,story,W1,W3 --tokens 192 --repeat 5
-    python bench/speculation.py DIR --draft-model DIR
+    python bench/speculation.py DIR --speculative-model DIR
 
 Speculation is prompt lookup, or a draft model. No server: two engines take a step in turns, with nothing else
 to do, so that a machine whose speed changes slows down both. `edit` asks the model to repeat code with a
@@ -89,7 +89,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("artifact", type=Path, metavar="DIR", help="a model with a chat template")
-    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="instead of prompt lookup")
+    parser.add_argument("--speculative-model", type=Path, metavar="DIR", help="instead of prompt lookup")
     parser.add_argument("--tasks", default=",".join(TASKS), metavar="NAME,...", help=f"of {', '.join(TASKS)}")
     parser.add_argument("--tokens", type=int, default=192, help="of an answer at most, but for W1 and W3")
     parser.add_argument("--repeat", type=int, default=5, help="pairs of turns")
@@ -105,7 +105,7 @@ def main() -> None:
         files, eos_token_ids = _files_of(artifact), tokenizer.eos_token_ids
         engines = {
             setting: make_engine(device, files.config, files.vmfb, files.parameters, eos_token_ids, options)
-            for setting, options in _settings(plain, arguments.draft_model).items()
+            for setting, options in _settings(plain, arguments.speculative_model).items()
         }
         other = next(name for name in engines if name != PLAIN)
         print(f"| task | tok/s {PLAIN} | {other} | {other} / {PLAIN} | proposed | right | tokens a step |")

@@ -28,6 +28,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.sampling.sampler import drafted_token
 from shortfin_apps.llm.components.speculation.acceptance import Rate
 from shortfin_apps.llm.errors import DeviceLostError
 
@@ -140,7 +141,8 @@ class DraftModel:
                 break
             tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
             for request, row in zip(going, self._run(tasks), strict=True):
-                drafted[request] += self._next(request, row)
+                if self._is_finite(request, row):
+                    drafted[request] += self._next(request, row, number)
         for request, tokens in drafted.items():
             if (sequence := self._sequences.get(request)) is not None:
                 sequence.ahead = tokens[:-1]
@@ -156,9 +158,8 @@ class DraftModel:
                 tasks += self._tasks(request, sequence.num_computed, end)
         drafted: dict[Request, list[int]] = {}
         for task, row in zip(tasks, self._run(tasks), strict=True):
-            first = self._next(task.request, row)
-            if task.request in self._sequences and self._advance(task) and first:
-                drafted[task.request] = first
+            if self._is_finite(task.request, row) and self._advance(task):
+                drafted[task.request] = self._next(task.request, row, 0)
         return drafted
 
     def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
@@ -190,14 +191,17 @@ class DraftModel:
         self._cache.publish(sequence.lease, task.request.token_ids, task.seq_len)
         return task.seq_len == len(task.request.token_ids)
 
-    def _next(self, request: Request, row: Candidates) -> list[int]:
-        """The best token behind a row; none if it is not finite, and then the request is forgotten."""
-        if not row.is_finite:
-            if (sequence := self._sequences.get(request)) is not None:
-                self._cache.retract(sequence.lease)
-                self._forget(request, is_suspect=True)
-            return []
-        token_id, vocab_size = row.best_token_id, self._options.vocab_size
+    def _is_finite(self, request: Request, row: Candidates) -> bool:
+        """Whether a row and those of its request before it are finite; else the request is forgotten."""
+        if row.is_finite or request not in self._sequences:
+            return request in self._sequences
+        self._cache.retract(self._sequences[request].lease)
+        self._forget(request, is_suspect=True)
+        return False
+
+    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
+        """The token behind a row and `num_ahead` drafted ones; none that the model does not have."""
+        token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
         return [token_id] if vocab_size is None or token_id < vocab_size else []
 
     def _task(self, request: Request, token_ids: Sequence[int], start: int) -> LlmTaskInput:

@@ -160,6 +160,23 @@ def _chosen(row: Candidates, request: Request, index: int) -> int:
     return int(token_ids[draw(weights, request.seed, index)])
 
 
+def drafted_token(row: Candidates, request: Request, num_ahead: int) -> int:
+    """What `sample` would choose, `num_ahead` tokens from now, if the model's row were this one.
+
+    The random number is that of the token's place. So a draft model whose rows are like the model's drafts
+    what the model will draw, not what is likeliest. Adjustments are left out, and tokens that are no
+    candidates; of a row with `logits`, it is the best.
+    """
+    params, index = request.call.params, request.num_generated + num_ahead
+    if params.greedy or row.logits is not None:
+        return row.best_token_id
+    if params.top_k:
+        return _chosen(row, request, index)
+    order = np.argsort(row.token_ids)  # as in a whole row
+    place = draw_from_row(row.values[order], row.best, params, request.seed, index)
+    return int(row.token_ids[order[place]])
+
+
 def logprobs_of(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
     """Log-probabilities under the model's own distribution, before the steps above. `logits` is `[V]`."""
     wide = logits.astype(np.float64)
