@@ -69,7 +69,7 @@ class Rig:
             self.outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason is not None:
                 self.last[delta.request_id] = delta
-        for cache in self._caches:
+        for cache in self.caches:
             cache.check_integrity()
 
     def step(self) -> None:
@@ -88,13 +88,13 @@ class Rig:
         """Of the model and, once it has been told that requests have ended, of the draft model."""
         if self.draft is not None:
             self.draft.model.forget_ended()
-        for cache in self._caches:
+        for cache in self.caches:
             cache.flush()
-        usages = [usage for cache in self._caches for usage in (cache.usage(), cache.window_usage())]
+        usages = [usage for cache in self.caches for usage in (cache.usage(), cache.window_usage())]
         return all(usage.free == usage.total for usage in usages if usage is not None)
 
     @property
-    def _caches(self) -> list[KVCache]:
+    def caches(self) -> list[KVCache]:
         return [self.cache] if self.draft is None else [self.cache, self.draft.cache]
 
 

@@ -27,7 +27,7 @@ from shortfin_apps.llm.errors import (
     OverloadedError,
     UnavailableError,
 )
-from tests.components.engine_fixture import Rig, call, make_rig
+from tests.components.engine_fixture import FakeDraft, Rig, call, make_draft, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.forcing_grammar import Keys
 from tests.components.stepped_engine import NeverBackError, SteppedClock, SteppedEngine, SteppedLoop
@@ -149,6 +149,7 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         max_forced_tokens=rng.choice([0, 2, 32]),
         row_cost=rng.choice([0, 0.05]),
     )
+    speculates = extend_rank == 1 and rng.random() < 0.7
     rig = make_rig(
         fake_config(
             stride=STRIDE,
@@ -165,7 +166,8 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         mode=rng.choice(["default", "extend-attention"]),
         token_budget=rng.choice([None, 8, 16, 40]),
         extend_rank=extend_rank,
-        speculation=speculation if extend_rank == 1 and rng.random() < 0.7 else None,
+        speculation=speculation if speculates else None,
+        draft=random_draft(rng) if speculates and rng.random() < 0.5 else None,
         repeats=REPEATS,
         loop_sizes=rng.choice([(), (1, 8), (2, 8)]),
         reads_masked=rng.random() < 0.5,
@@ -182,6 +184,33 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
 
     rig.engine._run = noting  # type: ignore[method-assign]
     return rig
+
+
+def random_draft(rng: random.Random) -> FakeDraft:
+    """A draft model that is right or wrong, in many pages or few, and fails now and then."""
+    draft = make_draft(
+        fake_config(
+            stride=rng.choice([STRIDE, 8]),
+            pages=rng.choice([3, MIN_PAGES, 64]),
+            max_seq_len=rng.choice([20, 64]),
+            window=rng.choice([None, None, 1, 6]),
+        ),
+        repeats=REPEATS,
+        errs=rng.choice([0, 0.2, 1]),
+        max_tokens=rng.choice([1, 3, 8]),
+        round_cost=rng.choice([0, 0.1]),
+        catch_up_tokens=rng.choice([1, 8, 64]),
+        prefix_cache=rng.choice(["none", "trie"]),
+    )
+    fault_rate, nan_rate = rng.choice([0, 0, 0.01, 0.2]), rng.choice([0, 0, 0.05])
+
+    def call(name: str) -> None:
+        if rng.random() < fault_rate:
+            raise InvocationError(f"{name} of the draft model failed")
+
+    draft.program.faults.call = call
+    draft.program.faults.spoil = lambda row: rng.random() < nan_rate
+    return draft
 
 
 def random_arrival(rng: random.Random, request_id: str) -> tuple[GenerateCall, Answer]:
@@ -363,7 +392,8 @@ class Schedule:
         raise AssertionError("the engine makes no progress")
 
     def _check_pages(self) -> None:
-        self.rig.cache.check_integrity()
+        for cache in self.rig.caches:
+            cache.check_integrity()
         num_requests, num_tokens = self.engine.reserved
         assert num_requests >= 0
         assert num_tokens >= 0
