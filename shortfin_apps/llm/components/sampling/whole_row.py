@@ -32,9 +32,10 @@ def draw_from_row(logits: Floats, best: float, params: SamplingParams, seed: int
     scale = scale_of(params.temperature)
     if (some := _few_left(logits)) is not None:
         return int(some[_drawn(weights_of(logits[some], best, scale), params, seed, index)])
-    is_plain = params.top_p == 1 and params.min_p == 0 and params.typical_p == 1
-    if is_plain and (token_id := draw_quickly(logits, best, scale, seed, index)) is not None:
-        return token_id
+    if params.min_p == 0 and params.typical_p == 1:
+        token_id = draw_quickly(logits, best, scale, params.top_p, seed, index)
+        if token_id is not None:
+            return token_id
     return _drawn(_weights_of_row(logits, best, scale), params, seed, index)
 
 
