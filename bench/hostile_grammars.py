@@ -38,6 +38,15 @@ def objects(count: int) -> str:
     return json.dumps({"oneOf": branches})
 
 
+def chain(length: int) -> str:
+    """Definitions that each have the next one twice: two to the power of `length` paths."""
+    definitions: dict[str, object] = {
+        f"n{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(length)
+    }
+    definitions[f"n{length}"] = {"type": "integer"}
+    return json.dumps({"$ref": "#/$defs/n0", "$defs": definitions})
+
+
 REFERRED = {
     "anyOf": [{"$ref": "#/$defs/n"}, {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1}]
 }
@@ -47,6 +56,7 @@ SCHEMAS: Mapping[str, str] = {
     "anyOf of 10,000 strings": json.dumps({"anyOf": [{"enum": [f"{i:x}"]} for i in range(BRANCHES)]}),
     "oneOf of 60 objects of 40 keys": objects(60),
     "2,000 nested arrays": nested(2_000),
+    "300 definitions, each with the next one twice": chain(300),
     "a definition that is itself": json.dumps({"$ref": "#/$defs/n", "$defs": {"n": REFERRED}}),
     "intersection of 20 patterns": json.dumps(
         {"allOf": [{"type": "string", "pattern": f".*a.{{{i}}}b.*"} for i in range(20)]}
