@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # From an artefact to a running engine.
     "components": (),
     "components.kvcache": (),
+    "components.kv_events": ("components.kvcache", "errors"),
     "components.runtime.device": (),  # the interface; the rest of `runtime` is behind it
     "components.runtime.names": (),
     "components.runtime": (
@@ -110,7 +111,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "components.loading": (  # where the parts are put together
         *("components.batching", "components.engine", "components.frontend", "components.invocation"),
-        *("components.kvcache", "components.runtime", "components.runtime.device"),
+        *("components.kv_events", "components.kvcache", "components.runtime", "components.runtime.device"),
         *("components.runtime.names", "components.speculation", "components.speculative_loading"),
         *("config", "errors"),
     ),
@@ -138,8 +139,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "components.batching",
         "components.dialects",
         *("components.frontend", "components.grammar"),
-        *("components.kvcache", "components.loading", "components.runtime", "components.runtime.names"),
-        *("components.speculation", "components.speculative_loading", "components.text", "errors"),
+        *("components.kv_events", "components.kvcache", "components.loading", "components.runtime"),
+        *("components.runtime.names", "components.speculation", "components.speculative_loading"),
+        *("components.text", "errors"),
     ),
     "cluster": ("components.runtime.names", "errors", "server"),
     # On the other side of HTTP.
@@ -164,6 +166,7 @@ ONLY_IN = {
     "prompt_toolkit": ("terminal",),
     "starlette": ("api", "server", "server_protocol"),
     "uvicorn": ("server", "server_protocol"),
+    "zmq": ("components.kv_events",),
 }
 # The pure parts, whose tests run in milliseconds because they import nothing heavy.
 PURE = ("components.kvcache", "components.request", "components.speculation", "components.batching")

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,15 @@ from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components import loading
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.kv_events import publisher as publisher_module
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
+from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
 from shortfin_apps.llm.components.loading import EngineOptions, load_engine, make_engine
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.errors import ArtifactError
+from tests.components.engine_fixture import call
+from tests.components.kv_events.subscriber import Index, Subscriber
 from tests.conftest import BuildTiny
 
 NO_EOS: frozenset[int] = frozenset()
@@ -41,6 +48,50 @@ def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed
             EngineOptions(pages=1),
         )
     assert closed == ["closed"]
+
+
+async def test_kv_events_of_a_compiled_model_are_published_until_the_engine_closes(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[KVEventPublisher] = []
+
+    class Opened(KVEventPublisher):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            opened.append(self)
+
+    monkeypatch.setattr(publisher_module, "KVEventPublisher", Opened)
+    config, loopback = tiny_artifact.config, "tcp://127.0.0.1:*"
+    engine = load_engine(
+        config,
+        tiny_artifact.vmfb,
+        tiny_artifact.parameters,
+        NO_EOS,
+        EngineOptions(kv_events=KVEventOptions(endpoint=loopback, replay_endpoint=loopback)),
+    )
+    engine.start()
+    prompt = list(range(3, 3 + 2 * config.stride))
+    _ = [delta async for delta in engine.submit(call("a", prompt, max_tokens=2, salt="s"))]
+    [publisher] = opened
+    assert publisher.endpoint is not None
+    with closing(Subscriber(publisher.endpoint, publisher.replay_endpoint)) as subscriber:
+        index = Index(config.stride)
+        for _, _, batch in subscriber.replay(0):
+            index.apply(batch)
+    whole = (("s",), tuple(prompt))
+    assert set(index.stored.values()) == {(("s",), tuple(prompt[: config.stride])), whole}
+    await engine.close()
+    assert not publisher._thread.is_alive()
+
+
+def test_kv_events_say_what_is_not_installed(
+    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, publisher_module.__name__, None)
+    options = EngineOptions(kv_events=KVEventOptions(endpoint="tcp://127.0.0.1:*"))
+    files = (tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS)
+    with pytest.raises(KVEventsError, match="shortfin-llm\\[kv-events\\]"):
+        load_engine(*files, options)
 
 
 def test_decoding_ahead_is_refused_without_decode_loops(build_tiny: BuildTiny) -> None:

@@ -9,6 +9,7 @@ from shortfin_apps.llm.components.batching.modes.auto import AutoModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions
 from shortfin_apps.llm.server.config import ServerConfigError, flag
 from tests.server.settings import notes_of, parse
 
@@ -128,3 +129,56 @@ def test_modes_and_the_server_have_the_same_defaults() -> None:
     for name, options in MODE_CHOICES.items():
         assert parse("DIR", "--batch-mode", name).mode_options(stride=16) == options()
     assert parse("DIR").scheduling_options() == DEFAULT_SCHEDULING
+
+
+def test_kv_events_have_a_topic_by_which_llm_d_finds_the_server() -> None:
+    assert parse("DIR").kv_event_options("tiny") is None
+    flags = ("--kv-events-endpoint", "tcp://*:5557", "--kv-events-replay-endpoint", "tcp://*:5558")
+    address = ("--host", "10.0.0.1", "--port", "8001")
+    options = parse("DIR", *flags, *address).kv_event_options("org/tiny")
+    assert options == KVEventOptions(
+        endpoint="tcp://*:5557", replay_endpoint="tcp://*:5558", topic="kv@10.0.0.1:8001@org/tiny"
+    )
+    given = ("--kv-events-topic", "t", "--kv-events-hash-seed", "0")
+    options = parse("DIR", *flags, *given).kv_event_options("tiny")
+    assert options is not None
+    assert (options.topic, options.hash_seed) == ("t", "0")
+
+
+@pytest.mark.parametrize("name", ["--kv-events-endpoint", "--kv-events-replay-endpoint"])
+@pytest.mark.parametrize(
+    ("endpoint", "accepted"),
+    [
+        ("tcp://*:5557", True),
+        ("tcp://127.0.0.1:*", True),
+        ("tcp://[::1]:65535", True),
+        ("ipc:///run/kv", True),
+        ("tcp://127.0.0.1:65536", False),
+        ("tcp://127.0.0.1", False),
+        ("tcp://:5557", False),
+        ("127.0.0.1:5557", False),
+        ("inproc://kv", False),
+        ("http://127.0.0.1:5557", False),
+        ("", False),
+    ],
+)
+def test_an_endpoint_of_kv_events_is_checked(name: str, endpoint: str, accepted: bool) -> None:
+    if accepted:
+        parse("DIR", name, endpoint)
+    else:
+        with pytest.raises(ServerConfigError, match=f"`{name}`"):
+            parse("DIR", name, endpoint)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--kv-events-topic", "t"), "--kv-events-topic"),
+        (("--kv-events-hash-seed", "0"), "--kv-events-hash-seed"),
+        (("--kv-events-replay-endpoint", "tcp://*:1"), "--kv-events-replay-endpoint"),
+        (("--kv-events-endpoint", "tcp://*:1", "--prefix-cache", "none"), "--kv-events-endpoint"),
+    ],
+)
+def test_settings_of_kv_events_without_effect_are_named(flags: tuple[str, ...], named: str) -> None:
+    [note] = notes_of("DIR", *flags)
+    assert named in note

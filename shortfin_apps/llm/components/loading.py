@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shortfin_apps.llm.components.batching import BATCH_MODES
 from shortfin_apps.llm.components.batching.mode import ModeOptions
@@ -23,7 +24,9 @@ from shortfin_apps.llm.components.invocation.page_count import (
     window_page_count,
 )
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
 from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.kvcache.events import PageListener
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
@@ -41,6 +44,9 @@ from shortfin_apps.llm.components.speculative_loading import (
 )
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
+
+if TYPE_CHECKING:  # an extra
+    from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +68,7 @@ class EngineOptions:
     of them at once. `jump_ahead` is whether those that grammars force
     are proposed: "auto" where the model takes proposed tokens, "on" needs that. `vocab_size` is the size of
     the model's vocabulary by its manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a
-    step may take.
+    step may take. `kv_events` is where changes of the prefix cache are published; None is nowhere.
     """
 
     device: str = "cpu"
@@ -84,6 +90,7 @@ class EngineOptions:
     vocab_size: int | None = None
     tokenizer_vocab_size: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
+    kv_events: KVEventOptions | None = None
 
 
 def load_engine(
@@ -95,26 +102,42 @@ def load_engine(
     confirm: Callable[[], None] = lambda: None,
     on_warm_up: OnProgress = lambda done, total: None,
 ) -> AsyncEngine:
-    """Loads, checks and warms up; the engine is ready for `start`. Takes seconds. Raises ArtifactError.
+    """Loads, checks and warms up; the engine is ready for `start`. Takes seconds.
 
-    `confirm` is called last; if it raises, the device is closed and the error passed on.
+    Raises ArtifactError and KVEventsError. `confirm` is called last; if it raises, the device is closed and
+    the error passed on.
     """
-    device = open_device(
-        options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
-    )
-    try:
-        engine = make_engine(device, config, vmfb, parameters, eos_token_ids, options, on_warm_up)
+    with ExitStack() as opened:
+        publisher = None
+        if options.kv_events is not None:
+            publisher = _publisher(options.kv_events, config.stride)
+            opened.callback(publisher.close)
+        device = open_device(
+            options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
+        )
+        opened.callback(device.close)
+        engine = make_engine(device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, publisher)
         confirm()
-    except BaseException:
-        device.close()
-        raise
+        close = opened.pop_all().close
     return AsyncEngine(
         engine,
         max_requests=engine.max_running + options.max_queue,
         max_queue_tokens=options.max_queue_tokens,
         stall_timeout_s=options.stall_timeout_s,
-        on_close=device.close,
+        on_close=close,
     )
+
+
+def _publisher(options: KVEventOptions, page_tokens: int) -> KVEventPublisher:
+    try:
+        from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
+    except ModuleNotFoundError as error:
+        raise KVEventsError(
+            f"KV events need {error.name}; install it with `pip install 'shortfin-llm[kv-events]'`"
+        ) from error
+    publisher = KVEventPublisher(options, page_tokens)
+    logger.info("KV events at %s, topic %s", publisher.endpoint, options.topic)
+    return publisher
 
 
 def make_engine(
@@ -125,10 +148,12 @@ def make_engine(
     eos_token_ids: frozenset[int],
     options: EngineOptions,
     on_warm_up: OnProgress = lambda done, total: None,
+    listener: PageListener | None = None,
 ) -> Engine:
     """The engine alone, on a device that the caller owns; it runs when the caller calls `step`.
 
-    `on_warm_up` is told the number of entries that have run once, and of all.
+    `on_warm_up` is told the number of entries that have run once, and of all; `listener` which pages of the
+    cache are published.
     """
     check_vocabulary(options.vocab_size, options.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
@@ -155,7 +180,7 @@ def make_engine(
     runner = make_runner(device, program, config, num_pages, num_window_pages)
     logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
     _check_decode_ahead(runner, options)
-    cache = make_page_cache(config, options.prefix_cache, num_pages, num_window_pages)
+    cache = make_page_cache(config, options.prefix_cache, num_pages, num_window_pages, listener)
     _warm_up(runner, config, options, on_warm_up)
     draft_model = None
     if draft is not None:

@@ -22,6 +22,7 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptio
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, SchedulingOptions
 from shortfin_apps.llm.components.dialects.choose import ReasoningParser, ToolParser
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
@@ -35,6 +36,7 @@ DEFAULT_LIMITS = Limits()
 # What `serve SOURCE` passes on to `build`, beside the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
 CONVERSATION_TOKENS = 1 << 22  # four bytes each
+ZMQ_ENDPOINT = re.compile(r"tcp://\S+:(\d{1,5}|\*)|ipc://\S+")
 # Settings for which an empty text is a value: no prefix, an empty list. An empty host would be every address.
 MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
 
@@ -182,6 +184,26 @@ class ServerConfig(BaseSettings):
         description="most requests in progress at once (default: the largest decode batch, or 256)",
     )
     prefix_cache: PrefixCache = Field("trie", description="how requests share the pages of a common prefix")
+    kv_events_endpoint: str | None = Field(
+        None,
+        description="ZeroMQ endpoint at which to publish the pages of the prefix cache that come and go, in "
+        "vLLM's format, as tcp://*:5557; subscribers see the token ids of prompts (docs/routers.md)",
+    )
+    kv_events_replay_endpoint: str | None = Field(
+        None,
+        description="ZeroMQ endpoint at which subscribers ask for KV events that they missed, as tcp://*:5558",
+    )
+    kv_events_topic: str | None = Field(
+        None,
+        min_length=1,
+        description="topic of KV events (default: kv@HOST:PORT@MODEL); HOST:PORT must be the "
+        "address by which the router knows this server",
+    )
+    kv_events_hash_seed: str | None = Field(
+        None,
+        description="what vLLM takes from PYTHONHASHSEED: servers with the same one give a page the same "
+        "hash (default: a random one)",
+    )
     decode_ahead: Literal["auto", "on", "off"] = Field(
         "auto",
         description="queue a decode step before the tokens of the one before are back, sampled on the "
@@ -341,6 +363,13 @@ class ServerConfig(BaseSettings):
                 raise ValueError(f"{entry!r} must be a tenant's name, `=` and a number from 0.001 to 1000")
         return value
 
+    @field_validator("kv_events_endpoint", "kv_events_replay_endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str | None) -> str | None:
+        if value is not None and not _is_endpoint(value):
+            raise ValueError("it must be tcp://HOST:PORT, where * stands for every address, or ipc://PATH")
+        return value
+
     @field_validator("batch_mode", mode="before")
     @classmethod
     def _dashes_or_underscores(cls, value: object) -> object:
@@ -405,6 +434,12 @@ class ServerConfig(BaseSettings):
                 "--speculative-tokens",
                 "nothing is proposed without `--speculative` or `--speculative-model`",
             )
+        if self.kv_events_endpoint is None:
+            for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_hash_seed"):
+                if getattr(self, name) is not None:
+                    yield flag(name), "no KV events are published without `--kv-events-endpoint`"
+        elif self.prefix_cache == "none":
+            yield "--kv-events-endpoint", "no pages are shared with `--prefix-cache none`"
         of_modes = set().union(*map(_names, BATCH_MODES.values()))
         for name in sorted((of_modes - _names(MODE_CHOICES[self.batch_mode])) & self.model_fields_set):
             modes = [mode for mode, options in BATCH_MODES.items() if name in _names(options)]
@@ -418,6 +453,17 @@ class ServerConfig(BaseSettings):
         options = MODE_CHOICES[self.batch_mode]
         return options(**{name: values[name] for name in _names(options)})
 
+    def kv_event_options(self, model_name: str) -> KVEventOptions | None:
+        """None if no events are published."""
+        if self.kv_events_endpoint is None:
+            return None
+        return KVEventOptions(
+            endpoint=self.kv_events_endpoint,
+            replay_endpoint=self.kv_events_replay_endpoint,
+            topic=self.kv_events_topic or f"kv@{self.host}:{self.port}@{model_name}",
+            hash_seed=self.kv_events_hash_seed,
+        )
+
     def scheduling_options(self) -> SchedulingOptions:
         pairs = [entry.rpartition("=") for entry in self.tenant_weights]
         return SchedulingOptions(
@@ -425,6 +471,12 @@ class ServerConfig(BaseSettings):
             long_prefill_tokens=self.long_prefill_tokens,
             tenant_weights={name: float(weight) for name, _, weight in pairs},
         )
+
+
+def _is_endpoint(value: str) -> bool:
+    found = ZMQ_ENDPOINT.fullmatch(value)
+    # ZeroMQ would take a larger port modulo 65536.
+    return found is not None and (found[1] in (None, "*") or int(found[1]) < 1 << 16)
 
 
 def _names(options: type[ModeOptions]) -> set[str]:

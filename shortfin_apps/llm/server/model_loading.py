@@ -21,6 +21,7 @@ from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_object
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
@@ -199,6 +200,7 @@ def load_engine(
         vocab_size=artifact.vocab_size,
         tokenizer_vocab_size=tokenizer.vocab_size,
         stall_timeout_s=config.stall_timeout,
+        kv_events=_kv_events(config, config.served_model_name or artifact.name),
     )
     with warm_up_progress() as on_warm_up:
         return loading.load_engine(
@@ -210,6 +212,13 @@ def load_engine(
             confirm,
             on_warm_up,
         )
+
+
+def _kv_events(config: ServerConfig, name: str) -> KVEventOptions | None:
+    options = config.kv_event_options(name)
+    if options is not None and not options.is_local:
+        logger.warning("anyone who can reach %s can read the token ids of prompts", options.endpoint)
+    return options
 
 
 def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:

@@ -11,6 +11,7 @@ from shortfin_apps.llm.components.invocation.page_count import (
     page_table_bytes,
 )
 from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache, WindowOptions, make_cache
+from shortfin_apps.llm.components.kvcache.events import PageListener
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -46,9 +47,13 @@ def make_runner(
 
 
 def make_page_cache(
-    config: ModelConfig, prefix_cache: PrefixCache, num_pages: int, num_window_pages: int
+    config: ModelConfig,
+    prefix_cache: PrefixCache,
+    num_pages: int,
+    num_window_pages: int,
+    listener: PageListener | None = None,
 ) -> KVCache:
-    """The cache that leases the pages of a runner of that many."""
+    """The cache that leases the pages of a runner of that many; `listener` is told which are published."""
     window = None
     if config.window_tokens is not None:
         window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
@@ -60,7 +65,7 @@ def make_page_cache(
             config.window_tokens,
             num_pages,
         )
-    return make_cache(_prefix_cache(config, prefix_cache), num_pages, config.stride, window)
+    return make_cache(_prefix_cache(config, prefix_cache), num_pages, config.stride, window, listener)
 
 
 def _prefix_cache(config: ModelConfig, asked: PrefixCache) -> PrefixCache:

@@ -1,0 +1,60 @@
+"""Hashes of published pages: vLLM's `sha256_cbor` of prefix caching.
+
+A page's hash is SHA-256 over the canonical CBOR of [hash of the page before, token ids, extra keys]. Before a
+prompt's first page is the hash of the seed, and its extra keys are [cache salt], if it has one; others have
+none (vllm/v1/core/kv_cache_utils.py and vllm/utils/hashing.py, v0.28).
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+
+import cbor2
+
+from shortfin_apps.llm.components.kvcache.events import PagesPublished
+
+_MASK = (1 << 64) - 1
+
+
+def hash_cbor(value: object) -> bytes:
+    """32 bytes."""
+    return sha256(cbor2.dumps(value, canonical=True)).digest()
+
+
+def announced(page_hash: bytes) -> int:
+    """The hash as events have it: vLLM's integer form, the last 64 bits, unsigned."""
+    return int.from_bytes(page_hash, "big") & _MASK
+
+
+class BlockHashes:
+    """The hashes of all pages that are published, by their serial numbers."""
+
+    def __init__(self, seed: str | None) -> None:
+        self._root = os.urandom(32) if seed is None else hash_cbor(seed)
+        self._of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def parent(self, event: PagesPublished) -> bytes | None:
+        """The hash of the page before the event's first one, which is published; None if there is none."""
+        return None if event.parent is None else self._of[event.parent]
+
+    def add(self, event: PagesPublished) -> list[bytes]:
+        """The hashes of the event's pages, which are published from now on."""
+        last = self.parent(event) or self._root
+        extra_keys = None if event.cache_salt is None else (event.cache_salt,)
+        hashes: list[bytes] = []
+        for serial, token_ids in zip(event.serials, event.token_ids, strict=True):
+            last = self._of[serial] = hash_cbor((last, token_ids, extra_keys))
+            hashes.append(last)
+            extra_keys = None
+        return hashes
+
+    def remove(self, serials: tuple[int, ...]) -> list[bytes]:
+        """The hashes of these pages, which are published no more."""
+        return [self._of.pop(serial) for serial in serials]
+
+    def clear(self) -> None:
+        self._of.clear()

@@ -1,0 +1,64 @@
+"""Encodes changes of the published pages as vLLM's KV events.
+
+A batch is the msgpack array [time, events, data-parallel rank]. An event is an array that begins with its
+name; its fields are in vLLM's order (vllm/distributed/kv_events.py). vLLM itself writes events as maps since
+v0.28; llm-d's router and smg read both, and older subscribers arrays alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgpack
+
+from shortfin_apps.llm.components.kv_events.block_hashes import BlockHashes, announced
+from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent, PagesPublished, PagesWithdrawn
+
+MEDIUM = "GPU"  # vLLM's word for the memory that the device computes from, as opposed to offloaded pages
+RANK = 0
+_LORA_ID = _LORA_NAME = None
+
+
+class EventEncoder:
+    """Keeps the hashes of the published pages, so it must see every event, in order."""
+
+    def __init__(self, page_tokens: int, hash_seed: str | None) -> None:
+        self._page_tokens = page_tokens
+        self._hashes = BlockHashes(hash_seed)
+
+    def encode(self, time_s: float, events: Sequence[PageEvent]) -> bytes:
+        """One batch; `time_s` is Unix time."""
+        written = [message for event in events for message in self._messages(event)]
+        batch: bytes = msgpack.packb([time_s, written, RANK])
+        return batch
+
+    def _messages(self, event: PageEvent) -> Iterator[list[object]]:
+        if isinstance(event, PagesPublished):
+            yield self._stored(event)
+        elif isinstance(event, PagesWithdrawn):
+            yield ["BlockRemoved", [announced(each) for each in self._hashes.remove(event.serials)], MEDIUM]
+        else:
+            yield from self._all(event)
+
+    def _all(self, event: AllPages) -> Iterator[list[object]]:
+        self._hashes.clear()
+        yield ["AllBlocksCleared"]
+        for published in event.published:
+            yield self._stored(published)
+
+    def _stored(self, event: PagesPublished) -> list[object]:
+        parent = self._hashes.parent(event)
+        extra_keys = None
+        if event.cache_salt is not None:
+            extra_keys = [[event.cache_salt], *[None] * (len(event.serials) - 1)]
+        return [
+            "BlockStored",
+            [announced(each) for each in self._hashes.add(event)],
+            None if parent is None else announced(parent),
+            [token_id for token_ids in event.token_ids for token_id in token_ids],
+            self._page_tokens,
+            _LORA_ID,
+            MEDIUM,
+            _LORA_NAME,
+            extra_keys,
+        ]

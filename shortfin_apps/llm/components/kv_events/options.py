@@ -1,0 +1,41 @@
+"""Where and how KV events are published."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from shortfin_apps.llm.errors import LlmError
+
+
+class KVEventsError(LlmError):
+    """KV events cannot be published as the settings ask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventOptions:
+    """ZeroMQ endpoints to bind, such as `tcp://*:5557`, and what messages say.
+
+    `replay_endpoint` None: nothing is sent again. `topic` is the first frame of each message.
+    `hash_seed` is vLLM's PYTHONHASHSEED; None: no other process has the same hashes.
+    """
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+    hash_seed: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no other machine can read the events, which have the token ids of prompts."""
+        endpoints = (self.endpoint, self.replay_endpoint)
+        return all(_is_local(endpoint) for endpoint in endpoints if endpoint is not None)
+
+
+def _is_local(endpoint: str) -> bool:
+    address = urlsplit(endpoint)
+    try:
+        return address.scheme == "ipc" or ipaddress.ip_address(address.hostname or "").is_loopback
+    except ValueError:
+        return address.hostname == "localhost"

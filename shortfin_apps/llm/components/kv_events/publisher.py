@@ -1,0 +1,164 @@
+"""Publishes KV events over ZeroMQ, as vLLM does, from a thread of its own.
+
+A PUB socket sends (topic, sequence number, batch): the number counts batches from 0, in 8 bytes, big-endian.
+A subscriber that reads too slowly misses batches, and sees a gap in the numbers. It may ask the ROUTER socket
+for all since a number, in a message (empty, number), and gets (empty, topic, number, batch) for each, and
+(empty, empty, -1, empty) at the end.
+
+    engine thread                        this thread
+    tell ── deque, one byte to wake ───> hash, encode, send, keep for replays
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from shortfin_apps.llm.components.kv_events.messages import EventEncoder
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
+from shortfin_apps.llm.components.kv_events.replay_buffer import MAX_BATCHES, ReplayBuffer
+from shortfin_apps.llm.components.kvcache.events import AllPages, PageEvent
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000  # events that were not published yet
+MAX_EVENTS = 1_000  # of a batch
+SEND_BATCHES = 1_000  # that wait for a subscriber; it misses further ones
+MAX_REQUEST_BYTES = 1024  # of a replay request, and of a subscription
+NUMBER_BYTES = 8
+END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
+CLOSE_S = 1.0
+
+
+class KVEventPublisher:
+    """A PageListener whose thread runs until `close`. Binds the endpoints; raises KVEventsError if it cannot.
+
+    The first batch says that no page is published, as routers may remember those of an earlier process.
+    `clock` is Unix time, called once for each batch.
+    """
+
+    def __init__(
+        self,
+        options: KVEventOptions,
+        page_tokens: int,
+        *,
+        send_batches: int = SEND_BATCHES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._topic = options.topic.encode()
+        self._clock = clock
+        self._encoder = EventEncoder(page_tokens, options.hash_seed)
+        self._kept = ReplayBuffer()
+        self._next_number = 0
+        self._context = zmq.Context()
+        self._replies: zmq.Socket[bytes] | None = None
+        try:
+            self._pub = self._bind(zmq.PUB, options.endpoint, send_batches)
+            if options.replay_endpoint is not None:
+                self._replies = self._bind(zmq.ROUTER, options.replay_endpoint, MAX_BATCHES + 1)
+        except KVEventsError:
+            self._context.destroy(linger=0)
+            raise
+        self.endpoint, self.replay_endpoint = _address(self._pub), _address(self._replies)
+        self._waiting: deque[PageEvent] = deque()
+        self._is_awake = self._is_closing = False
+        self._sleeper, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="kv events", daemon=True)
+        self.tell(AllPages(()))
+        self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._waiting) < MAX_WAITING
+
+    def tell(self, event: PageEvent) -> None:
+        self._waiting.append(event)
+        if not self._is_awake:
+            self._is_awake = True
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """Publishes what waits, then closes the sockets. The cache must tell nothing any more."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._waker.send(b"\0")
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._sleeper.close()
+            self._waker.close()
+
+    def _bind(self, kind: int, endpoint: str, send_batches: int) -> zmq.Socket[bytes]:
+        opened = self._context.socket(kind)
+        opened.setsockopt(zmq.LINGER, 0)
+        opened.setsockopt(zmq.SNDHWM, send_batches)
+        opened.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        opened.setsockopt(zmq.IPV6, 1)
+        try:
+            opened.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise KVEventsError(
+                f"KV events cannot be published at {endpoint} ({error.strerror}); choose another endpoint, "
+                "such as tcp://127.0.0.1:5557"
+            ) from error
+        return opened
+
+    def _run(self) -> None:
+        try:
+            poller = zmq.Poller()
+            poller.register(self._sleeper, zmq.POLLIN)
+            if self._replies is not None:
+                poller.register(self._replies, zmq.POLLIN)
+            while not self._is_closing:
+                ready = dict(poller.poll())
+                if self._sleeper.fileno() in ready:
+                    self._sleeper.recv(16)
+                self._publish_waiting()
+                if self._replies in ready:
+                    self._answer_replay()
+            self._publish_waiting()
+        except Exception:
+            logger.exception("KV events are not published any more")
+        finally:
+            self._context.destroy(linger=0)
+
+    def _publish_waiting(self) -> None:
+        self._is_awake = False  # before looking, so that what is told later wakes the thread again
+        while self._waiting:
+            count = min(len(self._waiting), MAX_EVENTS)
+            self._publish([self._waiting.popleft() for _ in range(count)])
+
+    def _publish(self, events: Sequence[PageEvent]) -> None:
+        number, self._next_number = self._next_number, self._next_number + 1
+        batch = self._encoder.encode(self._clock(), events)
+        self._kept.append(number, batch)
+        self._pub.send_multipart((self._topic, number.to_bytes(NUMBER_BYTES, "big"), batch))
+
+    def _answer_replay(self) -> None:
+        """Sends what was asked for; to a subscriber that does not read it, as much as its buffer holds."""
+        assert self._replies is not None
+        frames = self._replies.recv_multipart()
+        if len(frames) != 3 or frames[1] or len(frames[2]) != NUMBER_BYTES:
+            logger.debug("a request for a replay of KV events is ignored: it is not (empty, 8 bytes)")
+            return
+        subscriber = frames[0]
+        for number, batch in self._kept.since(int.from_bytes(frames[2], "big")):
+            self._replies.send_multipart(
+                (subscriber, b"", self._topic, number.to_bytes(NUMBER_BYTES, "big"), batch)
+            )
+        self._replies.send_multipart((subscriber, b"", b"", END, b""))
+
+
+def _address(opened: zmq.Socket[bytes] | None) -> str | None:
+    """The endpoint that a socket is bound to, with the port that it got."""
+    if opened is None:
+        return None
+    endpoint = opened.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.decode().rstrip("\0")
