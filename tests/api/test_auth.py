@@ -184,3 +184,12 @@ async def test_a_gateway_asks_for_models_and_metrics_in_its_own_name() -> None:
         assert (await harness.client.get(path, headers=bearer("gate"))).status_code == 200
         assert (await harness.client.head(path, headers=bearer("gate"))).status_code == 200
     assert (await harness.client.post("/flush_cache", headers=tenant("alice"))).status_code == 403
+
+
+async def test_the_tenants_header_can_have_another_name() -> None:
+    harness = Harness(keys=KeyRing(gateway_keys=["gate"], tenant_header="X-Request-Id-Tenant"))
+    headers = {**bearer("gate"), "x-request-id-tenant": "alice", "X-Tenant": "bob"}
+    [(name, _)] = await calls_of(headers, harness)
+    assert name == "alice"
+    response = await harness.client.post("/generate", json=GENERATE, headers=tenant("bob"))
+    assert (response.status_code, "X-Request-Id-Tenant" in response.text) == (400, True)

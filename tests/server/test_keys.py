@@ -7,7 +7,7 @@ import pytest
 
 from shortfin_apps.llm.server.config import KEY_FILES, KEYS, ServerConfig, ServerConfigError, flag
 from shortfin_apps.llm.server.keys import key_ring, read_keys
-from tests.server.settings import parse
+from tests.server.settings import notes_of, parse
 
 
 def test_keys_come_from_flags_environment_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -112,3 +112,11 @@ def test_a_gateway_key_with_a_second_role_is_refused(role: str) -> None:
     with pytest.raises(ServerConfigError, match="key of its own") as caught:
         key_ring(parse("DIR", "--gateway-key", "hush", role, "hush"))
     assert "hush" not in str(caught.value)
+
+
+def test_the_header_of_tenants_is_a_setting() -> None:
+    assert notes_of("DIR", "--gateway-key", "g", "--tenant-header", "X-Request-Id-Tenant") == []
+    [note] = notes_of("DIR", "--tenant-header", "X-Request-Id-Tenant")
+    assert "--tenant-header" in note
+    with pytest.raises(ServerConfigError, match="--tenant-header"):
+        parse("DIR", "--tenant-header", "X Tenant")

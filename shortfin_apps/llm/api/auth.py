@@ -1,7 +1,7 @@
 """API keys, needed for all routes but health checks, admin keys, needed for a few routes, and gateway keys.
 
-A gateway's requests are those of its tenants, whom it names in the header `X-Tenant`; of other callers with a
-key, that header says nothing.
+A gateway's requests are those of its tenants, whom it names in a header, `X-Tenant` unless told otherwise; of
+other callers with a key, that header says nothing.
 
 Keys are stored as HMACs under a secret of this process, so that the digest which identifies a caller in the
 prefix cache and the queue reveals nothing about the key.
@@ -54,12 +54,17 @@ ANONYMOUS = Caller(tenant="", digest="")
 class KeyRing:
     """A server's keys. Without API keys and gateway keys everybody may call.
 
-    Without admin keys nobody is an admin.
+    Without admin keys nobody is an admin. Gateways name tenants in `tenant_header`.
     """
 
     def __init__(
-        self, keys: Iterable[str] = (), admin_keys: Iterable[str] = (), gateway_keys: Iterable[str] = ()
+        self,
+        keys: Iterable[str] = (),
+        admin_keys: Iterable[str] = (),
+        gateway_keys: Iterable[str] = (),
+        tenant_header: str = TENANT_HEADER,
     ) -> None:
+        self._tenant_header = tenant_header
         self._secret = secrets.token_bytes(32)
         self._keys = tuple(map(self._digest, keys))
         self._admin_keys = tuple(map(self._digest, admin_keys))
@@ -88,14 +93,14 @@ class KeyRing:
         named as it must be: in one header, as a gateway that adds a second one passes on a name that its
         client chose.
         """
-        named = headers.getlist(TENANT_HEADER)
+        named = headers.getlist(self._tenant_header)
         if not named and method in WITHOUT_TENANT:
             return gateway
         if len(named) != 1 or not TENANT.fullmatch(named[0]):
             raise InvalidRequestError(
-                f"a request with a gateway key needs one header `{TENANT_HEADER}` that names its tenant in "
-                "1 to 256 visible ASCII characters without commas; let it replace its client's header",
-                TENANT_HEADER,
+                f"a request with a gateway key needs one header `{self._tenant_header}` that names its "
+                "tenant: 1 to 256 visible ASCII characters, no comma; the gateway must replace its clients'",
+                self._tenant_header,
             )
         # No key has a space, so the digest is none of a key.
         return replace(gateway, tenant=named[0], digest=_short(self._digest(f"tenant {named[0]}")))

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from shortfin_apps.llm.api.auth import TENANT_HEADER
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.builder.model.spec import KVType, WeightChoice
 from shortfin_apps.llm.components.batching import BATCH_MODES, MODE_CHOICES
@@ -123,10 +124,16 @@ class ServerConfig(BaseSettings):
     admin_api_key_file: Path | None = Field(None, description="file with more admin keys, one a line")
     gateway_key: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (),
-        description="key of a gateway, whose requests name their tenant in the header X-Tenant, which is "
-        "believed of no other key; repeatable",
+        description="key of a gateway, whose requests name their tenant in a header (--tenant-header), which "
+        "is believed of no other key; repeatable",
     )
     gateway_key_file: Path | None = Field(None, description="file with more gateway keys, one a line")
+    tenant_header: str = Field(
+        TENANT_HEADER,
+        pattern=r"^[A-Za-z0-9-]+$",
+        description="header in which a gateway names the tenant, for routers between it and the server that "
+        "pass on certain headers alone, as smg does X-Request-Id-Tenant",
+    )
     cors_origin: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="origin whose pages may call from a browser, or *; repeatable (default: none)"
     )
@@ -434,6 +441,8 @@ class ServerConfig(BaseSettings):
                 "--speculative-tokens",
                 "nothing is proposed without `--speculative` or `--speculative-model`",
             )
+        if self.tenant_header != TENANT_HEADER and not (self.gateway_key or self.gateway_key_file):
+            yield "--tenant-header", "there is no `--gateway-key` with which it would be believed"
         if self.kv_events_endpoint is None:
             for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_hash_seed"):
                 if getattr(self, name) is not None:

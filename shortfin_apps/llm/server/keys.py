@@ -24,7 +24,7 @@ def key_ring(config: ServerConfig) -> KeyRing:
             "a gateway key is an API key or an admin key, too, so its other holders could name any tenant; "
             "give the gateway a key of its own"
         )
-    return KeyRing(keys, admin_keys, gateway_keys)
+    return KeyRing(keys, admin_keys, gateway_keys, config.tenant_header)
 
 
 def read_keys(given: Sequence[SecretStr], path: Path | None) -> list[str]:
