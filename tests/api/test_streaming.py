@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from starlette.types import Message
 
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
@@ -166,6 +167,35 @@ async def test_a_disconnect_after_a_comment_aborts_all_sequences(path: str) -> N
         writer.close()
         await all_freed(server)
         assert len(server.engine.aborted) == 2
+
+
+@pytest.mark.parametrize("num_sent", [0, 1, 5])
+async def test_a_server_that_cannot_send_ends_one_stream_alone(num_sent: int) -> None:
+    harness = Harness(forever(TOKENIZER, "the "))
+    body = {"text": "a", "stream": True}
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    async def send(message: Message) -> None:
+        if len(sent) == num_sent:
+            raise OSError("the connection is gone")
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": headers}
+    other = asyncio.create_task(harness.post("/generate", body))
+    broken = harness.app(
+        {**scope, "http_version": "1.1", "server": ("test", 80), "root_path": ""}, receive, send
+    )
+    async with asyncio.timeout(TIMEOUT_S):
+        await broken
+        assert len(events_of(await other)) == 50
+    assert len(harness.engine.aborted) == 1
 
 
 LONG_CONTEXT = 1500

@@ -139,10 +139,13 @@ class EventStream(Response):
 
     def send(self) -> None:
         """Sends what was converted, or wakes the task if it is the end."""
+        if self._unsent and self._error is None and self._num_open > 0 and self._body.is_free:
+            try:
+                self._body.write(self._take_unsent())
+            except Exception as error:
+                self._error = error
         if self._num_open == 0 or self._error is not None:
             self._wakes.set()
-        elif self._unsent and self._body.is_free:
-            self._body.write(self._take_unsent())
 
     def _last(self) -> bytes:
         """The end of the stream. Raises its error if that can still be answered with a status."""

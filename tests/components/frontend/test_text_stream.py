@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.text_stream import (
     TextDelta,
     TextRequest,
@@ -18,7 +19,7 @@ from shortfin_apps.llm.components.frontend.text_stream import (
 )
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.errors import InvocationError, LlmError
-from tests.api.scripted_engine import Script, failing, forever, saying
+from tests.api.scripted_engine import Script, ScriptedEngine, failing, forever, saying
 from tests.components.frontend.text_requests import TOKENIZER, beams, make_generator, request
 from tests.components.text.tiny_tokenizers import EOS, sentencepiece_tokenizer
 
@@ -188,6 +189,25 @@ async def test_cancelling_a_gather_aborts_all_streams() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not engine.live
+
+
+async def test_an_error_that_arrives_after_a_cancellation_harms_no_other_stream() -> None:
+    deltas = DeltaStream(lambda: None)
+
+    class Stepped(ScriptedEngine):
+        def submit(self, call: GenerateCall) -> DeltaStream:
+            return deltas
+
+    generator, _ = make_generator(forever(TOKENIZER, "a"))
+    generator.engine = Stepped(forever(TOKENIZER, "a"))
+    [stream] = await generator.submit([request()])
+    task = asyncio.create_task(stream.answers())
+    await asyncio.sleep(0)
+    task.cancel()
+    error = InvocationError("broken")
+    deltas.put(Delta(request_id="a", finish_reason=FinishReason.ERROR, error=error))
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_one_failure_ends_a_gather() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -135,9 +135,10 @@ class PendingAnswer(ABC):
 
 
 class TextStream(PendingAnswer):
-    """A request with one beam. Iterate it to its end, or call `close`, which aborts the request.
+    """A request with one beam.
 
-    Instead of iterating, a reader can `listen`, and `take` what there is when it is told.
+    Unless its reader awaits `answers`, it has to `listen`, and to `take` what there is when it is told, until
+    the end or `close`, which aborts the request.
     """
 
     def __init__(
@@ -159,14 +160,6 @@ class TextStream(PendingAnswer):
         self._num_tokens = 0
         self._read_deltas: list[TextDelta] = []  # of a conversation
         self._deltas = engine.submit(request.call(engine_id))
-
-    def __aiter__(self) -> AsyncIterator[TextDelta]:
-        return self
-
-    async def __anext__(self) -> TextDelta:
-        if self._finished:
-            raise StopAsyncIteration
-        return self._text_of(await anext(self._deltas))
 
     def listen(self, on_delta: Callable[[], None]) -> None:
         """Has `on_delta` called, in the event loop, whenever there is something to `take`."""
@@ -212,9 +205,31 @@ class TextStream(PendingAnswer):
 
     async def answers(self) -> list[TextDelta]:
         try:
-            return [_join([delta async for delta in self])]
+            return [_join(await self._all())]
         finally:
             self.close()
+
+    async def _all(self) -> list[TextDelta]:
+        """Every delta, each taken when it comes, so that a stop string ends the request in time."""
+        deltas: list[TextDelta] = []
+        ended = asyncio.get_running_loop().create_future()
+
+        def read() -> None:
+            if ended.done():  # or cancelled a moment ago
+                return
+            try:
+                if (delta := self.take()) is not None:
+                    deltas.append(delta)
+            except Exception as error:
+                ended.set_exception(error)
+            else:
+                if self._finished:
+                    ended.set_result(None)
+
+        self.listen(read)
+        read()
+        await ended
+        return deltas
 
     def _read(self, delta: Delta) -> TextDelta:
         """Converts ids to text, up to a stop string, which ends the request."""
