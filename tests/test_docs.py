@@ -24,6 +24,8 @@ DOCUMENTS = [
     "docs/structures.md",
     "docs/kernels.md",
     "docs/batching.md",
+    "docs/cluster.md",
+    "docs/kubernetes.md",
     "docs/speculation.md",
     "docs/logging.md",
     "docs/overload.md",
@@ -47,7 +49,10 @@ OTHERS_FLAGS = {
     "--fault-schedules",
     "--strict",
     "--schema",
-}  # pip's, pytest's, mypy's and llm's
+    "--balance-abs-threshold",
+    "--balance-rel-threshold",
+    "--build-arg",
+}  # pip's, pytest's, mypy's, llm's, smg's and buildah's
 
 
 def text_of(document: str) -> str:
