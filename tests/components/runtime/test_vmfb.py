@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -191,3 +194,16 @@ def test_parameters_in_other_formats(device: Device, folder: Path, tmp_path: Pat
         zeros = np.zeros(8, np.float32)
         (result,) = program.submit("accumulate", [device.upload(zeros), device.upload(zeros)]).wait()
         np.testing.assert_array_equal(device.download(result), WEIGHT)
+
+
+def test_a_vmfb_is_only_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be on a read-only volume, or another user's."""
+
+    def only_read(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        assert not set(mode) & set("+wax"), f"{file} is opened with {mode!r}"
+        return opened(file, mode, *args, **kwargs)
+
+    opened = builtins.open
+    monkeypatch.setattr(builtins, "open", only_read)
+    monkeypatch.setattr(io, "open", only_read)
+    assert read_exports(folder / "fenced.vmfb", "m")

@@ -26,7 +26,7 @@ from shortfin_apps.llm.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence, Timeline
-from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
+from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, mapped_module, read_exports
 from shortfin_apps.llm.errors import InvocationError
 
 ELEMENTS = {dtype: map_dtype_to_element_type(dtype) for dtype in MLIR_DTYPES.values()}
@@ -138,7 +138,7 @@ class IreeDevice(ABC):
         exports = read_exports(vmfb, module_name)
         provider = self._read_parameters(parameters).create_provider(scope=PARAMETER_SCOPE)
         try:
-            module = iree.VmModule.mmap(self._instance, str(vmfb))
+            module = mapped_module(self._instance, vmfb)
             modules = [
                 iree.create_io_parameters_module(self._instance, provider),
                 iree.create_hal_module(self._instance, self._hal_device),

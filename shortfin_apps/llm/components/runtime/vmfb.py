@@ -6,6 +6,7 @@ use this module.
 
 from __future__ import annotations
 
+import mmap
 import re
 import zipfile
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
 
     check_file(path)
     try:
-        module = iree.VmModule.mmap(iree.VmInstance(), str(path))
+        module = mapped_module(iree.VmInstance(), path)
         found_name = module.name
         functions = sorted(module.function_names)  # `f` comes before `f$async`, which replaces it
         exports = [_export(module, function) for function in functions if _is_entry(function)]
@@ -66,6 +67,18 @@ def read_exports(path: Path, module_name: str) -> Mapping[str, Export]:
             f"{module_name!r}; correct that field"
         )
     return MappingProxyType({export.signature.name: export for export in exports})
+
+
+def mapped_module(instance: Any, path: Path) -> Any:
+    """The `iree.runtime.VmModule` of a VMFB, whose file is mapped into memory and only read.
+
+    `VmModule.mmap` opens it for writing, which a read-only volume or a file of another user refuses.
+    """
+    import iree.runtime as iree
+
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return iree.VmModule.wrap_buffer(instance, mapped, close_buffer=True)
 
 
 def check_file(path: Path) -> None:
