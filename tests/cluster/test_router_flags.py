@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.cluster.options import ROUTER_NAMES, ClusterOptions, RouterName
-from shortfin_apps.llm.cluster.router_flags import PACKAGES, Keys, check_installed, router_flags
+from shortfin_apps.llm.cluster.router_flags import PACKAGES, Keys, check_installed, dangers, router_flags
 from shortfin_apps.llm.server.config import ServerConfigError
 from tests.server.settings import parse
 
@@ -71,6 +71,25 @@ def test_settings_of_the_address_are_the_routers() -> None:
 def test_smg_outlasts_the_drain_of_a_worker() -> None:
     (grace,) = values_of(flags_of("--shutdown-timeout", "40.5"), "--shutdown-grace-period-secs")
     assert int(grace) > 40.5
+
+
+@pytest.mark.parametrize(
+    ("host", "router", "keys", "words"),
+    [
+        ("127.0.0.1", "vllm-router", OPEN, []),
+        ("::1", "smg", OPEN, []),
+        ("0.0.0.0", "smg", KEYS, []),
+        ("0.0.0.0", "smg", OPEN, ["set an --api-key"]),
+        ("10.0.0.1", "vllm-router", KEYS, ["add and remove workers"]),
+        ("10.0.0.1", "vllm-router", OPEN, ["set an --api-key", "add and remove workers"]),
+    ],
+)
+def test_what_others_may_do_is_warned_about(
+    host: str, router: RouterName, keys: Keys, words: list[str]
+) -> None:
+    found = list(dangers(parse("m", "--host", host), router, keys))
+    assert len(found) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, found, strict=True))
 
 
 def test_vllm_router_has_no_tls() -> None:

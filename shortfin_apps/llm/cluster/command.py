@@ -20,6 +20,7 @@ from shortfin_apps.llm.cluster.router_flags import (
     PACKAGES,
     Keys,
     check_installed,
+    dangers,
     router_flags,
 )
 from shortfin_apps.llm.cluster.supervisor import Member, Supervisor
@@ -172,6 +173,8 @@ def _supervisor(
     keys = Keys(
         public=tuple(public), admin=tuple(admin), worker=secrets.token_hex(), control=secrets.token_hex()
     )
+    for danger in dangers(config, options.router, keys):
+        logger.warning(danger)
     settings = worker_settings(config, ports, keys.of_workers, keys.admin)
     flags = router_flags(config, options, keys, port, ports)
     return Supervisor(

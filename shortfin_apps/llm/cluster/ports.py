@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterable
@@ -29,6 +30,13 @@ def free_ports(wanted: Iterable[Wanted]) -> list[int]:
     with contextlib.ExitStack() as bound:
         sockets = [bound.enter_context(_bind(*each)) for each in wanted]
         return [sock.getsockname()[1] for sock in sockets]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bind(host: str, port: int, flag: str) -> socket.socket:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shortfin_apps.llm.cluster.options import ClusterOptions, RouterName
-from shortfin_apps.llm.cluster.ports import LOOPBACK
+from shortfin_apps.llm.cluster.ports import LOOPBACK, is_loopback
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 
 PACKAGES: dict[RouterName, str] = {"smg": "smg", "vllm-router": "vllm_router"}
-INSTALLS: dict[RouterName, str] = {"smg": "'shortfin-llm[cluster]'", "vllm-router": "vllm-router"}
+INSTALLS: dict[RouterName, str] = {"smg": "'shortfin-llm[cluster]'", "vllm-router": "'vllm-router==0.1.*'"}
 # Where clients' port has the metrics of all workers.
 METRICS_ROUTES: dict[RouterName, str] = {"smg": "/engine_metrics", "vllm-router": "/metrics"}
 GRACE_S = 5  # a worker's own grace beyond its drain, which the router has to outlast
@@ -43,6 +43,19 @@ def check_installed(router: RouterName) -> None:
     """Raises ServerConfigError, which says what to install."""
     if importlib.util.find_spec(PACKAGES[router]) is None:
         raise ServerConfigError(f"the router {router} is not installed: run `pip install {INSTALLS[router]}`")
+
+
+def dangers(config: ServerConfig, router: RouterName, keys: Keys) -> Iterator[str]:
+    """What anyone who reaches the router may do, if that is more than this machine."""
+    if is_loopback(config.host):
+        return
+    if not keys.public:
+        yield f"anyone who can reach {config.host} may use this cluster: set an --api-key"
+    if router == "vllm-router":
+        yield (
+            f"anyone who can reach {config.host} may add and remove workers, as vllm-router has no key for"
+            " that: keep it on loopback, or use `--router smg`"
+        )
 
 
 def router_flags(
