@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -15,9 +14,10 @@ from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
-from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
+from shortfin_apps.llm.components.request.messages import GenerateCall
 from tests.api.harness import BASE_URL, MODEL, TOKENIZER
 from tests.components.device_gate import Gate
 from tests.components.engine_fixture import make_rig
@@ -44,7 +44,7 @@ class CountingEngine(AsyncEngine):
         self._gate = gate
         self._missing = wanted
 
-    def submit(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
+    def submit(self, call: GenerateCall) -> DeltaStream:
         stream = super().submit(call)
         self._missing -= 1
         if self._missing == 0:
