@@ -50,7 +50,7 @@ class _Client:
         data = self.connection.recv(_RECEIVE_BYTES)
         text = self.rest + data
         self.num_events += text.count(_EVENT)
-        self.has_ended = _END in text
+        self.has_ended = self.has_ended or _END in text
         self.rest = text[text.rfind(b"\n") + 1 :][-_OVERLAP:]
         if _EVENT in self.rest:
             self.rest = b""

@@ -94,7 +94,6 @@ class Client:
         self.expected = expected
         self.deltas: list[Delta] = []
         self.has_left = False
-        self._engine = engine
         self._reads = asyncio.Event()
         self._is_slow = is_slow
         self._stream = engine.submit(asked)
