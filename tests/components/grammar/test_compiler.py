@@ -88,6 +88,13 @@ async def test_what_cannot_be_used_is_refused_with_the_reason(
     assert reason.lower() in str(caught.value).lower()
 
 
+async def test_advice_is_on_what_a_request_can_change(grammars: GrammarCompiler) -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    with pytest.raises(InvalidRequestError, match=r"oneOf constraints are not supported.*`anyOf`") as refused:
+        await grammars.compile(schema_source(schema), "f")
+    assert "coerce" not in str(refused.value)
+
+
 async def test_a_chain_of_references_does_not_exhaust_the_stack(grammars: GrammarCompiler) -> None:
     links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1_500)}
     schema = {"$defs": {**links, "d1500": {"type": "null"}}, "$ref": "#/$defs/d0"}

@@ -40,6 +40,10 @@ MAX_RULES = 300  # the time to report an error in a chain of rules grows with th
 MAX_REASON_CHARS = 300
 TIMEOUT_S = 5.0  # with the wait for other grammars
 MAX_KEPT = 32
+# Advice of the library on its options, which no request can set, and what to do instead.
+ADVICE = {
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "`anyOf` allows what fits one or several"
+}
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +138,8 @@ def _check_size(source: GrammarSource, param: str) -> None:
 
 
 def _refused(reason: str, kind: GrammarKind, param: str) -> InvalidRequestError:
+    for theirs, ours in ADVICE.items():
+        reason = reason.replace(theirs, ours)
     return InvalidRequestError(f"`{param}`: the {kind} cannot be used: {reason[:MAX_REASON_CHARS]}", param)
 
 
