@@ -59,7 +59,15 @@ def test_devices_that_cannot_be_shared_evenly_are_refused() -> None:
         dealt_devices(parse("m", "--device", "hip", "--device-ids", "0", "1", "2"), 2)
 
 
-@pytest.mark.parametrize("flags", [["--root-path", "/x"], ["--drain-delay", "3"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--root-path", "/x"],
+        ["--drain-delay", "3"],
+        ["--kv-events-endpoint", "tcp://127.0.0.1:5557"],
+        ["--gateway-key", "k"],
+    ],
+)
 def test_what_no_router_can_do_is_refused(flags: list[str]) -> None:
     with pytest.raises(ServerConfigError, match=f"`{flags[0]}` is not for clusters"):
         check(parse("m", *flags))

@@ -23,6 +23,14 @@ WITHOUT_MEANING = {
     "root_path": "no router strips a prefix; do that in the proxy",
     "ssl_keyfile_password": "no router takes a password; give a key without one",
     "drain_delay": "the router is told first",
+    **dict.fromkeys(
+        ("kv_events_endpoint", "kv_events_replay_endpoint"),
+        "each worker would need an endpoint of its own; start the servers yourself (docs/routers.md)",
+    ),
+    **dict.fromkeys(
+        ("gateway_key", "gateway_key_file", "tenant_header"),
+        "the router does not pass the tenant's header on; start the servers yourself (docs/routers.md)",
+    ),
 }
 
 
