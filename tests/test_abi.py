@@ -10,6 +10,7 @@ NAMES = {
     "decode_bs16": Entry(EntryFamily.DECODE, 16, 1),
     "decode_loop_bs4": Entry(EntryFamily.DECODE_LOOP, 4, 1),
     "sample_bs4": Entry(EntryFamily.SAMPLE, 4, None),
+    "adjusted_sample_bs4": Entry(EntryFamily.ADJUSTED_SAMPLE, 4, None),
     "extend": Entry(EntryFamily.EXTEND, None, None),
     "extend_t64": Entry(EntryFamily.EXTEND, None, 64),
 }
@@ -75,6 +76,22 @@ def test_a_sample_draws_from_rows_left_on_the_device() -> None:
     assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
 
 
+def test_an_adjusted_sample_takes_edits_of_all_rows_together() -> None:
+    sample = NAMES["adjusted_sample_bs4"]
+    assert sample.argument_shapes() == {
+        "logits": (None, 1, None),
+        "row_indices": (4,),
+        "positions": (4,),
+        "sampling": (6, 4),
+        "penalties": (3, 4),
+        "edits": (4, None),
+        "allowed": (None, None),
+        "allowed_indices": (4,),
+    }
+    assert not sample.takes_slabs
+    assert sample.named_results(["a"], top_k=4) == {"token_ids": "a"}
+
+
 def test_a_decode_loop_keeps_its_state_on_the_device() -> None:
     loop = NAMES["decode_loop_bs4"]
     assert loop.argument_shapes(has_prefill_position=False) == {
@@ -92,7 +109,7 @@ def test_results_by_name() -> None:
     assert named_results(["a", "b", "c"], top_k=4) == {"values": "a", "indices": "b", "logits": "c"}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("sample")])
+@pytest.mark.parametrize("name", [name for name, entry in NAMES.items() if entry.takes_slabs])
 def test_the_table_of_windows_comes_behind_the_other(name: str) -> None:
     shapes = NAMES[name].argument_shapes(has_windows=True)
     names = list(shapes)
@@ -102,5 +119,5 @@ def test_the_table_of_windows_comes_behind_the_other(name: str) -> None:
 
 
 def test_an_entry_that_takes_no_slabs_takes_no_table_of_windows() -> None:
-    sample = NAMES["sample_bs4"]
-    assert sample.argument_shapes(has_windows=True) == sample.argument_shapes()
+    for sample in (NAMES["sample_bs4"], NAMES["adjusted_sample_bs4"]):
+        assert sample.argument_shapes(has_windows=True) == sample.argument_shapes()

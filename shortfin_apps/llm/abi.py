@@ -11,6 +11,8 @@ tokens; B the pages in a row of the block table; `slabs` is the KV cache, one sl
     extend_t{T}         the same, T fixed
     decode_loop_bs{N}   tokens [N], positions [N], seq_block_ids [N,B], sampling [6,N], slabs
     sample_bs{N}        values [R,1,K], logits [R,1,V], row_indices [N], positions [N], sampling [6,N]
+    adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], positions [N], sampling [6,N], penalties [3,N],
+                            edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N]
 
 Where config.json has `window_tokens`, the last of two slabs has pages of its own, for the layers that see as
 many tokens alone. Behind `seq_block_ids` then comes `window_block_ids`, of the same shape. Those of a row's
@@ -18,10 +20,9 @@ columns there which lie before all that its tokens see may name any page: what i
 one slab that is true of `seq_block_ids`, as all layers see as many tokens alone.
 
 Prefill and decode differ in the order of their second and third argument. All arguments are i64, except
-values and logits, which are f32, and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in
-place. Without `has_prefill_position` in
-config.json a prefill has no start positions. Upstream's `extend` is padded: it takes the arguments of a
-prefill, for any N.
+those in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which are mutated in place.
+Without `has_prefill_position` in config.json a prefill has no start positions. Upstream's `extend` is padded:
+it takes the arguments of a prefill, for any N.
 
 `seq_lens` counts from position 0, this invocation included. In a packed `extend` the tasks' tokens lie end to
 end: task r's are `tokens[offsets[r]:]`, as many as `seq_lens[r] - start_positions[r]`; offsets ascend from 0,
@@ -39,6 +40,14 @@ A `sample` of our own draws tokens from whole rows, those of `row_indices` among
 entry has left on the device; `positions` are those of their last tokens. Rows of `sampling` have NO_TOP_K,
 padding rows zeros, with row 0 and position -1. The result is as a decode loop's. A VMFB that has `sample`
 entries takes NO_TOP_K in its decode loops too.
+
+An `adjusted_sample` does the same behind adjustments of the logits, and takes any top-k. Each of E edits is a
+column by `EditField`: of a token of one row, no two of the same. In this order, each rounded to f32, an edit
+adds its bias (minus infinity: the token is banned), and if its count is not NOT_SEEN, divides what is
+positive by the row's repetition penalty and multiplies what is not, subtracts the frequency penalty times the
+count, and the presence penalty if the count is positive; `penalties` are by `PenaltyField`. Edits of row -1
+are padding. Tokens whose bits are 0, the lowest first, in the row of `allowed` that `allowed_indices` names
+are banned; -1 names none. Padding rows have 0 for penalties and -1 there.
 
 An entry whose reflection data has CALLER_OWNED allocates nothing: behind the slabs it takes a buffer for each
 of the results that it declares, which it writes instead of returning them, and a workspace, i8 `[bytes]`, of
@@ -70,11 +79,12 @@ WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds beside such an entry
 NOT_FINITE = -1  # the token id of a row that a device sampled, whose best logit is not finite
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the whole row
+NOT_SEEN = -1  # as EditField.COUNT: prompt and output are without the token
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
 MIN_BLOCKS = 2  # the least B: upstream's exporter compiles its VMFBs for no narrower block table
 
-_NAME = re.compile(r"(prefill|decode_loop|decode|extend|sample)(?:_bs(\d+))?(?:_[st](\d+))?")
+_NAME = re.compile(r"(prefill|decode_loop|decode|extend|adjusted_sample|sample)(?:_bs(\d+))?(?:_[st](\d+))?")
 
 
 class EntryFamily(StrEnum):
@@ -85,6 +95,7 @@ class EntryFamily(StrEnum):
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
     DECODE_LOOP = "decode_loop"  # a decode that samples, and keeps its state on the device
     SAMPLE = "sample"  # draws tokens from rows of logits, and computes none
+    ADJUSTED_SAMPLE = "adjusted_sample"  # the same, of logits that it adjusts before
 
 
 class Layout(StrEnum):
@@ -95,6 +106,7 @@ class Layout(StrEnum):
     PACKED = "packed"
     LOOP = "loop"
     SAMPLE = "sample"
+    ADJUSTED_SAMPLE = "adjusted_sample"
 
 
 class SamplingField(IntEnum):
@@ -108,14 +120,36 @@ class SamplingField(IntEnum):
     PROMPT_LENGTH = 5  # tokens before the output, from whose start draws are numbered
 
 
+class PenaltyField(IntEnum):
+    """The rows of `penalties`."""
+
+    REPETITION = 0
+    FREQUENCY = 1
+    PRESENCE = 2
+
+
+class EditField(IntEnum):
+    """The rows of `edits`."""
+
+    ROW = 0  # of those drawn from, not of the logits; -1 for padding
+    TOKEN_ID = 1
+    BIAS = 2  # the bits of an f32
+    COUNT = 3  # how often the token was generated, or NOT_SEEN
+
+
 _ARGUMENTS = {
     Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
     Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.LOOP: ("tokens", "positions", "seq_block_ids", "sampling"),
     Layout.SAMPLE: ("values", "logits", "row_indices", "positions", "sampling"),
+    Layout.ADJUSTED_SAMPLE: (
+        *("logits", "row_indices", "positions", "sampling"),
+        *("penalties", "edits", "allowed", "allowed_indices"),
+    ),
 }
-FLOAT_ARGUMENTS = ("values", "logits")  # f32
+# MLIR's names of the types of arguments that are not i64.
+ARGUMENT_TYPES = {"values": "f32", "logits": "f32", "penalties": "f32", "edits": "i32", "allowed": "i32"}
 _RESULTS = ("values", "indices", "logits")
 _SAMPLED = ("token_ids",)
 
@@ -150,12 +184,12 @@ class Entry:
     @property
     def takes_slabs(self) -> bool:
         """Whether the slabs of the cache come behind the other arguments."""
-        return self.family is not EntryFamily.SAMPLE
+        return self.family not in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE)
 
     @property
     def returns_token_ids(self) -> bool:
         """Whether it samples: its one result is token ids."""
-        return self.family in (EntryFamily.DECODE_LOOP, EntryFamily.SAMPLE)
+        return self.family is EntryFamily.DECODE_LOOP or not self.takes_slabs
 
     def layout(self, tokens_rank: int | None = None) -> Layout:
         """`tokens_rank` is the rank of the first argument, where it is known: 2 means a padded `extend`."""
@@ -174,7 +208,10 @@ class Entry:
             "tokens": _tokens_shape(layout, self.rows, self.length),
             **dict.fromkeys(BLOCK_TABLES, (self.rows, None)),
             "sampling": (len(SamplingField), self.rows),
-            **dict.fromkeys(FLOAT_ARGUMENTS, (None, 1, None)),
+            "penalties": (len(PenaltyField), self.rows),
+            "edits": (len(EditField), None),
+            "allowed": (None, None),
+            **dict.fromkeys(("values", "logits"), (None, 1, None)),
         }
         names = argument_names(layout, has_prefill_position=has_prefill_position, has_windows=has_windows)
         return {name: shapes.get(name, (self.rows,)) for name in names}

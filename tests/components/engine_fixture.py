@@ -157,6 +157,7 @@ def make_rig(
     static_lengths: tuple[int, ...] = (),
     loop_sizes: tuple[int, ...] = (),
     sample_sizes: tuple[int, ...] = (),
+    adjusted_sample_sizes: tuple[int, ...] = (),
     logits_result: bool = True,
     reads_masked: bool = False,
     scheduling: SchedulingOptions = DEFAULT_SCHEDULING,
@@ -174,6 +175,7 @@ def make_rig(
     program.repeats = repeats
     program.loop_sizes = loop_sizes
     program.sample_sizes = sample_sizes
+    program.adjusted_sample_sizes = adjusted_sample_sizes
     device = FakeDevice(program)
     if token_budget is None and mode == "extend-attention":
         token_budget = 16

@@ -24,7 +24,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import NO_TOP_K, Entry, EntryFamily, SamplingField, argument_names
+from shortfin_apps.llm.abi import (
+    NO_TOP_K,
+    NOT_SEEN,
+    EditField,
+    Entry,
+    EntryFamily,
+    PenaltyField,
+    SamplingField,
+    argument_names,
+)
 from shortfin_apps.llm.components.runtime.device import (
     Array,
     DeviceBuffer,
@@ -37,7 +46,7 @@ from shortfin_apps.llm.config import ModelConfig, PagedKVCacheConfig
 from tests.components.sampling.rule import drawn_by_the_rule
 
 VOCAB = 32
-F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
+F32, I32, I64 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
 def fake_config(
@@ -187,6 +196,7 @@ class FakeProgram:
     extend_lengths: tuple[int, ...] = ()
     loop_sizes: tuple[int, ...] = ()
     sample_sizes: tuple[int, ...] = ()
+    adjusted_sample_sizes: tuple[int, ...] = ()
     reads_masked: bool = False
     repeats: float = 0.0  # of `fake_logits`
     errs: float = 0.0  # the probability that its tokens are others, for a draft model
@@ -207,6 +217,10 @@ class FakeProgram:
             for e, arguments in [
                 *((e, None) for e in loops),
                 *((Entry(EntryFamily.SAMPLE, n, None), self._sample_types(n)) for n in self.sample_sizes),
+                *(
+                    (Entry(EntryFamily.ADJUSTED_SAMPLE, n, None), self._adjusted_sample_types(n))
+                    for n in self.adjusted_sample_sizes
+                ),
             ]
         }
 
@@ -214,6 +228,15 @@ class FakeProgram:
         left = [TensorType((None, 1, size), F32) for size in (self.config.top_k, VOCAB)]
         of_rows = TensorType((rows,), I64)
         return (*left, of_rows, of_rows, TensorType((len(SamplingField), rows), I64))
+
+    def _adjusted_sample_types(self, rows: int) -> tuple[TensorType, ...]:
+        _, logits, *others = self._sample_types(rows)
+        words = -(-VOCAB // 32)
+        return (
+            *(logits, *others, TensorType((len(PenaltyField), rows), F32)),
+            *(TensorType((len(EditField), None), I32), TensorType((None, words), I32)),
+            TensorType((rows,), I64),
+        )
 
     def _result_types(self) -> tuple[TensorType, ...]:
         one = TensorType((None, None, None), F32)
@@ -243,6 +266,8 @@ class FakeProgram:
         self.faults.call("wait")
         self.faults.before(entry)
         arguments = self.arguments_of(entry, arrays)
+        if "edits" in arguments:
+            return self._run_adjusted_sample(**arguments)
         if "row_indices" in arguments:
             return self._run_sample(**arguments)
         if "sampling" in arguments:
@@ -302,6 +327,25 @@ class FakeProgram:
         assert (sampling[SamplingField.TOP_K, used] == NO_TOP_K).all()
         of_rows = zip(logits[row_indices, 0], sampling.T, positions, strict=True)
         return [FakeBuffer(np.array([sampled(*of_row, values.shape[-1]) for of_row in of_rows]))]
+
+    def _run_adjusted_sample(
+        self,
+        logits: Array,
+        row_indices: Array,
+        positions: Array,
+        sampling: Array,
+        penalties: Array,
+        edits: Array,
+        allowed: Array,
+        allowed_indices: Array,
+    ) -> Sequence[DeviceBuffer]:
+        drawn = []
+        for row, (index, position) in enumerate(zip(row_indices, positions, strict=True)):
+            bitmask = allowed[allowed_indices[row]] if allowed_indices[row] >= 0 else None
+            of_row = edits[1:, edits[EditField.ROW] == row].T.tolist()
+            adjusted = edited(logits[index, 0], of_row, penalties[:, row], bitmask)
+            drawn.append(sampled(adjusted, sampling[:, row], position, self.config.top_k or 0))
+        return [FakeBuffer(np.array(drawn))]
 
     @staticmethod
     def _unpacked(tokens: Array, offsets: Array, counts: Array) -> Array:
@@ -373,6 +417,24 @@ def sampled(logits: Array, fields: Array, position: int, k: int) -> int:
     passes = (before < mass_within(share, int(weights.sum()))) & (weights >= least)
     passes[0] = True
     return int(order[draw(np.where(passes, weights, 0), seed, index)])
+
+
+def edited(logits: Array, edits: Sequence[Sequence[int]], penalties: Array, bitmask: Array | None) -> Array:
+    """The logits of one row that a device adjusts, token by token; `edits` are without ROW."""
+    result = logits.copy()
+    repetition, frequency, presence = penalties
+    assert len({token_id for token_id, _, _ in edits}) == len(edits), "a token has two edits"
+    for token_id, bias_bits, count in edits:
+        value = result[token_id] + np.int32(bias_bits).view(np.float32)
+        if count != NOT_SEEN:
+            value = value / repetition if value > 0 else value * repetition
+            value = value - frequency * np.float32(count)
+            value = value - presence if count > 0 else value
+        result[token_id] = value
+    for token_id in range(len(result)):
+        if bitmask is not None and not int(bitmask[token_id // 32]) >> token_id % 32 & 1:
+            result[token_id] = -np.inf
+    return result
 
 
 class FakeDevice:

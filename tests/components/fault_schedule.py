@@ -15,7 +15,7 @@ from typing import Any
 
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
-from shortfin_apps.llm.components.engine.engine import Rows
+from shortfin_apps.llm.components.engine.row_reader import Rows
 from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.kvcache.base import Lease

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch
-from shortfin_apps.llm.components.engine.engine import Rows
+from shortfin_apps.llm.components.engine.row_reader import Rows
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig

@@ -42,6 +42,15 @@ def test_a_sample_is_the_nearest_that_holds_the_rows_or_the_largest() -> None:
     assert [made.sample(rows).rows for rows in (1, 2, 3, 8, 9)] == [2, 2, 8, 8, 8]
     assert made.sample(9) == Shape("sample_bs8", Layout.SAMPLE, 8, 0, 0)
     assert made.sample(9) in made.smallest_shapes()
+
+
+def test_rows_are_adjusted_by_entries_of_their_own() -> None:
+    made = buckets("decode_bs1", "prefill_bs1", "sample_bs2", "adjusted_sample_bs2", "adjusted_sample_bs4")
+    assert [made.adjusted_sample(rows).rows for rows in (1, 3, 5)] == [2, 4, 4]
+    assert made.adjusted_sample(9) == Shape("adjusted_sample_bs4", Layout.ADJUSTED_SAMPLE, 4, 0, 0)
+    assert made.adjusted_sample(9) in made.smallest_shapes()
+    assert made.draws_adjusted_rows
+    assert not buckets("decode_bs1", "prefill_bs1", "sample_bs2").draws_adjusted_rows
     assert not buckets("decode_bs1", "prefill_bs1").draws_rows
 
 

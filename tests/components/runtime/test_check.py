@@ -16,6 +16,7 @@ from shortfin_apps.llm.errors import ArtifactError
 
 I64 = np.dtype(np.int64)
 F16 = np.dtype(np.float16)
+F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 
 CONFIG = ModelConfig(
     max_seq_len=128,
@@ -252,3 +253,19 @@ def test_where_all_layers_have_a_window_there_is_one_table() -> None:
     config = dataclasses.replace(CONFIG, paged_kv_cache=cache)
     assert not config.has_window_table
     check_program(Listed(*WHOLE), config)
+
+
+def adjusted_sample(rows: int, edits: TensorType) -> EntrySignature:
+    of_rows = TensorType((rows,), I64)
+    arguments = (
+        *(TensorType((None, 1, 64), F32), of_rows, of_rows, TensorType((6, rows), I64)),
+        *(TensorType((3, rows), F32), edits, TensorType((None, 2), I32), of_rows),
+    )
+    return EntrySignature(f"adjusted_sample_bs{rows}", arguments, (of_rows,))
+
+
+def test_an_entry_that_adjusts_rows_is_checked_like_others() -> None:
+    check_program(Listed(*WHOLE, adjusted_sample(4, TensorType((4, None), I32))), CONFIG)
+    for wrong in (TensorType((4, None), I64), TensorType((3, None), I32)):
+        with pytest.raises(ArtifactError, match=r"`adjusted_sample_bs4` takes .* as edits"):
+            check_program(Listed(*WHOLE, adjusted_sample(4, wrong)), CONFIG)

@@ -24,11 +24,11 @@ from shortfin_apps.llm.components.engine.nan_containment import (
     suspect_pages,
     trust_pages,
 )
+from shortfin_apps.llm.components.engine.row_reader import RowReader, Rows
 from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
-from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request
@@ -39,8 +39,6 @@ from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.errors import DeadlineExceededError, DeviceLostError, InvocationError, LlmError
 
 logger = logging.getLogger(__name__)
-
-Rows = Sequence[Candidates | Drawn | None]  # by task of a batch; None where nothing was fetched
 
 
 class Engine:
@@ -73,7 +71,9 @@ class Engine:
             num_candidates=runner.num_candidates,
             returns_logits=runner.returns_logits,
             draws_rows=runner.buckets.draws_rows,
+            adjusts_rows=runner.buckets.draws_adjusted_rows,
         )
+        self._reader = RowReader(runner, self._sampler)
         self._speculation = None
         if speculation is not None:
             self._speculation = Speculation(scheduler, speculation, draft_model)
@@ -231,36 +231,7 @@ class Engine:
             clear_freed_pages(self._cache, self._runner)
         if self._uses_loops and (drawn := self._ahead.run(batch)) is not None:
             return drawn
-        result = self._runner.run(batch)
-        of_rows = self._draw(batch, result)
-        ahead = _proposed_before(batch)
-        return [of_rows.get(i) or self._row(task, result, i, ahead[i]) for i, task in enumerate(batch.tasks)]
-
-    def _draw(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
-        """The rows of the batch whose tokens the device draws from all their logits."""
-        if not self._runner.buckets.draws_rows:
-            return {}
-        draws = [
-            RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
-            for index, task in enumerate(batch.tasks)
-            if task.completes and self._sampler.is_drawn_from_row(task.request, task.num_ahead)
-        ]
-        token_ids = self._runner.draw(result, draws)
-        return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
-
-    def _row(
-        self, task: LlmTaskInput, result: BatchResult, index: int, ahead: Sequence[int]
-    ) -> Candidates | Drawn | None:
-        """A task's row, behind proposed tokens `ahead`; or its token, where candidates decide it."""
-        if not task.completes:  # only looked at for NaN
-            return result.row(index, with_logits=False) if self._runner.num_candidates else None
-        if not self._sampler.needs_logits(task.request, task.num_ahead):
-            return result.row(index, with_logits=False)
-        if self._runner.num_candidates:
-            row = result.row(index, with_logits=False)
-            if (drawn := self._sampler.decided(row, task.request, ahead)) is not None:
-                return drawn
-        return result.row(index, with_logits=True)
+        return self._reader.rows(batch, self._runner.run(batch))
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Abandons what is in flight, and ends the requests of the batch."""
@@ -358,14 +329,3 @@ class Engine:
 
     def _is_eos(self, request: Request, token_id: int) -> bool:
         return token_id in self._limits.eos_token_ids and not request.call.params.ignore_eos
-
-
-def _proposed_before(batch: Batch) -> list[Sequence[int]]:
-    """For each task, the tokens of its request that are only proposed, up to its own."""
-    proposed: dict[Request, list[int]] = {}
-    before: list[Sequence[int]] = []
-    for task in batch.tasks:
-        if task.num_ahead:
-            proposed.setdefault(task.request, []).extend(task.token_ids)
-        before.append(proposed.get(task.request, ())[: task.num_ahead])
-    return before

@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
 from shortfin_apps.llm.components.invocation.decode_loop import DecodeLoop, padded_state
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.invocation.invoker import Invoker
-from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws
+from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import (
@@ -151,7 +151,8 @@ class BatchRunner:
     def draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
         """Token ids drawn on the device from whole rows of the last batch's result, where `buckets` can.
 
-        -1 for a row whose best logit is not finite. Raises InvocationError.
+        Either all rows have edits or none. -1 for a row whose best logit is not finite. Raises
+        InvocationError.
         """
         token_ids: list[int] = []
         while len(token_ids) < len(draws):
@@ -160,11 +161,15 @@ class BatchRunner:
 
     def _draw_some(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
         """As many of the draws, from the first on, as one entry takes."""
-        shape = self.buckets.sample(len(draws))
+        is_adjusted = draws[0].edits is not None
+        shape = (self.buckets.adjusted_sample if is_adjusted else self.buckets.sample)(len(draws))
         taken = draws[: shape.rows]
         begin = self._clock()
-        uploaded = {name: self._upload(array) for name, array in padded_draws(shape.rows, taken).items()}
-        arguments = {**result.on_device, **uploaded}
+        arrays = padded_draws(shape.rows, taken)
+        if is_adjusted:
+            edits = [draw.edits for draw in taken if draw.edits is not None]
+            arrays |= padded_edits(shape.rows, edits, result.on_device["logits"].shape[-1])
+        arguments = {**result.on_device, **{name: self._upload(array) for name, array in arrays.items()}}
         [token_ids] = self._invoke(
             shape.entry, [arguments[name] for name in self._argument_names[shape.layout]]
         )
@@ -282,7 +287,7 @@ class BatchRunner:
 
     def _first_arguments(self, shape: Shape) -> list[DeviceBuffer]:
         """Those of padding rows alone."""
-        if shape.layout is Layout.SAMPLE:
+        if shape.layout in (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE):
             types = self._entries[shape.entry].arguments or ()
             return [self._device.upload(np.zeros([size or 1 for size in t.shape], t.dtype)) for t in types]
         scratch = self._device.upload(np.zeros((shape.rows, shape.blocks), np.int64))

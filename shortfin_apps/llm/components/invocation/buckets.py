@@ -40,6 +40,7 @@ class Buckets:
         self._most_rows: dict[int, int] = {}  # of those in `_extend`
         self._loops: dict[int, str] = {}
         self._samples: dict[int, str] = {}
+        self._adjusted_samples: dict[int, str] = {}
         self._dynamic_extend: str | None = None
         self._extend_layout = Layout.PACKED
         for name, signature in entries.items():
@@ -73,6 +74,11 @@ class Buckets:
         return bool(self._samples)
 
     @property
+    def draws_adjusted_rows(self) -> bool:
+        """Whether the device can adjust whole rows, and draw tokens from them."""
+        return bool(self._adjusted_samples)
+
+    @property
     def takes_any_chunk(self) -> bool:
         """Whether a prefill of any length runs unpadded in every number of rows."""
         return all(rows in self._prefill for rows, _ in self._static_prefill)
@@ -92,15 +98,19 @@ class Buckets:
 
     def sample(self, num_rows: int) -> Shape:
         """The nearest `sample` that draws from so many rows, else the largest."""
-        rows = min((n for n in self._samples if n >= num_rows), default=max(self._samples))
-        return _sample_shape(rows, self._samples[rows])
+        return _sample_shape(self._samples, Layout.SAMPLE, num_rows)
+
+    def adjusted_sample(self, num_rows: int) -> Shape:
+        """The nearest `adjusted_sample` that draws from so many rows, else the largest."""
+        return _sample_shape(self._adjusted_samples, Layout.ADJUSTED_SAMPLE, num_rows)
 
     def smallest_shapes(self) -> list[Shape]:
         """The smallest shape of every entry."""
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
         shapes += [Shape(name, Layout.LOOP, n, n, MIN_BLOCKS) for n, name in self._loops.items()]
-        shapes += [_sample_shape(n, name) for n, name in self._samples.items()]
+        shapes += [self.sample(n) for n in self._samples]
+        shapes += [self.adjusted_sample(n) for n in self._adjusted_samples]
         shapes += [
             Shape(name, Layout.PREFILL, n, n * MIN_BLOCKS * stride, MIN_BLOCKS)
             for n, name in self._prefill.items()
@@ -126,6 +136,8 @@ class Buckets:
                 self._loops[rows] = entry.name
             case Entry(EntryFamily.SAMPLE, int(rows)):
                 self._samples[rows] = entry.name
+            case Entry(EntryFamily.ADJUSTED_SAMPLE, int(rows)):
+                self._adjusted_samples[rows] = entry.name
             case Entry(EntryFamily.EXTEND, _, int(length)):
                 self._extend[length] = entry.name
                 self._most_rows[length] = _declared_rows(signature) or length
@@ -180,9 +192,10 @@ def _declared_rows(signature: EntrySignature) -> int | None:
     return signature.results[0].shape[0] if signature.results else None
 
 
-def _sample_shape(rows: int, entry: str) -> Shape:
-    """It computes no tokens and reads no pages."""
-    return Shape(entry, Layout.SAMPLE, rows, tokens=0, blocks=0)
+def _sample_shape(entries: Mapping[int, str], layout: Layout, num_rows: int) -> Shape:
+    """The nearest of `entries` by rows, else the largest; they compute no tokens and read no pages."""
+    rows = min((n for n in entries if n >= num_rows), default=max(entries))
+    return Shape(entries[rows], layout, rows, tokens=0, blocks=0)
 
 
 def _widest(tasks: Sequence[Paged]) -> int:

@@ -1,4 +1,4 @@
-"""Draws of tokens from whole rows of logits that an entry has left on the device."""
+"""Draws of tokens from whole rows of logits that an entry has left on the device, adjusted there or not."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.abi import SamplingField
+from shortfin_apps.llm.abi import EditField, PenaltyField, SamplingField
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits, words_of
 
 Array = npt.NDArray[Any]
+
+# Edits are padded to a power of two, as buffers of a few sizes are allocated again sooner.
+LEAST_EDITS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class RowDraw:
-    """A draw from row `row` of a batch, whose last token is at `position`; `sampling` is by SamplingField."""
+    """A draw from row `row` of a batch, whose last token is at `position`; `sampling` is by SamplingField.
+
+    With `edits`, the row is adjusted before.
+    """
 
     row: int
     position: int
     sampling: Sequence[int]
+    edits: RowEdits | None = None
 
 
 def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
@@ -33,3 +41,39 @@ def padded_draws(rows: int, draws: Sequence[RowDraw]) -> dict[str, Array]:
         positions[column] = draw.position
         fields[:, column] = draw.sampling
     return {"row_indices": row_indices, "positions": positions, "sampling": fields}
+
+
+def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
+    """The arguments of an `adjusted_sample` behind those of a `sample`, of the edits of each draw."""
+    penalties = np.zeros((len(PenaltyField), rows), np.float32)
+    for column, of_row in enumerate(edits):
+        penalties[:, column] = of_row.penalties
+    return {
+        "penalties": penalties,
+        "edits": _joined_columns([of_row.columns(vocab_size) for of_row in edits]),
+        **_joined_bitmasks(rows, [of_row.allowed(vocab_size) for of_row in edits], vocab_size),
+    }
+
+
+def _joined_columns(columns: Sequence[Array]) -> Array:
+    """`edits` [fields, E], padded."""
+    total = sum(of_row.shape[1] for of_row in columns)
+    joined = np.zeros((len(EditField), max(LEAST_EDITS, 1 << (total - 1).bit_length())), np.int32)
+    joined[EditField.ROW, total:] = -1
+    begin = 0
+    for row, of_row in enumerate(columns):
+        end = begin + of_row.shape[1]
+        joined[:, begin:end] = of_row
+        joined[EditField.ROW, begin:end] = row
+        begin = end
+    return joined
+
+
+def _joined_bitmasks(rows: int, bitmasks: Sequence[Array | None], vocab_size: int) -> dict[str, Array]:
+    """`allowed` [M, words], of which there is one at least, and `allowed_indices` [rows]."""
+    of_rows = [(row, bitmask) for row, bitmask in enumerate(bitmasks) if bitmask is not None]
+    indices = np.full(rows, -1, np.int64)
+    indices[[row for row, _ in of_rows]] = range(len(of_rows))
+    empty = np.zeros((1, words_of(vocab_size)), np.int32)
+    allowed = np.stack([bitmask for _, bitmask in of_rows]) if of_rows else empty
+    return {"allowed": allowed, "allowed_indices": indices}

@@ -10,13 +10,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from shortfin_apps.llm.abi import FLOAT_ARGUMENTS, Entry, EntryFamily, named_results
+from shortfin_apps.llm.abi import ARGUMENT_TYPES, Entry, EntryFamily, named_results
 from shortfin_apps.llm.components.runtime.declaration import format_type
 from shortfin_apps.llm.components.runtime.device import EntrySignature, Program, TensorType
+from shortfin_apps.llm.components.runtime.dtypes import MLIR_DTYPES
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
 
-_F32 = np.dtype(np.float32)
 _I64 = np.dtype(np.int64)
 
 
@@ -69,7 +69,8 @@ def _expected_arguments(
         has_windows=config.has_window_table,
     )
     expected = {
-        name: TensorType(shape, _F32 if name in FLOAT_ARGUMENTS else _I64) for name, shape in shapes.items()
+        name: TensorType(shape, MLIR_DTYPES[ARGUMENT_TYPES.get(name, "i64")])
+        for name, shape in shapes.items()
     }
     dtype = config.paged_kv_cache.dtype
     for stage, elements in enumerate(config.page_elements if entry.takes_slabs else ()):

@@ -13,9 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from shortfin_apps.llm.abi import PenaltyField
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints, ranked
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits, bitmask_of
 from shortfin_apps.llm.errors import InvocationError
 
 WHOLE_ROW = math.inf
@@ -48,6 +50,13 @@ class Adjustment(ABC):
     def apply(self, row: Candidates, request: Request) -> Candidates:
         """The row after the change, in new arrays: its candidates best first, or none beside new `logits`."""
 
+    @abstractmethod
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        """Adds the change to those that a device applies, which gives the logits of `apply` to the bit.
+
+        Whether there are such edits; without, the host changes the row. Raises what `apply` raises.
+        """
+
 
 class MinTokens(Adjustment):
     """Bans the tokens that would end a request before its `min_tokens`."""
@@ -62,6 +71,10 @@ class MinTokens(Adjustment):
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
         return _without(row, list(self._banned(request.call.params)))
+
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        edits.ban(self._banned(request.call.params))
+        return True
 
     def _banned(self, params: SamplingParams) -> frozenset[int]:
         return params.stop_token_ids | self._eos_token_ids
@@ -86,6 +99,10 @@ class AllowedTokens(Adjustment):
         only[allowed] = logits[allowed]
         return whole_row(only)
 
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        edits.allow(bitmask_of(request.call.params.allowed_token_ids or frozenset()))
+        return True
+
 
 class BadWords(Adjustment):
     """Bans the last token of each of the `bad_words` whose other tokens were just generated."""
@@ -96,8 +113,16 @@ class BadWords(Adjustment):
         return len({word[-1] for word in params.bad_words})
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
+        return _without(row, self._banned(request))
+
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        edits.ban(self._banned(request))
+        return True
+
+    @staticmethod
+    def _banned(request: Request) -> list[int]:
         words = request.call.params.bad_words
-        return _without(row, [word[-1] for word in words if _has_generated(request, word[:-1])])
+        return [word[-1] for word in words if _has_generated(request, word[:-1])]
 
 
 class LogitBias(Adjustment):
@@ -115,9 +140,16 @@ class LogitBias(Adjustment):
         token_ids, biases, places = _biases_of(request.call.params.logit_bias)
         return _changed(row, token_ids, places, lambda logits, at: logits + biases[at])
 
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        token_ids, biases, _ = _biases_of(request.call.params.logit_bias)
+        edits.bias(token_ids, biases.tolist())
+        return True
+
 
 class Penalty(Adjustment):
-    """A change to the logits of tokens that the request has seen."""
+    """A change to the logits of tokens that the request has seen. Its `param` is `field` to a device."""
+
+    field: ClassVar[PenaltyField]
 
     def apply(self, row: Candidates, request: Request) -> Candidates:
         seen, params = request.token_counts, request.call.params
@@ -128,6 +160,11 @@ class Penalty(Adjustment):
 
         return _changed(row, seen.token_ids, seen.places, penalised)
 
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        request.token_counts.catch_up(request.token_ids)
+        edits.penalise(self.field, getattr(request.call.params, self.param), request.token_counts)
+        return True
+
     @abstractmethod
     def _penalised(self, logits: Floats, counts: Ints, params: SamplingParams) -> Floats:
         """The new f32 logits of tokens that were seen, and generated as often as `counts` says."""
@@ -137,6 +174,7 @@ class RepetitionPenalty(Penalty):
     """Makes tokens of prompt and output less likely, by a factor (arXiv:1909.05858)."""
 
     param = "repetition_penalty"
+    field = PenaltyField.REPETITION
 
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return 0 if params.repetition_penalty == 1 else WHOLE_ROW
@@ -153,6 +191,7 @@ class FrequencyPenalty(Penalty):
     """Subtracts the `frequency_penalty` for each time that a token was generated."""
 
     param = "frequency_penalty"
+    field = PenaltyField.FREQUENCY
 
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return WHOLE_ROW if params.frequency_penalty else 0
@@ -168,6 +207,7 @@ class PresencePenalty(Penalty):
     """Subtracts the `presence_penalty` from every token that was generated."""
 
     param = "presence_penalty"
+    field = PenaltyField.PRESENCE
 
     def num_lost(self, params: SamplingParams, num_generated: int) -> float:
         return WHOLE_ROW if params.presence_penalty else 0
@@ -199,6 +239,10 @@ class OutputGrammar(Adjustment):
             raise InvocationError("no token is left that the grammar and the other parameters allow")
         return Candidates(row.values[:0], row.token_ids[:0], logits)
 
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        edits.allow(allowed_next(request))
+        return True
+
 
 class ForcedTokens(Adjustment):
     """Leaves nothing but the next of the `forced_token_ids`."""
@@ -211,6 +255,9 @@ class ForcedTokens(Adjustment):
     def apply(self, row: Candidates, request: Request) -> Candidates:
         token_id = request.call.params.forced_token_ids[request.num_generated]
         return Candidates(np.zeros(1, np.float32), np.array([token_id]), None)
+
+    def edit(self, edits: RowEdits, request: Request) -> bool:
+        return False
 
 
 def adjustments(eos_token_ids: frozenset[int]) -> tuple[Adjustment, ...]:

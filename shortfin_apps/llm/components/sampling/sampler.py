@@ -20,6 +20,7 @@ from shortfin_apps.llm.components.sampling.decided import deciding_candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import kept
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.whole_row import draw_from_row
 from shortfin_apps.llm.errors import InvalidRequestError, InvocationError
 
@@ -29,7 +30,8 @@ NO_TOKEN_LEFT = "no token is left that the request's `bad_words` and other bans 
 class Sampler:
     """Stateless. `num_candidates` is the K of the VMFB's top-k, 0 if it returns logits only.
 
-    With `draws_rows`, the device can draw tokens from whole rows.
+    With `draws_rows`, the device can draw tokens from whole rows; with `adjusts_rows`, it can also adjust
+    them before.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Sampler:
         num_candidates: int = 0,
         returns_logits: bool = True,
         draws_rows: bool = False,
+        adjusts_rows: bool = False,
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._adjustments = adjustments(eos_token_ids)
         self._num_candidates = num_candidates
         self._returns_logits = returns_logits
         self._draws_rows = draws_rows
+        self._adjusts_rows = draws_rows and adjusts_rows
 
     def check(self, params: SamplingParams) -> None:
         """Raises InvalidRequestError for bans that leave no token, and for what needs logits of a VMFB that
@@ -106,6 +110,22 @@ class Sampler:
         if not self._draws_rows or params.logprobs is not None or not self._is_plain(request, num_ahead):
             return False
         return not params.greedy and not params.top_k
+
+    def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
+        """The adjustments of that token's row, if the device is to apply them and to draw the token, which is
+        then the one that `sample` would choose.
+
+        None where the host chooses the token, and where no adjustment is asked for.
+        """
+        params = request.call.params
+        is_known = params.logprobs is None and params.typical_p == 1 and params.top_k <= self._num_candidates
+        if not self._adjusts_rows or not is_known or num_ahead:
+            return None
+        edits, active = RowEdits(), self._active(params, request.num_generated)
+        try:
+            return edits if active and all(each.edit(edits, request) for each in active) else None
+        except InvocationError:  # `sample` raises it again, to this request alone
+            return None
 
     def suits_device(self, request: Request) -> bool:
         """Whether the device can choose this and every later token by filters and a draw alone.

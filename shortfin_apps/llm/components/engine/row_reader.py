@@ -1,0 +1,101 @@
+"""What the host reads of each row of a batch: its token, if the device draws it, else what to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.row_draws import RowDraw
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
+from shortfin_apps.llm.components.sampling.sampler import Sampler
+
+Rows = Sequence[Candidates | Drawn | None]  # by task of a batch; None where nothing was fetched
+
+
+class RowReader:
+    """Fetches as little of a batch's result as its tasks' next tokens take."""
+
+    def __init__(self, runner: BatchRunner, sampler: Sampler) -> None:
+        self._runner = runner
+        self._sampler = sampler
+
+    def rows(self, batch: Batch, result: BatchResult) -> Rows:
+        """The rows of the last batch. Raises InvocationError."""
+        chosen = self._drawn(batch, result)
+        unsure = [
+            index
+            for index, task in enumerate(batch.tasks)
+            if task.completes and self._sampler.needs_logits(task.request, task.num_ahead)
+        ]
+        chosen |= self._decided(batch, result, unsure)
+        chosen |= self._drawn_adjusted(batch, result, [index for index in unsure if index not in chosen])
+        return [
+            chosen.get(index) or self._row(task, result, index, with_logits=index in unsure)
+            for index, task in enumerate(batch.tasks)
+        ]
+
+    def _drawn(self, batch: Batch, result: BatchResult) -> dict[int, Drawn]:
+        """The rows whose tokens the device draws from all their logits."""
+        if not self._runner.buckets.draws_rows:
+            return {}
+        draws = [
+            RowDraw(index, task.seq_len - 1, self._sampler.device_fields(task.request))
+            for index, task in enumerate(batch.tasks)
+            if task.completes and self._sampler.is_drawn_from_row(task.request, task.num_ahead)
+        ]
+        return self._draw(result, draws)
+
+    def _decided(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
+        """Those of the `unsure` rows whose candidates decide the token."""
+        if not self._runner.num_candidates:
+            return {}
+        decided, ahead = {}, _proposed_before(batch)
+        for index in unsure:
+            row = result.row(index, with_logits=False)
+            drawn = self._sampler.decided(row, batch.tasks[index].request, ahead[index])
+            if drawn is not None:
+                decided[index] = drawn
+        return decided
+
+    def _drawn_adjusted(self, batch: Batch, result: BatchResult, unsure: Sequence[int]) -> dict[int, Drawn]:
+        """Those of the `unsure` rows whose tokens the device draws after adjusting their logits.
+
+        One that has no token left although its logits are finite is not among them: `sample` says why.
+        """
+        draws = []
+        for index in unsure:
+            task = batch.tasks[index]
+            if (edits := self._sampler.row_edits(task.request, task.num_ahead)) is not None:
+                fields = self._sampler.device_fields(task.request)
+                draws.append(RowDraw(index, task.seq_len - 1, fields, edits))
+        drawn = self._draw(result, draws)
+        return {
+            index: token
+            for index, token in drawn.items()
+            if token.is_finite or not result.row(index, with_logits=False).is_finite
+        }
+
+    def _draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> dict[int, Drawn]:
+        token_ids = self._runner.draw(result, draws)
+        return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
+
+    def _row(
+        self, task: LlmTaskInput, result: BatchResult, index: int, *, with_logits: bool
+    ) -> Candidates | None:
+        """A task's row; one that completes no prompt is only looked at for NaN, among candidates."""
+        if not task.completes and not self._runner.num_candidates:
+            return None
+        return result.row(index, with_logits)
+
+
+def _proposed_before(batch: Batch) -> list[Sequence[int]]:
+    """For each task, the tokens of its request that are only proposed, up to its own."""
+    proposed: dict[Request, list[int]] = {}
+    before: list[Sequence[int]] = []
+    for task in batch.tasks:
+        if task.num_ahead:
+            proposed.setdefault(task.request, []).extend(task.token_ids)
+        before.append(proposed.get(task.request, ())[: task.num_ahead])
+    return before

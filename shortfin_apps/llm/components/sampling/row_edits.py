@@ -1,0 +1,106 @@
+"""Row edits: what adjustments change of a row, as lists of tokens, for a device that applies them itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.abi import NOT_SEEN, EditField, PenaltyField
+from shortfin_apps.llm.components.request.token_counts import TokenCounts
+
+Ints32 = npt.NDArray[np.int32]
+Octets = npt.NDArray[np.uint8]
+
+_WORD_OCTETS = 4
+
+
+class RowEdits:
+    """Bans, biases and penalties of one row; `abi.py` says how a device applies them.
+
+    `penalties` are by PenaltyField. However often a token is named, it has one edit.
+    """
+
+    def __init__(self) -> None:
+        self.penalties = [0.0] * len(PenaltyField)
+        self.penalties[PenaltyField.REPETITION] = 1.0
+        self._biases: dict[int, float] = {}
+        self._seen: TokenCounts | None = None
+        self._allowed: Octets | None = None
+
+    def ban(self, token_ids: Iterable[int]) -> None:
+        self._biases |= dict.fromkeys(token_ids, -math.inf)
+
+    def bias(self, token_ids: Iterable[int], biases: Iterable[float]) -> None:
+        """Adds a bias to each of distinct tokens, once for all of them; those banned stay so."""
+        for token_id, bias in zip(token_ids, biases, strict=True):
+            self._biases[token_id] = self._biases.get(token_id, 0.0) + bias
+
+    def penalise(self, field: PenaltyField, penalty: float, seen: TokenCounts) -> None:
+        """Sets a penalty of the tokens `seen`, which have caught up with the request."""
+        self.penalties[field] = penalty
+        self._seen = seen
+
+    def allow(self, bitmask: bytes) -> None:
+        """Bans the tokens whose bits are 0, the lowest first, and those behind the last bit."""
+        octets = np.frombuffer(bitmask, np.uint8)
+        if self._allowed is not None:
+            length = min(len(octets), len(self._allowed))
+            octets = octets[:length] & self._allowed[:length]
+        self._allowed = octets
+
+    def allowed(self, vocab_size: int) -> Ints32 | None:
+        """[ceil(vocab_size / 32)]: a bit for each token, the lowest first, 0 if it is banned; or None."""
+        if self._allowed is None:
+            return None
+        octets = np.zeros(words_of(vocab_size) * _WORD_OCTETS, np.uint8)
+        known = self._allowed[: len(octets)]
+        octets[: len(known)] = known
+        return octets.view("<i4").astype(np.int32, copy=False)
+
+    def columns(self, vocab_size: int) -> Ints32:
+        """[fields, edits]: a column by EditField, without ROW, for each token that the model knows."""
+        token_ids, counts = self._seen_tokens()
+        biases = np.zeros(len(token_ids), np.float32)
+        if self._biases:
+            token_ids, counts, biases = self._with_biases(token_ids, counts)
+        columns = np.zeros((len(EditField), len(token_ids)), np.int32)
+        columns[EditField.TOKEN_ID] = token_ids
+        columns[EditField.COUNT] = counts
+        columns[EditField.BIAS] = biases.view(np.int32)
+        return columns[:, token_ids < vocab_size]
+
+    def _seen_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if self._seen is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.array(self._seen.token_ids), np.array(self._seen.counts)
+
+    def _with_biases(
+        self, seen: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The tokens seen and those with a bias: ids, counts and biases."""
+        places = {} if self._seen is None else self._seen.places
+        new = [token_id for token_id in self._biases if token_id not in places]
+        biases = np.zeros(len(seen) + len(new), np.float32)
+        biases[len(seen) :] = [self._biases[token_id] for token_id in new]
+        for token_id, bias in self._biases.items():
+            if token_id in places:
+                biases[places[token_id]] = bias
+        counts = np.concatenate([counts, np.full(len(new), NOT_SEEN)])
+        return np.concatenate([seen, np.array(new, np.int64)]), counts, biases
+
+
+def words_of(vocab_size: int) -> int:
+    """Words of 32 bits that a bit for each token takes."""
+    return -(-vocab_size // (8 * _WORD_OCTETS))
+
+
+@lru_cache(maxsize=256)
+def bitmask_of(token_ids: frozenset[int]) -> bytes:
+    """A bit for each token up to the greatest, the lowest first. Cached by identity, in effect."""
+    bits = np.zeros(max(token_ids, default=-1) + 1, bool)
+    bits[list(token_ids)] = True
+    return np.packbits(bits, bitorder="little").tobytes()
