@@ -33,6 +33,7 @@ def test_entries_with_sizes_and_types(build_tiny: BuildTiny, device: str) -> Non
     entries = entries_of(build_tiny, device)
     sizes = (1, 2, 4, 8, 16, 32)
     assert list(entries) == [
+        *([f"adjusted_sample_bs{rows}" for rows in sizes] if device != "cpu" else []),
         *(f"decode_bs{rows}" for rows in sizes),
         *([f"decode_loop_bs{rows}" for rows in sizes] if device != "cpu" else []),
         "extend",

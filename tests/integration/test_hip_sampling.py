@@ -33,6 +33,14 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 2.0, "top_p": 0.8, "min_p": 0.05},
 ]
 LENGTHS = (15, 3, 40, 16, 1, 33)
+ADJUSTED: list[dict[str, Any]] = [
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": -0.3, "top_p": 0.9},
+    {"repetition_penalty": 1.3, "temperature": 2.0, "min_p": 0.01},
+    {"logit_bias": ((3, 5.0), (9, -4.0)), "temperature": 0.0},
+    {"allowed_token_ids": frozenset(range(40, 200, 3)), "bad_words": ((43,),)},
+    {"repetition_penalty": 0.8, "top_k": 5, "min_tokens": 12},
+]
 
 
 @pytest.fixture(scope="module", params=CHIPS)
@@ -45,11 +53,11 @@ def artifact(
 
 
 def tokens_of(
-    artifact: Artifact, options: EngineOptions, **params: Any
+    artifact: Artifact, options: EngineOptions, kinds: list[dict[str, Any]] = KINDS, **params: Any
 ) -> tuple[list[tuple[int, ...]], EngineStats]:
-    found: dict[str, tuple[int, ...]] = {str(row): () for row in range(len(KINDS))}
+    found: dict[str, tuple[int, ...]] = {str(row): () for row in range(len(kinds))}
     with open_engine(artifact, options) as engine:
-        for row, (kind, length) in enumerate(zip(KINDS, LENGTHS, strict=True)):
+        for row, (kind, length) in enumerate(zip(kinds, LENGTHS, strict=True)):
             sampling = SamplingParams(max_tokens=12, seed=row, **kind, **params)
             prompt = tuple((7 * row + 3 * i) % 200 for i in range(length))
             engine.add(GenerateCall(request_id=str(row), prompt_token_ids=prompt, params=sampling))
@@ -71,3 +79,15 @@ def test_loops_entries_and_the_host_draw_the_same_tokens(artifact: Artifact, mod
     behind_entries, stats = tokens_of(artifact, replace(options, decode_ahead="off"))
     assert behind_entries == on_host
     assert stats.entries["sample_bs8"].invocations >= 12
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_rows_adjusted_on_the_device_have_the_tokens_of_the_host(
+    artifact: Artifact, mode: ModeOptions
+) -> None:
+    options = EngineOptions(device="hip", mode=mode)
+    on_host, stats = tokens_of(artifact, options, ADJUSTED, logprobs=0)  # which brings all logits to the host
+    assert "adjusted_sample_bs8" not in stats.entries
+    on_device, stats = tokens_of(artifact, options, ADJUSTED)
+    assert on_device == on_host
+    assert stats.entries["adjusted_sample_bs8"].invocations >= 12

@@ -57,7 +57,10 @@ def test_compiles_for_an_amd_gpu(tmp_path: Path) -> None:
     options = replace(SMALL, device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(2,))
     result = compile_model(TINY, options, tmp_path / "model.vmfb")
     assert (tmp_path / "model.vmfb").stat().st_size > 0
-    assert result.entries == ("prefill_bs1", "decode_bs2", "extend", "decode_loop_bs2", "sample_bs2")
+    assert result.entries == (
+        *("prefill_bs1", "decode_bs2", "extend", "decode_loop_bs2"),
+        *("sample_bs2", "adjusted_sample_bs2"),
+    )
     assert (result.target.architecture, result.target.cpu) == ("amdgpu", "gfx942")
 
 

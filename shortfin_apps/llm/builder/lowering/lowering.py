@@ -26,7 +26,11 @@ Kernels are grouped in classes; one that takes a kind of operation has the metho
 
 Shapes and types are in model/operations.py. Each may be called in several functions of the module. A
 `FusedKernels` class takes runs of operations instead, each run in one dispatch. A class with `sample` that
-`draws_rows`, in loops by NO_TOP_K, also has `draw_rows` for rows that another function has left.
+`draws_rows`, in loops by NO_TOP_K, also has for rows that another function has left:
+
+    draw_rows(e, rows) -> Tensor
+    adjust(e, rows) -> Tensor, the adjusted logits, whose best the class with `top_k` finds
+    draw_adjusted(e, values, indices, logits, rows) -> Tensor
 """
 
 from __future__ import annotations
@@ -169,6 +173,20 @@ class LeftRows:
     sampling: Tensor  # [fields, rows] i64
 
 
+@dataclass(frozen=True, slots=True)
+class AdjustedRows:
+    """Such rows, and how they are adjusted before: the arguments of an `adjusted_sample_bs{N}`."""
+
+    logits: Tensor  # [any, 1, vocab] f32
+    row_indices: Tensor  # [rows] i64
+    positions: Tensor  # [rows] i64
+    sampling: Tensor  # [fields, rows] i64
+    penalties: Tensor  # [fields, rows] f32
+    edits: Tensor  # [fields, any] i32
+    allowed: Tensor  # [any, words] i32
+    allowed_indices: Tensor  # [rows] i64
+
+
 class FusedKernels(Protocol):
     """Kernels that each take a run of operations."""
 
@@ -208,6 +226,14 @@ class Lowering:
     def draw_rows(self, e: Emitter, rows: LeftRows) -> Tensor:
         """[rows] i64: the token drawn from each whole row, NOT_FINITE where its best logit is not finite."""
         token_ids = self._kernels[Sample].draw_rows(e, rows)
+        assert isinstance(token_ids, Tensor)
+        return token_ids
+
+    def draw_adjusted_rows(self, e: Emitter, rows: AdjustedRows) -> Tensor:
+        """[rows] i64: the same behind the rows' adjustments."""
+        logits = self._kernels[Sample].adjust(e, rows)
+        best = self._kernels[TopK].top_k(e, logits)
+        token_ids = self._kernels[Sample].draw_adjusted(e, *best, logits, rows)
         assert isinstance(token_ids, Tensor)
         return token_ids
 

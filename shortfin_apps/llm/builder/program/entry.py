@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shortfin_apps.llm.abi import (
+    ARGUMENT_TYPES,
     ASYNC_SUFFIX,
     BLOCK_TABLES,
     CALLER_OWNED,
     ONLY_DISPATCHES,
+    EditField,
     Entry,
     EntryFamily,
     Layout,
@@ -20,7 +22,7 @@ from shortfin_apps.llm.abi import (
 )
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
-from shortfin_apps.llm.builder.lowering.lowering import LeftRows, Values
+from shortfin_apps.llm.builder.lowering.lowering import AdjustedRows, LeftRows, Values
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 # Rows that an `extend_t{T}` whose caller owns its results has room for. Each row has logits, and as many rows
@@ -33,6 +35,7 @@ CACHES = ("cache", "window_cache")  # the slabs, as arguments
 Slabs = Mapping[tuple[int, ...], int]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 Draw = Callable[[Emitter, LeftRows], Tensor]
+DrawAdjusted = Callable[[Emitter, AdjustedRows], Tensor]
 
 
 def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry]:
@@ -45,6 +48,7 @@ def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry
         *(Entry(EntryFamily.EXTEND, None, t) for t in (None, *options.extend_sizes)),
         *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.loop_sizes),
         *(Entry(EntryFamily.SAMPLE, n, None) for n in options.loop_sizes if draws_rows),
+        *(Entry(EntryFamily.ADJUSTED_SAMPLE, n, None) for n in options.loop_sizes if draws_rows),
     ]
 
 
@@ -109,6 +113,25 @@ def write_sample(
         sampling=_import(e, "sampling", (len(SamplingField), rows), "i64"),
     )
     return _function(e, entry, types, {"token_ids": draw(e, drawn_from)}, {}, owned=static_workspace)
+
+
+def write_adjusted_sample(
+    entry: Entry, vocab_size: int, draw: DrawAdjusted, *, static_workspace: bool
+) -> str:
+    """The same for one that adjusts the rows' logits before."""
+    e = Emitter()
+    dynamic: dict[str, Sequence[Dim]] = {
+        "logits": (_dim(e, "logits", 0), 1, vocab_size),
+        "edits": (len(EditField), _dim(e, "edits", 1)),
+        "allowed": (_dim(e, "allowed", 0), -(-vocab_size // 32)),
+    }
+    imported = {
+        name: _import(e, name, dynamic.get(name, static), ARGUMENT_TYPES.get(name, "i64"))
+        for name, static in _shapes_of(entry).items()
+    }
+    types = {name: each.type for name, each in imported.items()}
+    drawn = {"token_ids": draw(e, AdjustedRows(**imported))}
+    return _function(e, entry, types, drawn, {}, owned=static_workspace)
 
 
 def _bounded(batch: Batch) -> Dim:
@@ -235,8 +258,8 @@ def _dim(e: Emitter, argument: str, axis: int) -> str:
     return e.value(f"hal.buffer_view.dim<%{argument} : !hal.buffer_view>[{axis}] : index")
 
 
-def _import(e: Emitter, name: str, shape: tuple[Dim, ...], dtype: str, how: str = "") -> Tensor:
-    result = Tensor(e.fresh(), shape, dtype)
+def _import(e: Emitter, name: str, shape: Sequence[Dim], dtype: str, how: str = "") -> Tensor:
+    result = Tensor(e.fresh(), tuple(shape), dtype)
     e.line(
         f'{result.name} = hal.tensor.import wait(%wait) => {how}%{name} "{name}" : '
         f"!hal.buffer_view -> {result.sized_type}"

@@ -17,7 +17,13 @@ from shortfin_apps.llm.builder.model.config import context_length, slab_elements
 from shortfin_apps.llm.builder.model.family import operations
 from shortfin_apps.llm.builder.model.operations import Sample, TopK
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
-from shortfin_apps.llm.builder.program.entry import entries_of, write_decode_loop, write_entry, write_sample
+from shortfin_apps.llm.builder.program.entry import (
+    entries_of,
+    write_adjusted_sample,
+    write_decode_loop,
+    write_entry,
+    write_sample,
+)
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 
@@ -59,6 +65,13 @@ class ModelModule:
                 self._options,
                 self._spec.vocab_size,
                 self._lowering.draw_rows,
+                static_workspace=self._static_workspace,
+            )
+        if entry.family is EntryFamily.ADJUSTED_SAMPLE:
+            return write_adjusted_sample(
+                entry,
+                self._spec.vocab_size,
+                self._lowering.draw_adjusted_rows,
                 static_workspace=self._static_workspace,
             )
         is_loop = entry.family is EntryFamily.DECODE_LOOP

@@ -86,3 +86,10 @@ def test_sampling_takes_two_launches(functions: dict[str, str]) -> None:
     )
     assert loop - decode == Counter(["weigh_parts_without_row_indices", "sample"])
     assert sample == Counter(["weigh_parts", "draw_rows"])
+
+
+def test_adjusting_rows_takes_two_launches_and_a_search_for_the_best(functions: dict[str, str]) -> None:
+    launched = re.findall(r"flow\.dispatch @(\w+)::", functions["adjusted_sample_bs4"])
+    best = ["best_of_chunks", "best_of_row"]
+    drawn = ["weigh_parts_without_row_indices", "draw_adjusted"]
+    assert launched == ["allow_tokens", "edit_tokens", *best, *drawn]

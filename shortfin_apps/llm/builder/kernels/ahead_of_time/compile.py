@@ -81,7 +81,7 @@ def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[s
         return triton.compile(
             ASTSource(kernel.function, *_signature(kernel)),
             target=GPUTarget(*target),
-            options={"enable_fp_fusion": True, **tuning, **options},
+            options={"enable_fp_fusion": kernel.tuning.fuses_products, **tuning, **options},
         )
 
 

@@ -14,10 +14,14 @@ Constexpr = int | float | bool | str | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a kernel is spread over a workgroup: waves, and tiles of loads that are in flight at once."""
+    """How a kernel is spread over a workgroup: waves, and tiles of loads that are in flight at once.
+
+    With `fuses_products`, a product and a sum may be one instruction, which rounds once.
+    """
 
     num_waves: int = 4
     num_stages: int = 2
+    fuses_products: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,112 @@
+"""Adjusts rows of logits, and draws tokens from them, as `abi.py` says of an `adjusted_sample`.
+
+No product may be fused with a sum here, as the host rounds both.
+"""
+
+import triton
+import triton.language as tl
+
+from shortfin_apps.llm.abi import EditField, PenaltyField
+from shortfin_apps.llm.builder.kernels.triton.row_sampling import draw_from_row
+from shortfin_apps.llm.builder.kernels.triton.sampling import draw_from_candidates
+from shortfin_apps.llm.builder.kernels.triton.sampling_arithmetic import (
+    PROMPT_LENGTH,
+    SPOILED,
+    TOP_K,
+    WHOLE_ROW,
+    is_finite,
+)
+
+ROW, TOKEN_ID, BIAS, COUNT = (tl.constexpr(int(each)) for each in EditField)
+REPETITION, FREQUENCY, PRESENCE = (tl.constexpr(int(each)) for each in PenaltyField)
+WORD_BITS = tl.constexpr(32)
+
+
+@triton.jit
+def allow_tokens(
+    logits,
+    row_indices,
+    allowed,
+    allowed_indices,
+    adjusted,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """adjusted [rows, SIZE] f32: the rows `row_indices` [rows] i64 of logits [any, SIZE] f32.
+
+    Tokens without a bit in row allowed_indices[r] i64 of allowed [any, WORDS] i32 have minus infinity; all
+    are allowed where that is negative.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * PART + tl.arange(0, PART)
+    inside = index < SIZE
+    value = tl.load(logits + tl.load(row_indices + row) * SIZE + index, mask=inside, other=0.0)
+    bitmask = tl.load(allowed_indices + row)
+    if bitmask >= 0:
+        word = tl.load(allowed + bitmask * WORDS + index // WORD_BITS, mask=inside, other=0)
+        value = tl.where(((word >> (index % WORD_BITS)) & 1) == 1, value, float("-inf"))
+    tl.store(adjusted + row * SIZE + index, value, mask=inside)
+
+
+@triton.jit
+def edit_tokens(edits, penalties, adjusted, rows, num_edits, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Applies edits [fields, num_edits] i32 to adjusted [rows, SIZE] f32, by penalties [fields, rows] f32."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < num_edits
+    edit = edits + place
+    row = tl.load(edit + ROW * num_edits, mask=inside, other=-1)
+    is_edit = row >= 0
+    token_id = tl.load(edit + TOKEN_ID * num_edits, mask=is_edit, other=0)
+    bias = tl.load(edit + BIAS * num_edits, mask=is_edit, other=0).to(tl.float32, bitcast=True)
+    count = tl.load(edit + COUNT * num_edits, mask=is_edit, other=0)
+    penalty = penalties + row
+    repetition = tl.load(penalty + REPETITION * rows, mask=is_edit, other=1.0)
+    frequency = tl.load(penalty + FREQUENCY * rows, mask=is_edit, other=0.0)
+    presence = tl.load(penalty + PRESENCE * rows, mask=is_edit, other=0.0)
+    at = adjusted + row.to(tl.int64) * SIZE + token_id
+    value = tl.load(at, mask=is_edit, other=0.0) + bias
+    penalised = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+    penalised = penalised - frequency * count.to(tl.float32)
+    penalised = penalised - tl.where(count > 0, presence, 0.0)
+    tl.store(at, tl.where(count >= 0, penalised, value), mask=is_edit)
+
+
+@triton.jit
+def draw_adjusted(
+    values,
+    indices,
+    logits,
+    masses,
+    sampling,
+    positions,
+    token_ids,
+    rows,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """token_ids [rows] i64 of rows whose last tokens are at `positions` [rows] i64; SPOILED where the best
+    value is not finite.
+
+    Candidates are values [rows, K] f32, descending, and indices [rows, K] i64, of logits [rows, SIZE] f32,
+    whose parts weigh `masses` (see row_sampling.py); `sampling` [6, rows] i64 is as in abi.py.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    field = sampling + row
+    count = tl.load(positions + row) - tl.load(field + PROMPT_LENGTH * rows) + 2
+    candidates = values + row * K
+    token_id = tl.full((), SPOILED, tl.int64)
+    if is_finite(tl.load(candidates)):
+        if tl.load(field + TOP_K * rows) == WHOLE_ROW:
+            of_parts = masses + row * 2 * PARTS
+            token_id = draw_from_row(
+                logits + row * SIZE, candidates, of_parts, field, rows, count,
+                SIZE, PART, PARTS, PARTS_BLOCK, K, BLOCK,
+            )  # fmt: skip
+        else:
+            token_id = draw_from_candidates(candidates, indices + row * K, field, rows, count, K, BLOCK)
+    tl.store(token_ids + row, token_id)
