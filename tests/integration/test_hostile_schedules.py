@@ -8,7 +8,7 @@ fail only if one of these faults affected it.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -131,7 +131,7 @@ class Schedule:
         [slab] = self._engine._runner._page_table
         return cast(LocalBuffer, slab).map_bytes().reshape(slab.shape[0], -1)
 
-    def _run_or_fail(self, batch: Batch) -> BatchResult:
+    def _run_or_fail(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
         fault = None
         if self._rng.random() < self._fault_rate:
             fault = self._rng.choice(["before", "after", "nan"])
@@ -146,7 +146,7 @@ class Schedule:
                 self._hit.add(task.request.request_id)
         if fault == "before":
             raise RuntimeError("broken before it ran")
-        result = self._run(batch)
+        result = self._run(batch, meanwhile)
         if fault == "after":
             raise RuntimeError("broken after it ran")
         return result

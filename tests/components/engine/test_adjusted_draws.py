@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
+from shortfin_apps.llm.errors import InvocationError
 from tests.components.engine.test_row_draws import invoked, outputs, record_downloads, rig
-from tests.components.engine_fixture import PROMPT, call
+from tests.components.engine_fixture import PROMPT, Rig, call
 from tests.components.fake_device import VOCAB
+
+
+class Parity:
+    """A grammar of even and odd tokens in turns, which keeps what it allows last, as compiled ones do.
+
+    `computed` has for each time that it computes that, how many invocations are in flight.
+    """
+
+    def __init__(self, made: Rig, fails_after: int = 100) -> None:
+        self._made, self._fails_after = made, fails_after
+        self._known: int | None = None
+        self.computed: list[int] = []
+
+    def matcher(self) -> Parity:
+        return self
+
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+        if len(generated) >= self._fails_after:
+            raise InvocationError("the grammar is too complex")
+        if self._known != len(generated):
+            self._known = len(generated)
+            self.computed.append(len(self._made.program.in_flight))
+        return (b"\xaa" if len(generated) % 2 else b"\x55") * (VOCAB // 8)
+
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        return ()
+
 
 KINDS: list[dict[str, Any]] = [
     {"presence_penalty": 0.5},
@@ -77,3 +106,27 @@ def test_a_row_without_a_token_left_is_told_from_a_spoiled_one(sizes: dict[str, 
     made.run()
     assert made.reason("0") is FinishReason.ERROR
     assert "bans allow" in str(made.last["0"].error)
+
+
+@pytest.mark.parametrize("sizes", [{}, SIZES], ids=["host", "device"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_grammars_are_asked_while_the_device_runs(sizes: dict[str, Any], temperature: float) -> None:
+    made = rig(**sizes)
+    grammar = Parity(made)
+    made.engine.add(call("0", PROMPT, 6, temperature=temperature, seed=3, output_grammar=grammar))
+    made.run()
+    assert [token_id % 2 for token_id in made.outputs["0"]] == [0, 1, 0, 1, 0, 1]
+    assert grammar.computed == [1] * 6
+    assert (invoked(made, "adjusted_sample") > 0) is (bool(sizes) and temperature > 0)
+
+
+@pytest.mark.parametrize("sizes", [{}, SIZES], ids=["host", "device"])
+def test_a_grammar_that_fails_ends_its_request_alone(sizes: dict[str, Any]) -> None:
+    made = rig(**sizes)
+    grammar = Parity(made, fails_after=2)
+    made.engine.add(call("0", PROMPT, 6, temperature=1.0, output_grammar=grammar))
+    made.engine.add(call("1", PROMPT, 6, temperature=1.0, presence_penalty=1.0))
+    made.run()
+    assert "too complex" in str(made.last["0"].error)
+    assert len(made.outputs["1"]) == 6
+    assert made.all_pages_back()

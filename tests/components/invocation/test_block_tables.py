@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
@@ -174,9 +174,9 @@ def test_every_invocation_gets_the_same_table_as_one_built_from_scratch(
     batches: list[Batch] = []
     run, submit = rig.runner.run, rig.program.submit
 
-    def watched_run(batch: Batch) -> BatchResult:
+    def watched_run(batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
         batches.append(batch)
-        return run(batch)
+        return run(batch, meanwhile)
 
     def watched_submit(entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         shape = rig.runner.buckets.nearest(batches[-1])

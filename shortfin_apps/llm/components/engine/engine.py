@@ -231,7 +231,8 @@ class Engine:
             clear_freed_pages(self._cache, self._runner)
         if self._uses_loops and (drawn := self._ahead.run(batch)) is not None:
             return drawn
-        return self._reader.rows(batch, self._runner.run(batch))
+        result = self._runner.run(batch, meanwhile=lambda: self._reader.prepare(batch))
+        return self._reader.rows(batch, result)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
         """Abandons what is in flight, and ends the requests of the batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -20,6 +21,16 @@ class RowReader:
     def __init__(self, runner: BatchRunner, sampler: Sampler) -> None:
         self._runner = runner
         self._sampler = sampler
+
+    def prepare(self, batch: Batch) -> None:
+        """Computes what `rows` needs and no result of the batch decides, while the device runs it.
+
+        Not for requests with several rows, as a grammar keeps what it allows at one place alone.
+        """
+        num_rows = Counter(task.request for task in batch.tasks)
+        for task in batch.tasks:
+            if task.completes and num_rows[task.request] == 1:
+                self._sampler.prepare(task.request)
 
     def rows(self, batch: Batch, result: BatchResult) -> Rows:
         """The rows of the last batch. Raises InvocationError."""

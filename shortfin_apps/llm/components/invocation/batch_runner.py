@@ -138,12 +138,20 @@ class BatchRunner:
         self._ran.clear()
         return self._copied_counts.copy()
 
-    def run(self, batch: Batch) -> BatchResult:
-        """Invokes the nearest entry and waits for it. Raises InvocationError."""
+    def run(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> BatchResult:
+        """Invokes the nearest entry and waits for it. Raises InvocationError.
+
+        Calls `meanwhile` once the entry is queued.
+        """
         shape = self.buckets.nearest(batch)
         arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
         begin = self._clock()
-        result = self._fetch(batch, self._invoke(shape.entry, arguments))
+        pending = self._invoker.submit(shape.entry, arguments)
+        try:
+            meanwhile()
+        finally:
+            results = pending.wait()
+        result = self._fetch(batch, results)
         self.device_s += self._clock() - begin
         self._count(shape, [len(task.token_ids) for task in batch.tasks])
         return result

@@ -8,13 +8,19 @@ logits, unless the device can draw from them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
-from shortfin_apps.llm.components.sampling.adjustments import WHOLE_ROW, Adjustment, adjustments
+from shortfin_apps.llm.components.sampling.adjustments import (
+    WHOLE_ROW,
+    Adjustment,
+    adjustments,
+    allowed_next,
+)
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn, Floats, leading
 from shortfin_apps.llm.components.sampling.decided import deciding_candidates
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
@@ -110,6 +116,12 @@ class Sampler:
         if not self._draws_rows or params.logprobs is not None or not self._is_plain(request, num_ahead):
             return False
         return not params.greedy and not params.top_k
+
+    def prepare(self, request: Request) -> None:
+        """Has the request's grammar compute what it allows next, and keep that, before a row is there."""
+        if request.call.params.output_grammar is not None:
+            with suppress(InvocationError):  # `sample` raises it again
+                allowed_next(request)
 
     def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
         """The adjustments of that token's row, if the device is to apply them and to draw the token, which is
