@@ -20,7 +20,12 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
 SEED = 7
 MEASURED_TOKENS = 64  # of each request
-SAMPLINGS = {"greedy": 0.0, "whole vocabulary": 1.0}  # temperatures
+ADJUSTED = "presence penalty"  # the one of SAMPLINGS whose rows are adjusted
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "whole vocabulary": {"temperature": 1.0},
+    ADJUSTED: {"temperature": 1.0, "presence_penalty": 0.5},
+}
 UNMEASURED_TOKENS = 4  # of each request, before the measured ones
 # All prompts are computed before the first decode, so that all requests decode the same number of tokens.
 PROMPTS_FIRST = DefaultModeOptions(prefills_per_decode=1_000_000, token_budget=2048)
@@ -71,7 +76,7 @@ def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> 
     measured, context = min(MEASURED_TOKENS, model.context // 4), model.context
     length = context - measured // 2 - UNMEASURED_TOKENS
     max_tokens = measured + UNMEASURED_TOKENS
-    _add(engine, prompts(model.spec.vocab_size, requests, length), max_tokens, SAMPLINGS[sampling])
+    _add(engine, prompts(model.spec.vocab_size, requests, length), max_tokens, sampling)
     counts = dict.fromkeys(map(str, range(requests)), 0)
     while min(counts.values()) < UNMEASURED_TOKENS:
         _count(engine, counts)
@@ -103,10 +108,8 @@ def pages(model: Model) -> int:
     return 1 + max(sizes(model)) * (-(-longest // model.options.block_seq_stride) + 2)
 
 
-def _add(
-    engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int, temperature: float = SAMPLINGS["greedy"]
-) -> None:
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
+def _add(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int, sampling: str = "greedy") -> None:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **SAMPLINGS[sampling])
     for index, prompt in enumerate(asked):
         engine.add(GenerateCall(request_id=str(index), prompt_token_ids=tuple(prompt), params=params))
 

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.components.runtime.device import Array, Device, DeviceBuffer, Program
+from shortfin_apps.llm.components.runtime.device import (
+    Array,
+    Device,
+    DeviceBuffer,
+    EntrySignature,
+    Pending,
+    Program,
+)
+
+
+class WithoutEntries:
+    """A program without the entries whose names begin with `prefix`."""
+
+    def __init__(self, program: Program, prefix: str) -> None:
+        self._program = program
+        self._prefix = prefix
+
+    @property
+    def entries(self) -> Mapping[str, EntrySignature]:
+        entries = self._program.entries.items()
+        return {name: signature for name, signature in entries if not name.startswith(self._prefix)}
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Pending:
+        return self._program.submit(entry, arguments)
 
 
 class OneProgram:
@@ -18,7 +42,15 @@ class OneProgram:
     def __init__(self, device: Device, artifact: Artifact) -> None:
         self._device = device
         self._vmfb = artifact.vmfb
-        self.program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
+        self.program: Program = device.load_program(
+            artifact.vmfb, artifact.parameters, artifact.config.module_name
+        )
+
+    def without(self, prefix: str) -> OneProgram:
+        """The same, whose program has no entries that begin with `prefix`."""
+        other = copy(self)
+        other.program = WithoutEntries(self.program, prefix)
+        return other
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ def document(records: Sequence[Record]) -> Iterator[str]:
         yield f"commit {record['pack']['commit']}"
     for name, rows in (
         ("Tokens", _tokens(records)),
+        ("Rows adjusted on the device", _adjusted(records)),
         ("Entries", _entries(records)),
         ("Engine, steady decode", _engine(records)),
         ("HTTP server", _http(records)),
@@ -68,6 +69,13 @@ def _tokens(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
         agreed = ", ".join(map(str, each["agreed"]))
         settings = each["mode"], each["decode_ahead"], str(each["preemptions"]), str(each["accepted"] or "-")
         yield each["model"], *settings, agreed, str(each["of"])
+
+
+def _adjusted(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    yield "model", "mode", "invocations that adjusted rows", "tokens as the host's", "of"
+    for each in _part(records, "adjusted"):
+        agreed = ", ".join(map(str, each["agreed"]))
+        yield each["model"], each["mode"], str(each["invocations"]), agreed, str(each["of"])
 
 
 def _entries(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:

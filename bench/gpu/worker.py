@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.gpu import adjusted as adjusted_part
 from bench.gpu import engine as engine_part
 from bench.gpu import entries as entries_part
 from bench.gpu import loops as loops_part
@@ -41,6 +42,7 @@ from shortfin_apps.llm.errors import LlmError
 
 Emit = Callable[[dict[str, Any]], None]
 DecodeAhead = Literal["auto", "on", "off"]
+ROWS_ON_HOST = ", rows on the host"  # of what is measured without the entries that adjust rows
 SETTINGS: tuple[DecodeAhead, ...] = ("off", "on")
 
 
@@ -90,6 +92,7 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
             packed = args.pack / MODELS_FOLDER / model.name
             expected = json.loads((packed / tokens_part.EXPECTED).read_text(encoding="utf-8"))
             _compare_tokens(model, device, artifact, expected, emit)
+            _compare_adjusted(model, device, artifact, emit)
         cases = list(entries_part.cases(model, has_extend="extend" in device.program.entries))
         # One number for all, as freed memory serves only buffers of exactly its size again.
         pages = max(entries_part.pages(cases), engine_part.pages(model))
@@ -97,6 +100,9 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
             _measure_entries(model, device, artifact, cases, pages, args.sample_seconds, emit)
         for setting in _settings(device) if "engine" in args.parts else ():
             _measure_engine(model, device, artifact, setting, pages, emit)
+        if "engine" in args.parts and _adjusts(device):
+            on_host = device.without(adjusted_part.ENTRIES)
+            _measure_engine(model, on_host, artifact, "off", pages, emit, suffix=ROWS_ON_HOST)
 
 
 def _compare_tokens(
@@ -124,6 +130,20 @@ def _compare_tokens(
         )
 
 
+def _compare_adjusted(model: Model, device: OneProgram, artifact: Artifact, emit: Emit) -> None:
+    """Rows adjusted on the device with the same rows on the host, which log-probabilities bring there."""
+    if not _adjusts(device):
+        return
+    pages, rows = tokens_part.scarce_pages(model), tokens_part.PROMPTS
+    for mode, options in BATCH_MODES.items():
+        engine = _engine(model, device, artifact, "off", options(), pages, rows)
+        on_host = adjusted_part.tokens_of(engine, model, logprobs=0)
+        on_device = adjusted_part.tokens_of(engine, model)
+        agreement = tokens_part.compare(on_device, on_host)
+        adjusting = adjusted_part.num_adjusting(engine)
+        emit({"part": "adjusted", "model": model.name, "mode": mode, "invocations": adjusting, **agreement})
+
+
 def _measure_entries(
     model: Model,
     device: OneProgram,
@@ -145,24 +165,38 @@ def _measure_entries(
 
 
 def _measure_engine(
-    model: Model, device: OneProgram, artifact: Artifact, setting: DecodeAhead, pages: int, emit: Emit
+    model: Model,
+    device: OneProgram,
+    artifact: Artifact,
+    setting: DecodeAhead,
+    pages: int,
+    emit: Emit,
+    *,
+    suffix: str = "",
 ) -> None:
+    """With a `suffix` to its name, the sampling whose rows are adjusted, alone."""
     gc.collect()  # the memory of what was measured before
     most = max(engine_part.sizes(model))
     engine = _engine(model, device, artifact, setting, engine_part.PROMPTS_FIRST, pages, most)
-    for requests, sampling in product(engine_part.sizes(model), engine_part.SAMPLINGS):
+    samplings = [engine_part.ADJUSTED] if suffix else engine_part.SAMPLINGS
+    for requests, sampling in product(engine_part.sizes(model), samplings):
         steps = engine_part.steady_steps(engine, model, requests, sampling)
         emit(
             {
                 "part": "engine",
                 "model": model.name,
                 "decode_ahead": setting,
-                "sampling": sampling,
+                "sampling": sampling + suffix,
                 "requests": requests,
                 "context": model.context,
                 **steps.record(),
             }
         )
+
+
+def _adjusts(device: OneProgram) -> bool:
+    """Whether the program adjusts rows on the device."""
+    return any(name.startswith(adjusted_part.ENTRIES) for name in device.program.entries)
 
 
 def _settings(device: OneProgram) -> Iterator[DecodeAhead]:

@@ -76,7 +76,7 @@ def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None
     assert all(each[name] > 0 for each in entries for name in ("run_ms", "sync_ms", "queued_ms"))
     engine = [record for record in records if record["part"] == "engine"]
     assert [(each["decode_ahead"], each["requests"], each["sampling"]) for each in engine] == list(
-        product(("off", "on"), (1, 8), ("greedy", "whole vocabulary"))
+        product(("off", "on"), (1, 8), ("greedy", "whole vocabulary", "presence penalty"))
     )
     assert all(each["steps"] == 64 for each in engine)
     assert "## Engine, steady decode" in (tmp_path / "results.md").read_text()
