@@ -10,6 +10,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, Ba
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits
 from shortfin_apps.llm.components.sampling.sampler import Sampler
 
 Rows = Sequence[Candidates | Drawn | None]  # by task of a batch; None where nothing was fetched
@@ -21,6 +22,7 @@ class RowReader:
     def __init__(self, runner: BatchRunner, sampler: Sampler) -> None:
         self._runner = runner
         self._sampler = sampler
+        self._edits: dict[int, RowEdits] = {}  # of the batch that runs, by row, as far as they are prepared
 
     def prepare(self, batch: Batch) -> None:
         """Computes what `rows` needs and no result of the batch decides, while the device runs it.
@@ -28,9 +30,13 @@ class RowReader:
         Not for requests with several rows, as a grammar keeps what it allows at one place alone.
         """
         num_rows = Counter(task.request for task in batch.tasks)
-        for task in batch.tasks:
-            if task.completes and num_rows[task.request] == 1:
-                self._sampler.prepare(task.request)
+        self._edits = {
+            index: edits
+            for index, task in enumerate(batch.tasks)
+            if task.completes
+            and num_rows[task.request] == 1
+            and (edits := self._sampler.prepare(task.request)) is not None
+        }
 
     def rows(self, batch: Batch, result: BatchResult) -> Rows:
         """The rows of the last batch. Raises InvocationError."""
@@ -78,7 +84,8 @@ class RowReader:
         draws = []
         for index in unsure:
             task = batch.tasks[index]
-            if (edits := self._sampler.row_edits(task.request, task.num_ahead)) is not None:
+            edits = self._edits.get(index) or self._sampler.row_edits(task.request, task.num_ahead)
+            if edits is not None:
                 fields = self._sampler.device_fields(task.request)
                 draws.append(RowDraw(index, task.seq_len - 1, fields, edits))
         drawn = self._draw(result, draws)

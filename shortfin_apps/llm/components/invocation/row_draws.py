@@ -58,7 +58,7 @@ def padded_edits(rows: int, edits: Sequence[RowEdits], vocab_size: int) -> dict[
 def _joined_columns(columns: Sequence[Array]) -> Array:
     """`edits` [fields, E], padded."""
     total = sum(of_row.shape[1] for of_row in columns)
-    joined = np.zeros((len(EditField), max(LEAST_EDITS, 1 << (total - 1).bit_length())), np.int32)
+    joined = np.empty((len(EditField), max(LEAST_EDITS, 1 << (total - 1).bit_length())), np.int32)
     joined[EditField.ROW, total:] = -1
     begin = 0
     for row, of_row in enumerate(columns):

@@ -30,6 +30,7 @@ class RowEdits:
         self._biases: dict[int, float] = {}
         self._seen: TokenCounts | None = None
         self._allowed: Octets | None = None
+        self._columns: Ints32 | None = None
 
     def ban(self, token_ids: Iterable[int]) -> None:
         self._biases |= dict.fromkeys(token_ids, -math.inf)
@@ -63,6 +64,18 @@ class RowEdits:
 
     def columns(self, vocab_size: int) -> Ints32:
         """[fields, edits]: a column by EditField, without ROW, for each token that the model knows."""
+        self.finish()
+        columns = self._columns
+        assert columns is not None, "finished"
+        is_known = columns[EditField.TOKEN_ID] < vocab_size
+        return columns if is_known.all() else columns[:, is_known]
+
+    def finish(self) -> None:
+        """Makes the columns, which later edits would not change."""
+        if self._columns is None:
+            self._columns = self._all_columns()
+
+    def _all_columns(self) -> Ints32:
         token_ids, counts = self._seen_tokens()
         biases = np.zeros(len(token_ids), np.float32)
         if self._biases:
@@ -71,7 +84,7 @@ class RowEdits:
         columns[EditField.TOKEN_ID] = token_ids
         columns[EditField.COUNT] = counts
         columns[EditField.BIAS] = biases.view(np.int32)
-        return columns[:, token_ids < vocab_size]
+        return columns
 
     def _seen_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if self._seen is None:

@@ -117,11 +117,19 @@ class Sampler:
             return False
         return not params.greedy and not params.top_k
 
-    def prepare(self, request: Request) -> None:
-        """Has the request's grammar compute what it allows next, and keep that, before a row is there."""
-        if request.call.params.output_grammar is not None:
+    def prepare(self, request: Request) -> RowEdits | None:
+        """Has the request's grammar compute what it allows next, and keep that, before a row is there.
+
+        Returns the row's edits, as `row_edits` does, if no candidates can decide the token.
+        """
+        params = request.call.params
+        if params.output_grammar is not None:
             with suppress(InvocationError):  # `sample` raises it again
                 allowed_next(request)
+        if params.greedy or params.top_k or (edits := self.row_edits(request)) is None:
+            return None
+        edits.finish()
+        return edits
 
     def row_edits(self, request: Request, num_ahead: int = 0) -> RowEdits | None:
         """The adjustments of that token's row, if the device is to apply them and to draw the token, which is
