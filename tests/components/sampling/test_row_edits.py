@@ -73,6 +73,18 @@ def test_a_token_that_was_seen_and_has_a_bias_has_one_edit() -> None:
     assert columns[EditField.BIAS].view(np.float32).tolist() == [0.0, 1.0, 2.0]
 
 
+def test_a_token_of_the_prompt_is_edited_only_by_what_changes_it() -> None:
+    for field, penalty, edited in (
+        (PenaltyField.PRESENCE, 0.5, [3, 2]),
+        (PenaltyField.REPETITION, 1.5, [1, 2, 3]),
+    ):
+        edits, seen = RowEdits(), TokenCounts(num_prompt=3)
+        seen.catch_up([1, 2, 3, 3])
+        edits.penalise(field, penalty, seen)
+        edits.bias([2], [0.5])
+        assert sorted(edits.columns(8)[EditField.TOKEN_ID].tolist()) == sorted(edited)
+
+
 def test_bitmasks_leave_what_all_of_them_allow() -> None:
     edits = RowEdits()
     assert edits.allowed(40) is None

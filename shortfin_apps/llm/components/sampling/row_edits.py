@@ -84,7 +84,9 @@ class RowEdits:
         columns[EditField.TOKEN_ID] = token_ids
         columns[EditField.COUNT] = counts
         columns[EditField.BIAS] = biases.view(np.int32)
-        return columns
+        if self.penalties[PenaltyField.REPETITION] != 1:
+            return columns
+        return columns[:, (counts > 0) | (biases != 0)]  # what stands in the prompt alone stays as it is
 
     def _seen_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if self._seen is None:
