@@ -154,10 +154,21 @@ async def test_a_call_that_must_be_has_a_grammar(choice: object, functions: list
     assert matching == functions
 
 
-async def test_a_call_that_may_be_has_no_grammar() -> None:
+async def test_a_call_that_may_be_has_no_grammar_without_a_strict_function() -> None:
+    harness = harness_of(CALL)
+    await message_of(harness, tools=[{"type": "function", "function": {"name": "g"}}])
+    assert harness.engine.calls[0].params.output_grammar is None
+
+
+async def test_a_call_that_may_be_has_to_fit_beside_a_strict_function() -> None:
     harness = harness_of(CALL)
     await message_of(harness, tools=TOOLS)
-    assert harness.engine.calls[0].params.output_grammar is None
+    grammar = harness.engine.calls[0].params.output_grammar
+    assert grammar is not None
+    assert lets_through(grammar, TOKENIZER, "It is 2 < 3.")
+    assert lets_through(grammar, TOKENIZER, f"Well: {CALL}")
+    unknown = 'Well: <tool_call>\n{"name": "h"'
+    assert not lets_through(grammar, TOKENIZER, unknown, to_the_end=False)
 
 
 LIST_CALL = {"function": {"name": "f", "arguments": "[1]"}}

@@ -29,6 +29,11 @@ class ToolUse:
     is_required: bool = False
     parallel: bool = True
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls have to fit, be they required or not."""
+        return any(function.strict for function in self.functions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
@@ -90,13 +95,15 @@ def template_variables(body: ChatBody, model: ServedModel) -> Mapping[str, Any] 
 async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -> Grammar | None:
     """The grammar of the answers to `prompt`, if there is one: a thought, and a call or JSON behind it.
 
+    Where calls are free, there is one only if a function is strict: of text in which calls fit.
+
     Raises InvalidRequestError for another grammar beside tools, and for what no grammar can be made of.
     """
     named = named_source(body)
     if use.is_required:
         return await _compiled(_lark(use, model, prompt, None), model, "tools")
     if named is None:
-        return None
+        return await _compiled(_lark_of_text(use, model, prompt), model, "tools") if use.is_strict else None
     param, source = named
     if is_bare(named, use, model):
         return await model.generator.compile_grammar(source, param)
@@ -149,9 +156,22 @@ def _lark(use: ToolUse, model: ServedModel, prompt: str, schema: Mapping[str, An
     answers = [] if schema is None else [f"{begin} {lark.json(schema, strict=True)}"]
     if use.functions:
         assert tools is not None, "`tool_use` checks it"
-        answers.append(tools.calls(lark, use.functions, MAX_CALLS if use.parallel else 1))
+        answers.append(tools.calls(lark, use.functions, _most_calls(use)))
     thought = "" if reasoning is None else reasoning.thought(lark, prompt)
     return lark.source(f"{thought} {one_of(answers)}")
+
+
+def _lark_of_text(use: ToolUse, model: ServedModel, prompt: str) -> str:
+    """A thought, then text, in which calls fit."""
+    tools, reasoning = model.dialect.tools, model.dialect.reasoning
+    assert tools is not None, "`tool_use` checks it"
+    lark = Lark(model.generator.tokenizer.special_tokens)
+    thought = "" if reasoning is None else reasoning.thought(lark, prompt)
+    return lark.source(f"{thought} {tools.answer(lark, use.functions, _most_calls(use))}")
+
+
+def _most_calls(use: ToolUse) -> int:
+    return MAX_CALLS if use.parallel else 1
 
 
 async def _compiled(lark: str, model: ServedModel, param: str) -> Grammar:

@@ -67,6 +67,24 @@ OTHER = {
     "qwen3-coder": [XML.format("a", DAYS.format("three")), "<tool_call>\n<function=then"],
     "harmony": ["<|channel|>final", COMMENTARY.format("then", "{}")],
 }
+# Of each dialect: what begins as a call, and is none.
+UNFIT = {
+    "hermes": ['Sure. <tool_call>\n{"name": "then"', '<tool_call>\n{"name": "now", "arguments": {"a'],
+    "smollm": ['<tool_call>\n{"name"', 'Sure.<tool_call>[{"name": "then"'],
+    "granite": ["a <|tool_call|>{", '<tool_call>[{"name": "then"'],
+    "llama3": [' {"name": "then"', '{"name": "get_weather", "parameters": {"city": "0123456789'],
+    "mistral": ["now[TOOL_CALLS]then", "[TOOL_CALLS] "],
+    "qwen3-coder": [XML.format("a", DAYS.format("three")), "a<function=then", "<tool_call>then"],
+    "harmony": [COMMENTARY.format("then", "{}"), COMMENTARY.format("now", '{"a')],
+}
+# Of each dialect: answers that no function has to be called in.
+FREE = {
+    "harmony": ["<|channel|>final<|message|>Sure."],
+}
+CALL_LATER = {
+    "llama3": " \n{}",
+    "harmony": "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant{}",
+}
 CASES = [(name, special) for name in FITTING for special in (True, False)]
 # A thought that an answer begins with, and one that the prompt has opened.
 THOUGHTS = {
@@ -105,6 +123,25 @@ async def test_calls_as_models_write_them_fit(name: str, special: bool) -> None:
         assert {type(piece) for piece in pieces} == {CallStart, Arguments}
         assert all(json.loads(piece.text) is not None for piece in pieces if isinstance(piece, Arguments))
     for text in OTHER[name]:
+        assert not lets_through(grammar, tokenizer, text, to_the_end=False), text
+
+
+@pytest.mark.parametrize(("name", "special"), CASES)
+async def test_what_begins_a_call_in_a_free_answer_has_to_be_a_call(name: str, special: bool) -> None:
+    dialect = TOOL_DIALECTS[name]
+    tokenizer = tokenizer_with(dialect.marks, special)
+    lark = Lark(tokenizer.special_tokens)
+    grammar = await compiled(tokenizer, lark.source(dialect.answer(lark, (WEATHER, NOW), 4)))
+    calls = FITTING[name]
+    if name == "mistral":  # whose newer form needs a token of its own
+        calls = calls[1:] if special else calls[:1]
+    for text in FREE.get(name, ["", "Sure <b", "a\n< b {"]):
+        assert lets_through(grammar, tokenizer, text), text
+    for call in calls:
+        assert lets_through(grammar, tokenizer, call), call
+        assert lets_through(grammar, tokenizer, CALL_LATER.get(name, "Let me see: {}").format(call)), call
+        assert not lets_through(grammar, tokenizer, call[:-1]), call
+    for text in UNFIT[name]:
         assert not lets_through(grammar, tokenizer, text, to_the_end=False), text
 
 

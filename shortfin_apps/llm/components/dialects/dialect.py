@@ -45,6 +45,10 @@ class ToolDialect(Protocol):
         """A Lark expression of one to `most` calls (fewer where it cannot write several)."""
         ...
 
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        """A Lark expression of any answer, behind its thought, of which what begins a call is a call."""
+        ...
+
 
 class ReasoningDialect(Protocol):
     """How models write thoughts before their answer. Immutable and shared by requests."""

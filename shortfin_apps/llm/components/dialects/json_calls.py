@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.dialects.lark import Lark, one_of
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse, Piece
 from shortfin_apps.llm.errors import LlmError
 
+CALL_BEGIN = '{"name": '
 ARGUMENT_KEYS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -192,9 +193,14 @@ def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def call_of(lark: Lark, functions: Sequence[Function], key: str = "arguments") -> str:
     """An expression of a call of one of `functions`, an object."""
+    return lark.rule(f"{lark.literal(CALL_BEGIN)} {call_rest(lark, functions, key)}")
+
+
+def call_rest(lark: Lark, functions: Sequence[Function], key: str) -> str:
+    """An expression of what `call_of` has behind CALL_BEGIN."""
     calls = [
         lark.rule(
-            lark.literal('{"name": ' + json.dumps(function.name) + f', "{key}": ')
+            lark.literal(json.dumps(function.name) + f', "{key}": ')
             + f" {arguments_of(lark, function)} "
             + lark.literal("}")
         )

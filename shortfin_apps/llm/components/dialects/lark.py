@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -29,11 +29,19 @@ class Lark:
         parts = self._special.split(text) if self._special_ids else [text]
         return " ".join(self._literal_part(part) for part in parts if part)
 
-    def through(self, mark: str) -> str:
-        """An expression of any text that ends with the first `mark`."""
+    def through(self, mark: str, text: str = ANY_TEXT) -> str:
+        """An expression of any `text` that ends with the first `mark`."""
         if mark in self._special_ids:
-            return f"{ANY_TEXT} {self.literal(mark)}"
-        return self._add(f"[suffix={json.dumps(mark)}]", ANY_TEXT)
+            return f"{text} {self.literal(mark)}"
+        return self._add(f"[suffix={json.dumps(mark)}]", text)
+
+    def text_with(self, marks: Sequence[str], rest: str) -> str:
+        """An expression of any text, in which `rest` follows wherever there is one of the `marks`.
+
+        A mark ends the text before it at once, so that it cannot be taken for text.
+        """
+        begun = one_of([self.through(mark) for mark in marks])
+        return f"({begun} {rest})* {ANY_TEXT}"
 
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
         """An expression of the values that fit `schema`; unless strict, unknown keywords are ignored."""
@@ -58,7 +66,7 @@ class Lark:
         return name
 
 
-def one_of(expressions: list[str]) -> str:
+def one_of(expressions: Sequence[str]) -> str:
     return "(" + " | ".join(expressions) + ")"
 
 

@@ -25,5 +25,13 @@ class Granite:
             yield from parse_calls(feed, mark)
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        calls = repeated(call_of(lark, functions), lark.literal(", "), most)
-        return f"{lark.literal(BEGIN + '[')} {calls} {lark.literal(']')}"
+        return f"{lark.literal(BEGIN)} {_rest(lark, functions, most)}"
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return lark.text_with([BEGIN, OTHER_BEGIN], _rest(lark, functions, most))
+
+
+def _rest(lark: Lark, functions: Sequence[Function], most: int) -> str:
+    """Calls behind their begin."""
+    calls = repeated(call_of(lark, functions), lark.literal(", "), most)
+    return f"{lark.literal('[')} {calls} {lark.literal(']')}"

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import Feed
 from shortfin_apps.llm.components.dialects.json_calls import NO_ARGUMENTS, JsonValue, arguments_of
-from shortfin_apps.llm.components.dialects.lark import Lark, one_of
+from shortfin_apps.llm.components.dialects.lark import ANY_TEXT, Lark, one_of
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse, Reasoning
 
 MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 THOUGHT = "<|channel|>analysis<|message|>"
 THOUGHT_END = "<|end|>"
+PREAMBLE = f"<|channel|>commentary{MESSAGE}"
 NEXT = "<|start|>assistant"
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
@@ -61,6 +62,12 @@ class Harmony:
             for function in functions
         ]
         return lark.rule(one_of(calls))
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        """A message to the user or a call, behind a message on what comes or without."""
+        before = f"({lark.literal(PREAMBLE)} {lark.through(THOUGHT_END)} {lark.literal(NEXT)})?"
+        final = f"{lark.literal(self.content_begin)} {ANY_TEXT}"
+        return f"{before} {one_of([final, self.calls(lark, functions, most)])}"
 
     def is_open(self, prompt: str) -> bool:
         return False

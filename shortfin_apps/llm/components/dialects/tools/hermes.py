@@ -11,6 +11,7 @@ from shortfin_apps.llm.components.dialects.lark import Lark, repeated
 from shortfin_apps.llm.components.dialects.pieces import Content, Parse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+NEW_LINE = "\n"
 
 
 class Hermes:
@@ -26,6 +27,13 @@ class Hermes:
             yield from feed.accept(END)
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        begin, end = lark.literal(BEGIN + "\n"), lark.literal("\n" + END)
-        call = lark.rule(f"{begin} {call_of(lark, functions)} {end}")
+        call = lark.rule(f"{lark.literal(BEGIN)} {_rest(lark, functions)}")
         return repeated(call, lark.literal("\n"), most)
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return lark.text_with([BEGIN], _rest(lark, functions))
+
+
+def _rest(lark: Lark, functions: Sequence[Function]) -> str:
+    """A call behind its begin."""
+    return f"{lark.literal(NEW_LINE)} {call_of(lark, functions)} {lark.literal(NEW_LINE + END)}"

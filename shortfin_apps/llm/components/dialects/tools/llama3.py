@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import Feed, Wait
-from shortfin_apps.llm.components.dialects.json_calls import call_of, parse_calls
-from shortfin_apps.llm.components.dialects.lark import Lark, repeated
+from shortfin_apps.llm.components.dialects.json_calls import CALL_BEGIN, call_of, call_rest, parse_calls
+from shortfin_apps.llm.components.dialects.lark import ANY_TEXT, Lark, one_of, repeated
 from shortfin_apps.llm.components.dialects.pieces import Content, Parse
 
 PYTHON_TAG = "<|python_tag|>"
+WHITE = r"/[ \n]*/"
 
 
 class Llama3:
@@ -31,6 +32,14 @@ class Llama3:
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
         return repeated(call_of(lark, functions, "parameters"), lark.literal("; "), most)
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        """A call is JSON, as content may be: what begins as models write one is held to it, at the start."""
+        call = call_of(lark, functions, "parameters")
+        more = f"({lark.literal('; ')} {call})*"
+        bare = f"{lark.through(CALL_BEGIN, WHITE)} {call_rest(lark, functions, 'parameters')} {more}"
+        tagged = f"{WHITE} {lark.literal(PYTHON_TAG)} {call} {more}"
+        return one_of([bare, ANY_TEXT, *([tagged] if lark.is_special(PYTHON_TAG) else [])])
 
 
 def _separator(feed: Feed) -> Wait[str]:

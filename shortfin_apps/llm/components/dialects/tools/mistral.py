@@ -34,14 +34,23 @@ class Mistral:
                 yield from _named_call(feed)
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        if lark.is_special(ARGUMENTS):
-            calls = [
-                f"{lark.literal(BEGIN + function.name + ARGUMENTS)} {arguments_of(lark, function)}"
-                for function in functions
-            ]
-            return repeated(lark.rule(one_of(calls)), "", most)
-        calls_in_list = repeated(call_of(lark, functions), lark.literal(", "), most)
-        return f"{lark.literal(BEGIN + '[')} {calls_in_list} {lark.literal(']')}"
+        calls = lark.rule(f"{lark.literal(BEGIN)} {_rest(lark, functions, most)}")
+        return repeated(calls, "", most) if lark.is_special(ARGUMENTS) else calls
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return lark.text_with([BEGIN], _rest(lark, functions, most))
+
+
+def _rest(lark: Lark, functions: Sequence[Function], most: int) -> str:
+    """A call behind its begin, or a list of calls."""
+    if lark.is_special(ARGUMENTS):
+        calls = [
+            f"{lark.literal(function.name + ARGUMENTS)} {arguments_of(lark, function)}"
+            for function in functions
+        ]
+        return lark.rule(one_of(calls))
+    calls_in_list = repeated(call_of(lark, functions), lark.literal(", "), most)
+    return f"{lark.literal('[')} {calls_in_list} {lark.literal(']')}"
 
 
 def _named_call(feed: Feed) -> Parse:

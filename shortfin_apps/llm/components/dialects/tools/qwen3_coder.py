@@ -17,11 +17,12 @@ from typing import Any
 
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import Feed
-from shortfin_apps.llm.components.dialects.lark import Lark, one_of, repeated
+from shortfin_apps.llm.components.dialects.lark import ANY_TEXT, Lark, one_of, repeated
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
+TAGS = f"{BEGIN}\n{FUNCTION}"  # before the name
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -53,8 +54,14 @@ class Qwen3Coder:
             yield from _call(feed, before, schemas)
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        call = lark.rule(one_of([_call_expression(lark, function) for function in functions]))
+        call = lark.rule(f"{lark.literal(TAGS)} {_rest(lark, functions)}")
         return repeated(call, lark.literal("\n"), most)
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        rest = _rest(lark, functions)
+        behind_tag = f"{lark.literal(TAGS.removeprefix(BEGIN))} {rest}"
+        begun = one_of([f"{lark.through(BEGIN)} {behind_tag}", f"{lark.through(FUNCTION)} {rest}"])
+        return f"{begun}* {ANY_TEXT}"
 
 
 def _call(feed: Feed, before: str, schemas: Mapping[str, Mapping[str, Any]]) -> Parse:
@@ -136,6 +143,11 @@ def _types(schema: object) -> set[str]:
     return {named} if isinstance(named, str) else {str(name) for name in named}
 
 
+def _rest(lark: Lark, functions: Sequence[Function]) -> str:
+    """A call behind TAGS."""
+    return lark.rule(one_of([_call_expression(lark, function) for function in functions]))
+
+
 def _call_expression(lark: Lark, function: Function) -> str:
     required = function.parameters.get("required") or []
     parameters = [
@@ -143,7 +155,7 @@ def _call_expression(lark: Lark, function: Function) -> str:
         for key, schema in _properties(function.parameters).items()
         for expression in [_parameter_expression(lark, function, key, schema)]
     ]
-    begin = lark.literal(f"{BEGIN}\n{FUNCTION}{function.name}>\n")
+    begin = lark.literal(f"{function.name}>\n")
     return lark.rule(" ".join([begin, *parameters, lark.literal(f"{FUNCTION_END}\n{END}")]))
 
 

@@ -14,5 +14,13 @@ class SmolLM(Hermes):
     """Implements ToolDialect."""
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
-        calls = repeated(call_of(lark, functions), lark.literal(", "), most)
-        return f"{lark.literal(BEGIN + '[')} {calls} {lark.literal(']' + END)}"
+        return f"{lark.literal(BEGIN)} {_rest(lark, functions, most)}"
+
+    def answer(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
+        return lark.text_with([BEGIN], _rest(lark, functions, most))
+
+
+def _rest(lark: Lark, functions: Sequence[Function], most: int) -> str:
+    """Calls behind their begin."""
+    calls = repeated(call_of(lark, functions), lark.literal(", "), most)
+    return f"{lark.literal('[')} {calls} {lark.literal(']' + END)}"
