@@ -74,7 +74,7 @@ def test_a_token_that_was_seen_and_has_a_bias_has_one_edit() -> None:
 
 
 def test_a_token_of_the_prompt_is_edited_only_by_what_changes_it() -> None:
-    for field, penalty, edited in (
+    for field, penalty, sent in (
         (PenaltyField.PRESENCE, 0.5, [3, 2]),
         (PenaltyField.REPETITION, 1.5, [1, 2, 3]),
     ):
@@ -82,7 +82,7 @@ def test_a_token_of_the_prompt_is_edited_only_by_what_changes_it() -> None:
         seen.catch_up([1, 2, 3, 3])
         edits.penalise(field, penalty, seen)
         edits.bias([2], [0.5])
-        assert sorted(edits.columns(8)[EditField.TOKEN_ID].tolist()) == sorted(edited)
+        assert sorted(edits.columns(8)[EditField.TOKEN_ID].tolist()) == sorted(sent)
 
 
 def test_bitmasks_leave_what_all_of_them_allow() -> None:
