@@ -52,7 +52,8 @@ OTHERS_FLAGS = {
     "--balance-abs-threshold",
     "--balance-rel-threshold",
     "--build-arg",
-}  # pip's, pytest's, mypy's, llm's, smg's and buildah's
+    "--spec-type",
+}  # of pip, pytest, mypy, llm, smg, buildah and llama.cpp
 
 
 def text_of(document: str) -> str:
