@@ -22,7 +22,7 @@ def test_padding_is_of_row_0_at_position_minus_1() -> None:
 
 
 def test_edits_name_the_draw_that_they_are_of() -> None:
-    seen = TokenCounts(num_prompt=1)
+    seen = TokenCounts(num_prompt=0)
     seen.catch_up([5, 7, 7])
     penalised, biased = RowEdits(), RowEdits()
     penalised.penalise(PenaltyField.PRESENCE, 0.5, seen)
@@ -30,7 +30,7 @@ def test_edits_name_the_draw_that_they_are_of() -> None:
     padded = padded_edits(3, [penalised, RowEdits(), biased], vocab_size=40)
     assert padded["edits"][EditField.ROW, :4].tolist() == [0, 0, 2, -1]
     assert padded["edits"][EditField.TOKEN_ID, :3].tolist() == [5, 7, 3]
-    assert padded["edits"][EditField.COUNT, :3].tolist() == [0, 2, NOT_SEEN]
+    assert padded["edits"][EditField.COUNT, :3].tolist() == [1, 2, NOT_SEEN]
     assert padded["edits"][EditField.BIAS, :3].view(np.float32).tolist() == [0.0, 0.0, 1.5]
     assert padded["edits"].shape == (len(EditField), LEAST_EDITS)
     assert padded["penalties"].T.tolist() == [[1.0, 0.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
