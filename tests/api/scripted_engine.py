@@ -58,7 +58,7 @@ class ScriptedEngine:
     def ready(self) -> bool:
         return not self.draining
 
-    def submit(self, call: GenerateCall) -> DeltaStream:
+    async def submit(self, call: GenerateCall) -> DeltaStream:
         if self.draining and not call.resumes:
             raise UnavailableError("draining")
         if len(self.live) >= self.capacity and not call.resumes:

@@ -16,8 +16,7 @@ from typing import Any
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
 from shortfin_apps.llm.components.engine.row_reader import Rows
-from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES
-from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
 from shortfin_apps.llm.components.kvcache.base import Lease
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
@@ -89,14 +88,14 @@ def _joined(deltas: list[Delta]) -> Answer:
 class Client:
     """A client that sends one request, reads at its own pace, and may leave."""
 
-    def __init__(self, engine: EngineClient, asked: GenerateCall, expected: Answer, is_slow: bool) -> None:
+    def __init__(self, engine: AsyncEngine, asked: GenerateCall, expected: Answer, is_slow: bool) -> None:
         self.request_id = asked.request_id
         self.expected = expected
         self.deltas: list[Delta] = []
         self.has_left = False
         self._reads = asyncio.Event()
         self._is_slow = is_slow
-        self._stream = engine.submit(asked)
+        self._stream = engine.admit(asked)
         self.task = asyncio.ensure_future(self._read())
 
     def read_on(self, for_good: bool = False) -> None:

@@ -71,7 +71,7 @@ async def test_kv_events_of_a_compiled_model_are_published_until_the_engine_clos
     )
     engine.start()
     prompt = list(range(3, 3 + 2 * config.stride))
-    _ = [delta async for delta in engine.submit(call("a", prompt, max_tokens=2, salt="s"))]
+    _ = [delta async for delta in engine.admit(call("a", prompt, max_tokens=2, salt="s"))]
     [publisher] = opened
     assert publisher.endpoint is not None
     with closing(Subscriber(publisher.endpoint, publisher.replay_endpoint)) as subscriber:

@@ -228,7 +228,7 @@ class Run:
         token_ids = tuple(self._workload.prompts[prompt])
         tokens: list[int] = []
         try:
-            async for delta in engine.submit(
+            async for delta in engine.admit(
                 GenerateCall(request_id=request_id, prompt_token_ids=token_ids, params=params)
             ):
                 tokens += delta.token_ids

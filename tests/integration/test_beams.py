@@ -88,6 +88,7 @@ async def search(engine: AsyncEngine, name: str, prompt: Sequence[int], num_beam
     params = SamplingParams(max_tokens=MAX_TOKENS)
     call = GenerateCall(request_id=name, prompt_token_ids=tuple(prompt), params=params)
     beams = BeamSearch(engine, call, num_beams, frozenset())
+    await beams.start()
     while not beams.done:
         await beams.step()
     return beams.hypotheses

@@ -44,8 +44,8 @@ class CountingEngine(AsyncEngine):
         self._gate = gate
         self._missing = wanted
 
-    def submit(self, call: GenerateCall) -> DeltaStream:
-        stream = super().submit(call)
+    def admit(self, call: GenerateCall) -> DeltaStream:
+        stream = super().admit(call)
         self._missing -= 1
         if self._missing == 0:
             self._gate.open()

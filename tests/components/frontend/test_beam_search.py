@@ -22,7 +22,7 @@ from shortfin_apps.llm.components.frontend.beam_search import (
     check_num_beams,
 )
 from shortfin_apps.llm.components.kvcache import PrefixCache
-from shortfin_apps.llm.components.request.messages import FinishReason, Terms
+from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -85,16 +85,26 @@ async def test_finds_the_hypotheses_of_an_exhaustive_search(
     rig = make_rig(prefix_cache=prefix_cache, chunk_tokens=chunk_tokens)
     async with serving(rig) as engine:
         for length in (1, 3, 4, 5, 19):
-            search = BeamSearch(engine, call(str(length), PROMPT[:length], max_tokens=9), num_beams, NO_EOS)
+            search = await started(
+                engine, call(str(length), PROMPT[:length], max_tokens=9), num_beams, NO_EOS
+            )
             assert_same(await search_to_end(search), reference_search(logits, PROMPT[:length], num_beams, 9))
 
 
 async def test_one_beam_is_greedy_decoding() -> None:
     async with serving(make_rig()) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=12), 1, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=12), 1, NO_EOS)
         [hypothesis] = await search_to_end(search)
     assert list(hypothesis.token_ids) == greedy_continuation(PROMPT, 12)
     assert hypothesis.finish_reason is FinishReason.LENGTH
+
+
+async def started(
+    engine: AsyncEngine, request: GenerateCall, num_beams: int, eos: frozenset[int], **options: Any
+) -> BeamSearch:
+    search = BeamSearch(engine, request, num_beams, eos, **options)
+    await search.start()
+    return search
 
 
 @dataclass(frozen=True)
@@ -109,11 +119,11 @@ class SearchCase:
     stops: frozenset[int]
     ignore_eos: bool
 
-    def start(self, engine: AsyncEngine, name: str) -> BeamSearch:
+    async def start(self, engine: AsyncEngine, name: str) -> BeamSearch:
         params: dict[str, Any] = {"min_tokens": self.min_tokens, "stop_token_ids": self.stops}
         params["ignore_eos"] = self.ignore_eos
         request = call(name, self.prompt, max_tokens=self.max_tokens, **params)
-        return BeamSearch(engine, request, self.num_beams, self.eos)
+        return await started(engine, request, self.num_beams, self.eos)
 
     @property
     def ends(self) -> frozenset[int]:
@@ -160,8 +170,8 @@ async def test_many_different_searches_with_little_memory(
 ) -> None:
     rig = make_rig(fake_config(pages=pages), prefix_cache=prefix_cache)
     async with serving(rig) as engine:
-        plain = engine.submit(call("plain", PROMPT, max_tokens=12))
-        searches = [case.start(engine, str(i)) for i, case in enumerate(cases)]
+        plain = engine.admit(call("plain", PROMPT, max_tokens=12))
+        searches = [await case.start(engine, str(i)) for i, case in enumerate(cases)]
         found = await asyncio.gather(*(search_to_end(search) for search in searches))
         assert [t async for d in plain for t in d.token_ids] == greedy_continuation(PROMPT, 12)
     for case, hypotheses in zip(cases, found, strict=True):
@@ -179,7 +189,7 @@ async def test_a_step_only_computes_the_last_page_of_each_beam() -> None:
     rig = make_rig()
     stride, num_beams, steps = rig.cache.stride, 4, 9
     async with serving(rig) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=steps), num_beams, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=steps), num_beams, NO_EOS)
         await search_to_end(search)
         assert engine.stats().prompt_tokens <= len(PROMPT) + (steps - 1) * num_beams * stride
 
@@ -187,7 +197,7 @@ async def test_a_step_only_computes_the_last_page_of_each_beam() -> None:
 async def test_log_probabilities_are_the_models() -> None:
     async with serving(make_rig()) as engine:
         request = call("a", PROMPT, max_tokens=4, logprobs=3)
-        hypotheses = await search_to_end(BeamSearch(engine, request, 2, NO_EOS))
+        hypotheses = await search_to_end(await started(engine, request, 2, NO_EOS))
     for hypothesis in hypotheses:
         assert sum(entry.logprob for entry in hypothesis.logprobs) == pytest.approx(hypothesis.score)
         for position, entry in enumerate(hypothesis.logprobs):
@@ -199,7 +209,7 @@ async def test_log_probabilities_are_the_models() -> None:
 async def test_cached_tokens_are_those_of_the_prompt() -> None:
     async with serving(make_rig()) as engine:
         for expected in (0, 16):
-            search = BeamSearch(engine, call("a", PROMPT), 2, NO_EOS)
+            search = await started(engine, call("a", PROMPT), 2, NO_EOS)
             await search_to_end(search)
             assert search.num_cached_tokens == expected
 
@@ -212,7 +222,7 @@ async def test_cancelling_at_any_time_frees_all_pages(prefix_cache: PrefixCache,
     hold = rig.program.faults.before
     rig.program.faults.before = lambda entry: hold(entry) if next(invocations) >= invocation else None
     async with serving(rig) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
         task = asyncio.create_task(search_to_end(search))
         await gate.reached()
         task.cancel()
@@ -226,7 +236,7 @@ async def test_cancelling_at_any_time_frees_all_pages(prefix_cache: PrefixCache,
 
 async def test_closing_between_steps_frees_all_pages() -> None:
     async with serving(make_rig()) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
         await search.step()
         search.close()
         search.close()
@@ -237,7 +247,7 @@ async def test_closing_between_steps_frees_all_pages() -> None:
 async def test_a_failing_beam_ends_the_search() -> None:
     rig = make_rig()
     async with serving(rig) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=20), 4, NO_EOS)
         await search.step()
         await search.step()
         rig.program.faults.spoil = lambda row: row == 1
@@ -247,19 +257,19 @@ async def test_a_failing_beam_ends_the_search() -> None:
 
 async def test_a_search_is_admitted_once() -> None:
     async with serving(make_rig(), max_requests=1) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=6), 4, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=6), 4, NO_EOS)
         with pytest.raises(OverloadedError):
-            BeamSearch(engine, call("b", PROMPT), 2, NO_EOS)
+            await started(engine, call("b", PROMPT), 2, NO_EOS)
         assert_same(await search_to_end(search), reference_search(logits, PROMPT, 4, 6))
 
 
 async def test_draining_lets_a_search_finish() -> None:
     async with serving(make_rig()) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=6), 2, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=6), 2, NO_EOS)
         draining = asyncio.create_task(engine.drain(PATIENCE_S))
         await asyncio.sleep(0)
         with pytest.raises(UnavailableError):
-            BeamSearch(engine, call("b", PROMPT), 2, NO_EOS)
+            await started(engine, call("b", PROMPT), 2, NO_EOS)
         assert_same(await search_to_end(search), reference_search(logits, PROMPT, 2, 6))
         await draining
 
@@ -268,7 +278,7 @@ async def test_an_abort_ends_the_search() -> None:
     rig = make_rig()
     async with serving(rig) as engine:
         gate = Gate(rig)
-        search = BeamSearch(engine, call("a", PROMPT), 2, NO_EOS)
+        search = await started(engine, call("a", PROMPT), 2, NO_EOS)
         assert engine.abort("a/0/0")  # as draining does at its timeout
         gate.open()
         with pytest.raises(RequestAbortedError):
@@ -278,7 +288,7 @@ async def test_an_abort_ends_the_search() -> None:
 async def test_an_abort_ends_a_search_whose_step_is_already_answered() -> None:
     """The engine then has none of its requests, so the search itself must remember the abort."""
     async with serving(make_rig()) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
         await search.step()
         async with asyncio.timeout(PATIENCE_S):
             while engine._requests:
@@ -290,7 +300,7 @@ async def test_an_abort_ends_a_search_whose_step_is_already_answered() -> None:
 
 async def test_draining_waits_for_all_steps_of_a_search() -> None:
     async with serving(make_rig()) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=20), 2, NO_EOS)
         searching = asyncio.create_task(search_to_end(search))
         await engine.drain(PATIENCE_S)
         assert search.done
@@ -299,7 +309,7 @@ async def test_draining_waits_for_all_steps_of_a_search() -> None:
 
 async def test_draining_aborts_a_search_at_its_timeout() -> None:
     async with serving(make_rig()) as engine:
-        search = BeamSearch(engine, call("a", PROMPT, max_tokens=40), 2, NO_EOS)
+        search = await started(engine, call("a", PROMPT, max_tokens=40), 2, NO_EOS)
         searching = asyncio.create_task(search_to_end(search))
         await engine.drain(0)
         with pytest.raises(RequestAbortedError):
@@ -311,7 +321,7 @@ async def test_the_steps_of_a_search_share_its_timeout() -> None:
     rig = make_rig(clock=clock)
     async with serving(rig) as engine:
         timed_call = call("a", PROMPT, max_tokens=20, terms=Terms(timeout_s=5.0))
-        search = BeamSearch(engine, timed_call, 2, NO_EOS, clock=clock)
+        search = await started(engine, timed_call, 2, NO_EOS, clock=clock)
         for _ in range(3):
             await search.step()
             clock.now_s += 1.0
@@ -323,16 +333,16 @@ async def test_the_steps_of_a_search_share_its_timeout() -> None:
 async def test_more_stop_tokens_than_alternatives_are_refused() -> None:
     async with serving(make_rig()) as engine:
         stops = frozenset(range(16))
-        BeamSearch(engine, call("a", PROMPT, stop_token_ids=stops), 4, NO_EOS)
+        await started(engine, call("a", PROMPT, stop_token_ids=stops), 4, NO_EOS)
         with pytest.raises(InvalidRequestError, match="at most 15") as caught:
-            BeamSearch(engine, call("b", PROMPT, stop_token_ids=stops), 5, NO_EOS)
+            await started(engine, call("b", PROMPT, stop_token_ids=stops), 5, NO_EOS)
     assert caught.value.param == "stop_token_ids"
 
 
 async def test_beams_need_a_model_with_logits() -> None:
     async with serving(make_rig(logits_result=False)) as engine:
         with pytest.raises(InvalidRequestError, match="without logits") as caught:
-            BeamSearch(engine, call("a", PROMPT), 2, NO_EOS)
+            await started(engine, call("a", PROMPT), 2, NO_EOS)
     assert caught.value.param == "num_beams"
 
 

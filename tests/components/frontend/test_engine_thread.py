@@ -22,10 +22,10 @@ async def test_a_bug_in_the_engine_ends_its_requests_but_not_the_thread(
         raise ZeroDivisionError
 
     monkeypatch.setattr(rig.scheduler, "plan", broken)
-    deltas = [delta async for delta in engine.submit(call("a", PROMPT))]
+    deltas = [delta async for delta in engine.admit(call("a", PROMPT))]
     assert isinstance(deltas[-1].error, InvocationError)
     monkeypatch.undo()
-    assert await tokens_of(engine.submit(call("b", PROMPT))) == greedy_continuation(PROMPT, 4)
+    assert await tokens_of(engine.admit(call("b", PROMPT))) == greedy_continuation(PROMPT, 4)
 
 
 async def test_a_request_that_left_its_lifecycle_does_not_affect_others() -> None:
@@ -33,9 +33,9 @@ async def test_a_request_that_left_its_lifecycle_does_not_affect_others() -> Non
     engine = AsyncEngine(rig.engine, max_requests=4)
     gate = Gate(rig)
     engine.start()
-    good = engine.submit(call("good", PROMPT, max_tokens=9))
+    good = engine.admit(call("good", PROMPT, max_tokens=9))
     await gate.reached()
-    bad = engine.submit(call("bad", PROMPT, max_tokens=9))
+    bad = engine.admit(call("bad", PROMPT, max_tokens=9))
     rig.engine.add(call("bad", PROMPT))  # the inbox will replace it: a bug
     wrong = next(iter(rig.scheduler.waiting))
     wrong.state = State.FINISHED
@@ -56,12 +56,12 @@ async def test_every_request_is_answered_when_the_thread_dies(
 
     monkeypatch.setattr(rig.scheduler, "plan", broken)
     monkeypatch.setattr(rig.engine, "fail_all", broken)
-    deltas = [delta async for delta in engine.submit(call("a", PROMPT))]
+    deltas = [delta async for delta in engine.admit(call("a", PROMPT))]
     assert isinstance(deltas[-1].error, UnavailableError)
     await asyncio.to_thread(engine._thread.join)
     assert not engine.healthy
     with pytest.raises(UnavailableError):
-        engine.submit(call("b", PROMPT))
+        engine.admit(call("b", PROMPT))
     await engine.close()
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 async def test_leaving_a_stream_early_frees_its_pages_within_a_step(rig: Rig, engine: AsyncEngine) -> None:
-    stream = engine.submit(call("a", PROMPT, max_tokens=50))
+    stream = engine.admit(call("a", PROMPT, max_tokens=50))
     await anext(stream)
     steps = engine.stats().steps
     stream.close()
@@ -35,8 +35,8 @@ async def test_a_reader_that_stopped_reading_is_aborted(rig: Rig) -> None:
 
     rig.program.faults.before = wait
     engine.start()
-    slow = engine.submit(call("slow", PROMPT, max_tokens=50))
-    quick = engine.submit(call("quick", [7] * 5, max_tokens=50))
+    slow = engine.admit(call("slow", PROMPT, max_tokens=50))
+    quick = engine.admit(call("quick", [7] * 5, max_tokens=50))
     async for _ in quick:
         steps.release()
     await until_idle(engine)
@@ -53,7 +53,7 @@ async def test_a_reader_that_a_busy_event_loop_keeps_waiting_is_not_slow(rig: Ri
     """The event loop may be busy for many steps; the client is not to blame for that."""
     engine = AsyncEngine(rig.engine, max_requests=4, max_unread_tokens=2)
     engine.start()
-    reading = asyncio.create_task(tokens_of(engine.submit(call("a", PROMPT, max_tokens=40))))
+    reading = asyncio.create_task(tokens_of(engine.admit(call("a", PROMPT, max_tokens=40))))
     await asyncio.sleep(0)  # the reader waits
     done = threading.Event()
     while not done.is_set():  # nothing else runs in this loop meanwhile

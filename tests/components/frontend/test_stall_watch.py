@@ -22,7 +22,7 @@ async def test_the_engine_is_unhealthy_while_the_device_does_not_answer(rig: Rig
     engine.start()
     assert engine.healthy
     gate = Gate(rig)
-    stream = engine.submit(call("a", PROMPT))
+    stream = engine.admit(call("a", PROMPT))
     await gate.reached()
     clock.now_s += STALL_TIMEOUT_S / 2
     assert engine.healthy
@@ -41,11 +41,11 @@ async def test_a_stall_answers_every_request_and_refuses_new_ones(rig: Rig) -> N
     clock = SteppedClock()
     engine = AsyncEngine(rig.engine, max_requests=8, stall_timeout_s=0.05, clock=clock)
     engine.start()
-    streams = [engine.submit(call(str(i), PROMPT, max_tokens=50)) for i in range(3)]
+    streams = [engine.admit(call(str(i), PROMPT, max_tokens=50)) for i in range(3)]
     await anext(streams[0])
     gate = Gate(rig)
     await gate.reached()
-    streams.append(engine.submit(call("newcomer", PROMPT)))
+    streams.append(engine.admit(call("newcomer", PROMPT)))
     clock.now_s += 1.0
     for stream in streams:
         deltas = [delta async for delta in stream]
@@ -53,7 +53,7 @@ async def test_a_stall_answers_every_request_and_refuses_new_ones(rig: Rig) -> N
         assert isinstance(deltas[-1].error, UnavailableError)
     assert (engine.healthy, engine.ready) == (False, False)
     with pytest.raises(UnavailableError, match="not answered"):
-        engine.submit(call("later", PROMPT))
+        engine.admit(call("later", PROMPT))
     await engine.drain(20)  # no request is left
     gate.open()
     await until_idle(engine)
@@ -70,7 +70,7 @@ async def test_close_does_not_wait_for_a_stuck_device(rig: Rig) -> None:
     )
     engine.start()
     gate = Gate(rig)
-    stream = engine.submit(call("a", PROMPT))
+    stream = engine.admit(call("a", PROMPT))
     await gate.reached()
     assert not await engine.close(patience_s=0)
     clock.now_s += 2.0

@@ -195,7 +195,7 @@ async def test_an_error_that_arrives_after_a_cancellation_harms_no_other_stream(
     deltas = DeltaStream(lambda: None)
 
     class Stepped(ScriptedEngine):
-        def submit(self, call: GenerateCall) -> DeltaStream:
+        async def submit(self, call: GenerateCall) -> DeltaStream:
             return deltas
 
     generator, _ = make_generator(forever(TOKENIZER, "a"))

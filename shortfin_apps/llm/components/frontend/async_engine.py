@@ -81,7 +81,11 @@ class AsyncEngine:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, call: GenerateCall) -> DeltaStream:
+    async def submit(self, call: GenerateCall) -> DeltaStream:
+        return self.admit(call)
+
+    def admit(self, call: GenerateCall) -> DeltaStream:
+        """`submit`, which has nothing to wait for here."""
         self._check_available(call.resumes)
         if call.request_id in self._requests:
             raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")

@@ -82,7 +82,7 @@ class BeamSearch:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Submits the first step. Raises InvalidRequestError, and the errors of `EngineClient.submit`."""
+        """Raises InvalidRequestError. `start` is called next, once."""
         self._engine = engine
         self._call = call
         self._num_beams = num_beams
@@ -97,7 +97,16 @@ class BeamSearch:
         self._streams: dict[str, DeltaStream] = {}
         self._is_aborted = False
         self.num_cached_tokens = 0  # prompt tokens that the first step found in the prefix cache
-        self._submit_first()
+
+    async def start(self) -> None:
+        """Submits the first step. Raises the errors of `EngineClient.submit`."""
+        try:
+            await self._submit()
+        except InvalidRequestError as error:
+            if error.param != "logprobs":
+                raise
+            message = "`num_beams` must be 1: this model was compiled without logits, which rank the beams"
+            raise InvalidRequestError(message, "num_beams") from None
 
     @property
     def done(self) -> bool:
@@ -124,7 +133,7 @@ class BeamSearch:
         if self._num_tokens == 0:
             self.num_cached_tokens = deltas[0].num_cached_tokens
         self._select(deltas)
-        self._submit()
+        await self._submit()
         return max(delta.queue_s for delta in deltas)
 
     def abort(self) -> None:
@@ -159,16 +168,7 @@ class BeamSearch:
         left_s = self._began_s + terms.timeout_s - self._clock()
         return replace(terms, timeout_s=max(left_s, 0.0))
 
-    def _submit_first(self) -> None:
-        try:
-            self._submit()
-        except InvalidRequestError as error:
-            if error.param != "logprobs":
-                raise
-            message = "`num_beams` must be 1: this model was compiled without logits, which rank the beams"
-            raise InvalidRequestError(message, "num_beams") from None
-
-    def _submit(self) -> None:
+    async def _submit(self) -> None:
         """Submits a request for the next token of each live beam."""
         terms = self._step_terms()
         for index, beam in enumerate(self._live):
@@ -180,7 +180,7 @@ class BeamSearch:
                 resumes=self._num_tokens > 0,
                 terms=terms,
             )
-            self._streams[call.request_id] = self._engine.submit(call)
+            self._streams[call.request_id] = await self._engine.submit(call)
 
     def _select(self, deltas: list[Delta]) -> None:
         """Replaces the live beams by their best continuations, and moves those that end to `_finished`."""

@@ -10,14 +10,18 @@ from shortfin_apps.llm.components.request.messages import GenerateCall
 
 
 class EngineClient(Protocol):
-    """Implemented by AsyncEngine. Methods are called in the event loop's thread and return at once."""
+    """Implemented by AsyncEngine. Methods are called in the event loop's thread.
 
-    def submit(self, call: GenerateCall) -> DeltaStream:
-        """Admits the request now and returns its stream; closing the stream early aborts it.
+    All but `submit` and `drain` return at once.
+    """
 
-        The last Delta carries `finish_reason`; with ERROR it carries `error` too. Raises OverloadedError,
-        UnavailableError or InvalidRequestError before anything is queued, and RequestAbortedError for a
-        call that resumes when the time for draining is over.
+    async def submit(self, call: GenerateCall) -> DeltaStream:
+        """Admits the request and returns its stream; closing the stream early aborts it.
+
+        A submission that is cancelled leaves no request behind. The last Delta carries `finish_reason`;
+        with ERROR it carries `error` too. Raises OverloadedError, UnavailableError or InvalidRequestError
+        before anything is queued, and RequestAbortedError for a call that resumes when the time for draining
+        is over.
         """
         ...
 

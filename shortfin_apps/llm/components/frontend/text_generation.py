@@ -6,7 +6,7 @@ TextGenerator.submit ── GenerateCall ──> EngineClient
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -175,14 +175,14 @@ class TextGenerator:
         return _abort_each(itertools.chain.from_iterable(self._pending.values()))
 
     async def _admit(
-        self, requests: Sequence[TextRequest], start: Callable[[TextRequest], PendingT]
+        self, requests: Sequence[TextRequest], start: Callable[[TextRequest], Awaitable[PendingT]]
     ) -> list[PendingT]:
         self.check_count(len(requests))
         self._check_tokens(requests)
         started: list[PendingT] = []
         try:
             for request in requests:
-                started.append(start(self._within_timeout(request)))
+                started.append(await start(self._within_timeout(request)))
                 self._pending.setdefault(request.request_id, []).append(started[-1])
         except BaseException as error:
             self._metrics.rejected(error)
@@ -213,17 +213,20 @@ class TextGenerator:
         if isinstance(ended, TextStream) and (conversation := ended.conversation) is not None:
             self._conversations.remember(*conversation, ended.request.cache_salt)
 
-    def _start(self, request: TextRequest) -> PendingAnswer:
-        return self._stream(request) if request.num_beams == 1 else self._beams(request)
+    async def _start(self, request: TextRequest) -> PendingAnswer:
+        return await (self._stream(request) if request.num_beams == 1 else self._beams(request))
 
-    def _stream(self, request: TextRequest) -> TextStream:
+    async def _stream(self, request: TextRequest) -> TextStream:
         engine_id, timer = self._engine_id(request), self._timer(request)
-        return TextStream(request, self.tokenizer, self.engine, engine_id, timer, self._forget)
+        deltas = await self.engine.submit(request.call(engine_id))
+        abort = partial(self.engine.abort, engine_id)
+        return TextStream(request, self.tokenizer, deltas, abort, timer, self._forget)
 
-    def _beams(self, request: TextRequest) -> TextBeams:
+    async def _beams(self, request: TextRequest) -> TextBeams:
         call = request.call(self._engine_id(request))
         timer = self._timer(request)
         search = BeamSearch(self.engine, call, request.num_beams, self.tokenizer.eos_token_ids)
+        await search.start()
         return TextBeams(request, self.tokenizer, search, timer, self._forget)
 
     def _engine_id(self, request: TextRequest) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
-from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.metrics import RequestTimer
 from shortfin_apps.llm.components.request.messages import (
     DEFAULT_TERMS,
@@ -145,21 +145,21 @@ class TextStream(PendingAnswer):
         self,
         request: TextRequest,
         tokenizer: Tokenizer,
-        engine: EngineClient,
-        engine_id: str,
+        deltas: DeltaStream,
+        abort: Callable[[], object],
         timer: RequestTimer,
         on_end: Callable[[PendingAnswer], None],
     ) -> None:
+        """`deltas` are the engine's, and `abort` ends the request there."""
         assert request.num_beams == 1, "a beam search cannot be streamed"
         super().__init__(request, timer, on_end)
-        self._engine = engine
-        self._engine_id = engine_id
+        self._deltas = deltas
+        self._abort = abort
         self._detokenizer = request.detokenizer(tokenizer)
         self._special_ids = tokenizer.special_ids - request.shown_ids
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
         self._num_tokens = 0
         self._read_deltas: list[TextDelta] = []  # of a conversation
-        self._deltas = engine.submit(request.call(engine_id))
 
     def listen(self, on_delta: Callable[[], None]) -> None:
         """Has `on_delta` called, in the event loop, whenever there is something to `take`."""
@@ -184,7 +184,7 @@ class TextStream(PendingAnswer):
         return text_delta
 
     def abort(self) -> None:
-        self._engine.abort(self._engine_id)
+        self._abort()
 
     @property
     def conversation(self) -> tuple[str, tuple[int, ...]] | None:
