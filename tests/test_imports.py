@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "host_cpu": (),
     "iree_release": (),
+    "restart_delay": (),
     "address_space": ("errors",),
     "abi": (),
     "sampling_rule": (),
@@ -105,6 +106,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
         *("components.text", "errors"),
     ),
+    "components.engine_link": (  # between the process of the engine and those that answer requests
+        *("components.engine", "components.frontend", "components.grammar", "components.request", "errors"),
+    ),
     "components.speculative_loading": (
         *("components.engine", "components.invocation", "components.kvcache", "components.runtime"),
         *("components.runtime.device", "components.speculation", "config", "errors"),
@@ -128,6 +132,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # Over HTTP.
     "api": (
         "components.dialects",
+        "components.engine_link",
         "components.frontend",
         "components.grammar",
         "components.request",
@@ -138,12 +143,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("address_space", "api", "artifact", "builder.model", "builder.sources"),
         "components.batching",
         "components.dialects",
-        *("components.frontend", "components.grammar"),
+        *("components.engine_link", "components.frontend", "components.grammar"),
         *("components.kv_events", "components.kvcache", "components.loading", "components.runtime"),
         *("components.runtime.names", "components.speculation", "components.speculative_loading"),
-        *("components.text", "errors"),
+        *("components.text", "errors", "restart_delay"),
     ),
-    "cluster": ("components.runtime.names", "errors", "server"),
+    "cluster": ("components.runtime.names", "errors", "restart_delay", "server"),
     # On the other side of HTTP.
     "client": ("errors",),
     "terminal": ("cli", "client", "errors"),
@@ -161,6 +166,7 @@ ONLY_IN = {
     "shortfin": ("components.runtime", "builder"),
     "iree": ("components.runtime", "builder"),
     "llguidance": ("components.grammar",),
+    "msgspec": ("components.engine_link",),
     "fastapi": ("api", "server"),
     "fastapi_offline": ("api",),
     "prompt_toolkit": ("terminal",),

@@ -68,7 +68,7 @@ class ScriptedEngine:
         self.live.add(call.request_id)
         return ScriptedStream(self._stream(call), partial(self._leave, call.request_id))
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, error: LlmError | None = None) -> bool:
         if request_id not in self.live:
             return False
         self.live.remove(request_id)

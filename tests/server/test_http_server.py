@@ -25,7 +25,7 @@ from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.errors import ArtifactError
 from shortfin_apps.llm.server import config_sources, http_server
 from shortfin_apps.llm.server.config import ServerConfigError
-from shortfin_apps.llm.server.http_server import LAST_STEP_S, bind
+from shortfin_apps.llm.server.http_server import LAST_STEP_S, bind, warn_if_open
 from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.harness import MODEL, TOKENIZER
 from tests.api.loopback import TIMEOUT_S, Loopback, loopback, ready_server
@@ -327,7 +327,7 @@ def test_a_bad_certificate_is_reported(content: str | None, tmp_path: Path) -> N
 def test_a_public_server_without_keys_logs_a_warning(
     host: str, flags: dict[str, str], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    http_config({"host": host, **flags})
+    warn_if_open(config_sources.load({"artifact": "model", "host": host, **flags}, {}))
     assert ("--api-key" in caplog.text) is warned
 
 

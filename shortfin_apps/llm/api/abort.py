@@ -13,10 +13,12 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.commands import count_everywhere
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape
 from shortfin_apps.llm.api.schema import AbortBody
 from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.components.engine_link.commands import AbortRequests
 
 router = APIRouter(route_class=JsonRoute, tags=["native"], responses=answers.errors())
 
@@ -28,11 +30,12 @@ ABORTED: answers.DocumentedAnswers = {200: {"model": answers.AbortedAnswer}}
 async def abort(body: AbortBody, request: Request) -> Response:
     """Ends the requests with these ids; unknown ids, also those of finished requests, are ignored."""
     check_fields(body, request)
-    generator = service_of(request).model.generator
+    service = service_of(request)
     caller = caller_of(request)
     tenant = None if caller.is_admin else caller.tenant or None
     rids = [body.rid] if isinstance(body.rid, str) else body.rid
-    return JsonResponse({"aborted": sum(generator.abort(_request_id(rid), tenant) for rid in rids)})
+    command = AbortRequests(tuple(map(_request_id, rids)), tenant)
+    return JsonResponse({"aborted": await count_everywhere(command, service)})
 
 
 def _request_id(rid: str) -> str:

@@ -11,9 +11,11 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import require_admin
+from shortfin_apps.llm.api.commands import carry_out_everywhere, count_everywhere
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.schema import Body
 from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.components.engine_link.commands import AbortAll, SetLogLevel
 
 logger = logging.getLogger(__name__)
 router = APIRouter(
@@ -37,7 +39,7 @@ async def flush_cache(request: Request) -> Response:
 @router.post("/abort_all", responses={200: {"model": answers.AbortedAnswer}})
 async def abort_all(request: Request) -> Response:
     """Aborts all requests of all callers; returns the number of sequences."""
-    count = service_of(request).model.generator.abort_all()
+    count = await count_everywhere(AbortAll(), service_of(request))
     logger.warning("an admin aborted all %d sequences", count)
     return JsonResponse({"aborted": count})
 
@@ -46,5 +48,5 @@ async def abort_all(request: Request) -> Response:
 async def log_level(body: LogLevelBody, request: Request) -> Response:
     """Sets the server's log level; at `debug`, the log may include prompts."""
     check_fields(body, request)
-    logging.getLogger().setLevel(body.level.upper())
+    await carry_out_everywhere(SetLogLevel(body.level.upper()), service_of(request))
     return JsonResponse({"level": body.level})

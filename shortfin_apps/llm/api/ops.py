@@ -12,11 +12,13 @@ from starlette.responses import PlainTextResponse, Response
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.api import answers
+from shortfin_apps.llm.api.commands import carry_out_everywhere
 from shortfin_apps.llm.api.conversation import conversation_text
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.components.engine_link.commands import ReadMetrics
 from shortfin_apps.llm.components.text.tokenizer import first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -37,7 +39,9 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    service = service_of(request)
+    counts = await carry_out_everywhere(ReadMetrics(), service)
+    return Response(service.metrics.exposition(counts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/version")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,13 @@ from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.stream_turns import StreamTurns
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect
+from shortfin_apps.llm.components.engine_link.commands import Command
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.errors import UnavailableError
+
+Everywhere = Callable[[Command], Awaitable[Sequence[float]]]
+"""Carries out a command in all processes of a server; returns the sums of what they count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class ServedModel:
     dialect: Dialect = NO_DIALECT  # how it writes thoughts and tool calls
     info: Mapping[str, Any]  # for /server_info
     default_num_beams: int = 1
+    everywhere: Everywhere | None = None  # None: there is no other process of this server
 
 
 class Service:
@@ -71,6 +76,11 @@ class Service:
         if self._model is None:
             raise UnavailableError("the model is still loading; /ready answers 200 when it is loaded")
         return self._model
+
+    @property
+    def everywhere(self) -> Everywhere | None:
+        """The model's; None while it loads."""
+        return None if self._model is None else self._model.everywhere
 
     @property
     def model_info(self) -> Mapping[str, Any] | None:

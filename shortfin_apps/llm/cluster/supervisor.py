@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import httpx
 
 from shortfin_apps.llm.cluster.process import Process, Program, Show
-from shortfin_apps.llm.cluster.restart_delay import RestartDelay
 from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.restart_delay import RestartDelay
 
 logger = logging.getLogger(__name__)
 

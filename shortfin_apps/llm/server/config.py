@@ -23,7 +23,7 @@ from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptio
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING, SchedulingOptions
 from shortfin_apps.llm.components.dialects.choose import ReasoningParser, ToolParser
 from shortfin_apps.llm.components.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions
+from shortfin_apps.llm.components.kv_events.options import KVEventOptions, is_endpoint
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
@@ -37,7 +37,6 @@ DEFAULT_LIMITS = Limits()
 # What `serve SOURCE` passes on to `build`, beside the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
 CONVERSATION_TOKENS = 1 << 22  # four bytes each
-ZMQ_ENDPOINT = re.compile(r"tcp://\S+:(\d{1,5}|\*)|ipc://\S+")
 # Settings for which an empty text is a value: no prefix, an empty list. An empty host would be every address.
 MAY_BE_EMPTY = ("root_path", "parameters", "device_ids", "cors_origin", "tenant_weights")
 
@@ -109,7 +108,17 @@ class ServerConfig(BaseSettings):
         60.0, gt=0, description="seconds for a whole request to arrive before its connection is closed"
     )
     limit_concurrency: int = Field(
-        4096, ge=1, description="most connections at once; requests on further ones are answered 503"
+        4096,
+        ge=1,
+        description="most connections at once (of each API process); requests on further ones are "
+        "answered 503",
+    )
+    api_processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that answer HTTP; with 2 or more, the engine has a process of its own, for "
+        "GPUs that give more tokens than one process can send (docs/api_processes.md)",
     )
     ssl_keyfile: Path | None = Field(None, description="TLS: the private key (PEM)")
     ssl_certfile: Path | None = Field(None, description="TLS: the certificate chain (PEM); turns TLS on")
@@ -373,7 +382,7 @@ class ServerConfig(BaseSettings):
     @field_validator("kv_events_endpoint", "kv_events_replay_endpoint")
     @classmethod
     def _check_endpoint(cls, value: str | None) -> str | None:
-        if value is not None and not _is_endpoint(value):
+        if value is not None and not is_endpoint(value):
             raise ValueError("it must be tcp://HOST:PORT, where * stands for every address, or ipc://PATH")
         return value
 
@@ -480,12 +489,6 @@ class ServerConfig(BaseSettings):
             long_prefill_tokens=self.long_prefill_tokens,
             tenant_weights={name: float(weight) for name, _, weight in pairs},
         )
-
-
-def _is_endpoint(value: str) -> bool:
-    found = ZMQ_ENDPOINT.fullmatch(value)
-    # ZeroMQ would take a larger port modulo 65536.
-    return found is not None and (found[1] in (None, "*") or int(found[1]) < 1 << 16)
 
 
 def _names(options: type[ModeOptions]) -> set[str]:

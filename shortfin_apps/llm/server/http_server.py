@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
 import errno
 import ipaddress
 import logging
 import math
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import TypeVar
 
 import uvicorn
 
 from shortfin_apps.llm.api.app import create_app, refusal
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.api.service import Service
+from shortfin_apps.llm.server.banner import announce
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.server.daemon_thread import in_daemon_thread
 from shortfin_apps.llm.server.keys import key_ring
 from shortfin_apps.llm.server.model_loading import Loaded, RunningEngine
 from shortfin_apps.llm.server.protocol import bounded
@@ -31,19 +30,25 @@ BACKLOG = 2048
 GRACE_S = 5  # beyond the drain, for the answers of aborted requests to reach their clients
 LAST_STEP_S = 1  # how long a forced stop waits for the engine's current step
 POLL_S = 0.1
-
-T = TypeVar("T")
+STOPPING = "stopping once running requests have finished; a second signal stops at once"
+STOPPING_AT_ONCE = "stopping at once: a second signal came before all requests had finished"
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, over a model that `load` returns; `load` runs in its own thread."""
+    """uvicorn's server, over a model that `load` returns; `load` runs in its own thread.
 
-    def __init__(self, config: ServerConfig, service: Service, load: Callable[[], Loaded]) -> None:
+    Unless it `announces` its start and its stop, another process does.
+    """
+
+    def __init__(
+        self, config: ServerConfig, service: Service, load: Callable[[], Loaded], *, announces: bool = True
+    ) -> None:
         super().__init__(http_config(config, service))
         self.failure: Exception | None = None  # why the model could not be loaded
         self._drain_delay_s = config.drain_delay
         self._handshake_timeout_s = config.read_timeout
         self._shutdown_timeout_s = config.shutdown_timeout
+        self._announces = announces
         self._logs_json = config.log_format == "json"  # stdout may be collected as a log, too
         self._service = service
         self._load = load
@@ -86,7 +91,8 @@ class Server(uvicorn.Server):
         while not stopping.done() and not self.force_exit:
             await asyncio.wait({stopping}, timeout=POLL_S)
         if not stopping.done():
-            logger.warning("stopping at once: a second signal came before all requests had finished")
+            if self._announces:
+                logger.warning(STOPPING_AT_ONCE)
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)
             self._close_port(sockets)
@@ -101,7 +107,8 @@ class Server(uvicorn.Server):
         """Drains with the port still open, so that new clients get a 503 and not a refused connection."""
         self._service.stopping = True
         if self._engine is not None:
-            logger.info("stopping once running requests have finished; a second signal stops at once")
+            if self._announces:
+                logger.info(STOPPING)
             await asyncio.sleep(self._drain_delay_s)
         clock = asyncio.get_running_loop().time
         give_up_s = clock() + self._shutdown_timeout_s + GRACE_S
@@ -140,19 +147,17 @@ class Server(uvicorn.Server):
 
     async def _load_in_background(self, sockets: Sequence[socket.socket]) -> None:
         try:
-            loaded = await _in_daemon_thread(self._load)
+            loaded = await in_daemon_thread(self._load)
             loaded.engine.start()
         except Exception as error:
             self.failure, self.should_exit = error, True
             return
         self._engine = loaded.engine
         self._service.serve(loaded.model)
-        url = url_of(sockets, self.config.is_ssl)
-        if self._logs_json:
-            logger.info("serving %s at %s", self._service.name, url)
-        else:
+        if self._announces:
+            url = url_of(sockets, self.config.is_ssl)
             has_chat = loaded.model.generator.tokenizer.has_chat_template
-            print(_banner(self._service.name, url, has_chat), flush=True)
+            announce(self._service.name, url, has_chat=has_chat, logs_json=self._logs_json)
 
 
 def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
@@ -187,9 +192,13 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
         raise ServerConfigError(
             f"--ssl-certfile, --ssl-keyfile: not a certificate and its key ({error})"
         ) from error
-    if not (keys.required or _is_loopback(config.host)):
-        logger.warning("anyone who can reach %s may use this server: set an --api-key", config.host)
     return http
+
+
+def warn_if_open(config: ServerConfig) -> None:
+    """Raises ServerConfigError for invalid keys."""
+    if not (key_ring(config).required or _is_loopback(config.host)):
+        logger.warning("anyone who can reach %s may use this server: set an --api-key", config.host)
 
 
 def limits_of(config: ServerConfig) -> Limits:
@@ -211,21 +220,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise ServerConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
 
 
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Runs `function` in a daemon thread: unlike an executor's, it does not delay the process's exit."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()  # it cannot be cancelled while the thread runs
-
-    def work() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="model loader", daemon=True).start()
-    return await asyncio.wrap_future(future)
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -237,15 +231,3 @@ def url_of(sockets: Sequence[socket.socket], is_tls: bool) -> str:
     host, port = sockets[0].getsockname()[:2]
     scheme = "https" if is_tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _banner(name: str, url: str, has_chat: bool) -> str:
-    """Startup message with a request to try: a chat if the model has a chat template, else a completion."""
-    route, body = "completions", '{"prompt": "The capital of France is", "temperature": 0}'
-    if has_chat:
-        question = '{"role": "user", "content": "What is the capital of Japan?"}'
-        route, body = "chat/completions", '{"messages": [' + question + '], "temperature": 0}'
-    return (
-        f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"
-        f"  curl {url}/v1/{route} -H 'Content-Type: application/json' \\\n    -d '{body}'"
-    )

@@ -41,6 +41,12 @@ def set_up(level: str, form: LogFormat, stream: TextIO | None = None) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
+def quieten_uvicorn(level: str) -> None:
+    """Keeps uvicorn's messages about starting and stopping out of the log, which has our own."""
+    if level == "info":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
 def flush() -> None:
     """Waits until all log lines are written, for FLUSH_S at most."""
     for handler in logging.getLogger().handlers:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from shortfin_apps.llm import address_space
 from shortfin_apps.llm.api.sampling import SamplingDefaults
-from shortfin_apps.llm.api.service import ServedModel
+from shortfin_apps.llm.api.service import Everywhere, ServedModel
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.components.dialects.choose import choose_dialect, description
 from shortfin_apps.llm.components.dialects.dialect import Dialect
+from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
@@ -44,6 +45,15 @@ class Loaded:
 
     model: ServedModel
     engine: RunningEngine
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that other processes are going to use, not started yet, and what compiles their grammars."""
+
+    engine: AsyncEngine
+    grammars: GrammarCompiler
+    has_chat: bool  # whether the model has a chat template
 
 
 def open_artifact(config: ServerConfig) -> Artifact:
@@ -85,33 +95,44 @@ def load_model(
     artifact: Artifact, config: ServerConfig, metrics: ServerMetrics, draft: Artifact | None = None
 ) -> Loaded:
     """The slow part of starting a server. Raises ArtifactError and ServerConfigError."""
-    with ExitStack() as stack:
-        confirms = [stack.enter_context(verifying(each, config.verify)) for each in (artifact, draft) if each]
-
-        def confirm() -> None:
-            for each in confirms:
-                each()
-
-        return _load_model(artifact, config, metrics, draft, confirm)
+    with _verified(artifact, draft, config) as confirm:
+        tokenizer = load_tokenizer(artifact, config)
+        grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+        with grammars.preparing():
+            engine = _load_engine(artifact, tokenizer, config, draft, confirm)
+    return Loaded(served_model(artifact, config, tokenizer, engine, grammars, metrics), engine)
 
 
-def _load_model(
-    artifact: Artifact,
-    config: ServerConfig,
-    metrics: ServerMetrics,
-    draft: Artifact | None,
-    confirm: Callable[[], None],
-) -> Loaded:
-    tokenizer = Tokenizer.load(
+def load_engine(artifact: Artifact, config: ServerConfig, draft: Artifact | None = None) -> LoadedEngine:
+    """`load_model` without what answers requests. Raises ArtifactError and ServerConfigError."""
+    with _verified(artifact, draft, config) as confirm:
+        tokenizer = load_tokenizer(artifact, config)
+        grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+        with grammars.preparing(trials=False):
+            engine = _load_engine(artifact, tokenizer, config, draft, confirm)
+    return LoadedEngine(engine, grammars, tokenizer.has_chat_template)
+
+
+def load_tokenizer(artifact: Artifact, config: ServerConfig) -> Tokenizer:
+    """Raises ArtifactError."""
+    return Tokenizer.load(
         artifact.tokenizer, artifact.tokenizer_config, special_in_content=config.special_in_content
     )
-    _check_num_beams(artifact, config)
-    if draft is not None:
-        _check_same_tokens(tokenizer, draft)
+
+
+def served_model(
+    artifact: Artifact,
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    engine: EngineClient,
+    grammars: GrammarCompiler,
+    metrics: ServerMetrics,
+    *,
+    id_prefix: str = "",
+    everywhere: Everywhere | None = None,
+) -> ServedModel:
+    """What answers requests over `engine`; see TextGenerator and ServedModel for the last two."""
     generation = read_json_object(artifact.tokenizer.with_name("generation_config.json"))
-    grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
-    with grammars.preparing():
-        engine = load_engine(artifact, tokenizer, config, draft, confirm)
     generator = TextGenerator(
         tokenizer,
         engine,
@@ -121,8 +142,9 @@ def _load_model(
         request_timeout_s=config.request_timeout,
         conversation_tokens=config.conversation_tokens,
         grammars=grammars,
+        id_prefix=id_prefix,
     )
-    model = ServedModel(
+    return ServedModel(
         generator=generator,
         native_defaults=_defaults({}, 0.0, config),  # upstream's server is always greedy
         openai_defaults=_defaults(generation, 1.0, config),
@@ -130,17 +152,35 @@ def _load_model(
         dialect=_dialect(tokenizer, config),
         info=artifact.config.to_dict(),
         default_num_beams=config.num_beams,
+        everywhere=everywhere,
     )
-    return Loaded(model, engine)
+
+
+@contextmanager
+def _verified(
+    artifact: Artifact, draft: Artifact | None, config: ServerConfig
+) -> Iterator[Callable[[], None]]:
+    """Context that verifies the files beside the caller's block; what it yields waits for the result."""
+    with ExitStack() as stack:
+        confirms = [stack.enter_context(verifying(each, config.verify)) for each in (artifact, draft) if each]
+
+        def confirm() -> None:
+            for each in confirms:
+                each()
+
+        yield confirm
 
 
 def _dialect(tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
     template = tokenizer.tool_template_source or ""
+    return choose_dialect(template, config.tool_parser, config.reasoning_parser)
+
+
+def _tell_dialect(tokenizer: Tokenizer, config: ServerConfig) -> None:
+    template = tokenizer.tool_template_source or ""
     if config.tool_parser not in ("auto", "none") and "tools" not in template:
         logger.warning("the chat template shows no tools to the model: describe them in a message")
-    dialect = choose_dialect(template, config.tool_parser, config.reasoning_parser)
-    logger.info(description(dialect))
-    return dialect
+    logger.info(description(_dialect(tokenizer, config)))
 
 
 def _check_num_beams(artifact: Artifact, config: ServerConfig) -> None:
@@ -167,14 +207,18 @@ def _given_pages(artifact: Artifact) -> int | None:
     return artifact.config.paged_kv_cache.device_block_count
 
 
-def load_engine(
+def _load_engine(
     artifact: Artifact,
     tokenizer: Tokenizer,
     config: ServerConfig,
     draft: Artifact | None,
     confirm: Callable[[], None],
-) -> RunningEngine:
+) -> AsyncEngine:
     """The engine over the artefact's VMFB on the configured device; calls `confirm` before it returns."""
+    _check_num_beams(artifact, config)
+    if draft is not None:
+        _check_same_tokens(tokenizer, draft)
+    _tell_dialect(tokenizer, config)
     from shortfin_apps.llm.components import loading  # imports the device libraries
     from shortfin_apps.llm.components.speculative_loading import DraftFiles
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.errors import InvocationError
 from tests.components.text.tiny_tokenizers import byte_level_backend
 
@@ -19,7 +20,8 @@ A, B = BACKEND.encode("ab").ids
 
 
 def compiled(regex: str, limits: LLParserLimits | None = None) -> CompiledGrammar:
-    return CompiledGrammar(LLMatcher(TOKENIZER, grammar_from("regex", regex), log_level=0, limits=limits))
+    matcher = LLMatcher(TOKENIZER, grammar_from("regex", regex), log_level=0, limits=limits)
+    return CompiledGrammar(GrammarSource(GrammarKind.REGEX, regex), matcher)
 
 
 def ids(bitmask: bytes) -> list[int]:

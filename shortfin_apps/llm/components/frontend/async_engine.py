@@ -17,11 +17,12 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.admission import Admission
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.frontend.draining import Draining
 from shortfin_apps.llm.components.frontend.engine_thread import Abort, EngineThread, FlushCache
 from shortfin_apps.llm.components.frontend.open_requests import OpenRequests
 from shortfin_apps.llm.components.frontend.stall_watch import StallWatch
 from shortfin_apps.llm.components.request.messages import GenerateCall
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError, RequestAbortedError, UnavailableError
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +76,7 @@ class AsyncEngine:
             is_needed=lambda: len(self._requests) > 0,
             on_stall=self._answer_stalled,
         )
-        self._draining = False
-        self._drained = False  # the time for draining is over: what resumes is aborted, too
+        self._draining = Draining(self._requests, self.abort_all)
 
     def start(self) -> None:
         self._thread.start()
@@ -95,10 +95,10 @@ class AsyncEngine:
         self._stalls.start()
         return stream
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, error: LlmError | None = None) -> bool:
         if request_id not in self._requests:
             return False
-        self._send_abort(request_id)
+        self._send_abort(request_id, error)
         return True
 
     def abort_all(self) -> int:
@@ -124,7 +124,7 @@ class AsyncEngine:
 
     @property
     def ready(self) -> bool:
-        return self.healthy and not self._draining
+        return self.healthy and not self._draining.has_begun
 
     @property
     def healthy(self) -> bool:
@@ -133,14 +133,7 @@ class AsyncEngine:
         return self._thread.is_alive and not self._stalls.stalled and not is_broken
 
     async def drain(self, timeout_s: float) -> None:
-        self._draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._requests.until_none_left()
-        except TimeoutError:
-            self._drained = True
-            self.abort_all()
-            await self._requests.until_none_left()
+        await self._draining.drain(timeout_s)
 
     async def close(self, patience_s: float = math.inf) -> bool:
         """Stops the thread after the step under way and releases the device; ends what is not answered.
@@ -148,7 +141,7 @@ class AsyncEngine:
         False when the step does not end within `patience_s`, or its device does not answer: the thread is
         left behind in it, and no destructor must run under it.
         """
-        self._draining = True
+        self._draining.begin()
         self._thread.stop()
         self._stalls.stop()
         give_up_s = self._clock() + patience_s
@@ -159,10 +152,9 @@ class AsyncEngine:
         return not self._thread.is_alive
 
     def _check_available(self, resumes: bool) -> None:
-        if not self._thread.is_alive or self._thread.is_stopping or (self._draining and not resumes):
+        if not self._thread.is_alive or self._thread.is_stopping:
             raise UnavailableError("the server is not taking requests: it is starting or shutting down")
-        if self._drained:
-            raise RequestAbortedError("the server is shutting down and cannot wait for this request's end")
+        self._draining.check(resumes)
         self._stalls.check_available()
         if (lost := self.stats().lost_device) is not None:
             raise UnavailableError(lost)

@@ -7,6 +7,7 @@ from typing import Protocol
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.errors import LlmError
 
 
 class EngineClient(Protocol):
@@ -25,8 +26,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    def abort(self, request_id: str) -> bool:
-        """Ends a request; its stream then yields a last Delta with ABORT. False if it is unknown."""
+    def abort(self, request_id: str, error: LlmError | None = None) -> bool:
+        """Ends a request; its stream then yields a last Delta with ABORT and `error`.
+
+        False if it is unknown.
+        """
         ...
 
     def abort_all(self) -> int:

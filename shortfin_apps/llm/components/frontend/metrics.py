@@ -13,6 +13,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from shortfin_apps.llm.components.engine.speculation import SpeculationCounts
 from shortfin_apps.llm.components.engine.stats import EngineStats
@@ -29,11 +30,19 @@ LENGTH_BUCKETS = tuple(float(2**i) for i in range(18))
 
 
 class ServerMetrics:
-    """The metrics of one server, in their own registry."""
+    """The metrics of one server, in their own registry.
 
-    def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    `engine_pid` is the process that runs the engine, if that is another. Of several processes that answer
+    requests, each counts its own; `exposition` shows the sums.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        clock: Callable[[], float] = time.monotonic,
+        engine_pid: int | None = None,
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self.registry)  # process_*: memory, CPU time, open files
         self.clock = clock
         self._model_name = model_name
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token", TTFT_BUCKETS)
@@ -58,6 +67,9 @@ class ServerMetrics:
             OverloadedError: rejections.labels(model_name, "queue_full"),
             UnavailableError: rejections.labels(model_name, "unavailable"),
         }
+        self._counted = frozenset(family.name for family in self.registry.collect())
+        # process_*: memory, CPU time and open files of the engine's process
+        ProcessCollector(registry=self.registry, pid=lambda: engine_pid or "self")
 
     def watch(self, engine: EngineClient) -> None:
         """Adds the engine's counters and gauges; once, when the engine is loaded."""
@@ -71,9 +83,24 @@ class ServerMetrics:
         if (counter := self._rejections.get(type(error))) is not None:
             counter.inc()
 
-    def exposition(self) -> bytes:
-        """The registry in Prometheus's text format."""
-        return generate_latest(self.registry)
+    def counts(self) -> list[float]:
+        """What this process has counted, in an order that is the same in all processes of a server."""
+        return [sample.value for family in self._counted_families() for sample in family.samples]
+
+    def exposition(self, counts: Sequence[float] | None = None) -> bytes:
+        """The registry in Prometheus's text format, with `counts` in the place of its own if given."""
+        return generate_latest(self.registry if counts is None else _WithCounts(self, counts))
+
+    def replaced(self, counts: Sequence[float]) -> Iterator[Metric]:
+        """All families of the registry, those of `counts()` with these values."""
+        values = iter(counts)
+        for family in self.registry.collect():
+            if family.name in self._counted:
+                family.samples = [_with_value(sample, next(values)) for sample in family.samples]
+            yield family
+
+    def _counted_families(self) -> Iterator[Metric]:
+        return (family for family in self.registry.collect() if family.name in self._counted)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(f"vllm:{name}", help_text, ["model_name"], registry=self.registry, buckets=buckets)
@@ -81,6 +108,23 @@ class ServerMetrics:
 
     def _counter(self, name: str, help_text: str, label: str) -> Counter:
         return Counter(f"vllm:{name}", help_text, ["model_name", label], registry=self.registry)
+
+
+class _WithCounts(CollectorRegistry):
+    """What `metrics` exposes, with other counts."""
+
+    def __init__(self, metrics: ServerMetrics, counts: Sequence[float]) -> None:
+        super().__init__()
+        self._metrics = metrics
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.replaced(self._counts)
+
+
+def _with_value(sample: Sample, value: float) -> Sample:
+    """The time at which it was created is no count."""
+    return sample if sample.name.endswith("_created") else sample._replace(value=value)
 
 
 class TokenHistogram(Collector):

@@ -47,13 +47,16 @@ class TextGenerator:
         request_timeout_s: float | None = None,
         conversation_tokens: int = 0,
         grammars: GrammarCompiler | None = None,
+        id_prefix: str = "",
     ) -> None:
+        """`id_prefix` tells the engine's ids of requests from those of other processes."""
         self.tokenizer = tokenizer
         self.engine = engine
         self.max_seq_len = max_seq_len
         self._max_requests = max_requests
         self._metrics = metrics
         self._request_timeout_s = request_timeout_s
+        self._id_prefix = id_prefix
         self._serial = itertools.count()
         self.workers = TextWorkers()
         self.grammars = grammars or GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
@@ -230,7 +233,8 @@ class TextGenerator:
         return TextBeams(request, self.tokenizer, search, timer, self._forget)
 
     def _engine_id(self, request: TextRequest) -> str:
-        return f"{request.request_id}.{next(self._serial)}"  # unique, as clients' ids need not be
+        """Unique, as clients' ids need not be."""
+        return f"{request.request_id}.{self._id_prefix}{next(self._serial)}"
 
     def _timer(self, request: TextRequest) -> RequestTimer:
         return self._metrics.start_request(len(request.prompt_token_ids), request.params.max_tokens)

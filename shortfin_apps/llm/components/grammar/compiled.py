@@ -27,11 +27,13 @@ class UnusableGrammar(Exception):
 
 class CompiledGrammar:
     """Implements Grammar. `start` is at the beginning of an output, and stays there: matchers are copies.
+    `source` is what it was compiled from.
 
     Copies share the automata that `start` builds as it goes, behind a lock.
     """
 
-    def __init__(self, start: LLMatcher) -> None:
+    def __init__(self, source: GrammarSource, start: LLMatcher) -> None:
+        self.source = source
         self._start = start
 
     def matcher(self) -> GrammarMatcher:
@@ -103,7 +105,7 @@ def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
         matcher = LLMatcher(tokenizer, _grammar_of(source), log_level=0, limits=_limits())
     except ValueError as error:
         raise UnusableGrammar(str(error)) from None
-    grammar = CompiledGrammar(matcher)
+    grammar = CompiledGrammar(source, matcher)
     if problem := error_of(matcher) or grammar.problem():
         raise UnusableGrammar(problem)
     return grammar

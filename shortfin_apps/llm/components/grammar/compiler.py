@@ -72,15 +72,15 @@ class GrammarCompiler:
         return _deep_pool()
 
     @contextmanager
-    def preparing(self) -> Iterator[None]:
+    def preparing(self, *, trials: bool = True) -> Iterator[None]:
         """Reads the tokenizer beside the caller's block, and waits for it at the end; before any request.
 
         Reading holds the GIL for a second or two. A tokenizer that the library cannot read is named when a
-        request needs it.
+        request needs it. Without `trials`, it is only for `compile_tried`.
         """
         read = self._pool.submit(self._read_tokenizer)
         yield
-        if read.exception() is None:
+        if read.exception() is None and trials:
             self._pool.submit(self._start_trials)  # which reads it, too, and delays nobody
 
     async def compile(self, source: GrammarSource, param: str) -> CompiledGrammar:
@@ -91,20 +91,44 @@ class GrammarCompiler:
             return self._kept[source]
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                self._kept[source] = grammar = await self._compile(source)
+                grammar = await self._compile(source)
         except UnusableGrammar as unusable:
             raise _refused(str(unusable), source.kind, param) from None
         except TimeoutError:
             raise OverloadedError("other requests' grammars are being compiled; try again") from None
+        self._keep(source, grammar)
+        return grammar
+
+    async def compile_tried(self, source: GrammarSource) -> CompiledGrammar:
+        """Like `compile`, for what another process of this server has compiled, so that it needs no trial.
+
+        Raises InvalidRequestError.
+        """
+        if (kept := self._kept.get(source)) is not None:
+            self._kept.move_to_end(source)
+            return kept
+        try:
+            grammar = await self._compile_here(source)
+        except UnusableGrammar as unusable:
+            raise InvalidRequestError(f"the {source.kind} cannot be used: {unusable}") from None
+        self._keep(source, grammar)
+        return grammar
+
+    def _keep(self, source: GrammarSource, grammar: CompiledGrammar) -> None:
+        self._kept[source] = grammar
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-        return grammar
 
     async def _compile(self, source: GrammarSource) -> CompiledGrammar:
         loop = asyncio.get_running_loop()
-        tokenizer = await loop.run_in_executor(self._pool, self._read_tokenizer)
+        await loop.run_in_executor(self._pool, self._read_tokenizer)
         trials = await loop.run_in_executor(self._pool, self._start_trials)
         await trials.run(source)
+        return await self._compile_here(source)
+
+    async def _compile_here(self, source: GrammarSource) -> CompiledGrammar:
+        loop = asyncio.get_running_loop()
+        tokenizer = await loop.run_in_executor(self._pool, self._read_tokenizer)
         return await loop.run_in_executor(self._pool, compiled, source, tokenizer)
 
     def _read_tokenizer(self) -> LLTokenizer:

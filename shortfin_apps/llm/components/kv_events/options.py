@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from shortfin_apps.llm.errors import LlmError
+
+ENDPOINT = re.compile(r"tcp://\S+:(\d{1,5}|\*)|ipc://\S+")
 
 
 class KVEventsError(LlmError):
@@ -31,6 +34,13 @@ class KVEventOptions:
         """Whether no other machine can read the events, which have the token ids of prompts."""
         endpoints = (self.endpoint, self.replay_endpoint)
         return all(_is_local(endpoint) for endpoint in endpoints if endpoint is not None)
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether ZeroMQ can bind it as it is meant."""
+    found = ENDPOINT.fullmatch(text)
+    # ZeroMQ would take a larger port modulo 65536.
+    return found is not None and (found[1] in (None, "*") or int(found[1]) < 1 << 16)
 
 
 def _is_local(endpoint: str) -> bool:

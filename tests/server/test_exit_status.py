@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.server import serve as server
 from shortfin_apps.llm.server.config import ServerConfigError
+from shortfin_apps.llm.server.exit_status import exit_status_of
 from shortfin_apps.llm.server.model_loading import Loaded
 from tests.api.loopback import loopback
 
@@ -27,5 +27,5 @@ async def test_running_out_of_memory_is_one_sentence(failure: Exception) -> None
     async with loopback(load=load) as running:
         await running.ended()
     with pytest.raises(ServerConfigError, match="out of memory") as caught:
-        server._exit_status(running.server)
+        exit_status_of(running.server.failure, was_forced=False)
     assert "\n" not in str(caught.value)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.cluster.restart_delay import LONGEST_S, STABLE_S, RestartDelay
+from shortfin_apps.llm.restart_delay import LONGEST_S, STABLE_S, RestartDelay
 
 
 def test_delays_double_up_to_the_longest() -> None:

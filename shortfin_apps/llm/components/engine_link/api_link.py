@@ -1,0 +1,206 @@
+"""One API process, as the engine's process sees it: its requests, and the connection to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from shortfin_apps.llm.components.engine_link.commands import Command
+from shortfin_apps.llm.components.engine_link.connection import Connection
+from shortfin_apps.llm.components.engine_link.messages import (
+    Abort,
+    Admitted,
+    Ask,
+    Counted,
+    Deltas,
+    EngineState,
+    FlushCache,
+    FromApi,
+    Message,
+    Order,
+    Prepared,
+    Refused,
+    Submit,
+    Welcome,
+    decoder_from_api,
+)
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
+from shortfin_apps.llm.components.grammar.source import GrammarSource
+from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
+from shortfin_apps.llm.errors import LlmError, RequestAbortedError
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 1.0  # how long a process may take to carry out a command
+
+
+class AdmittingEngine(EngineClient, Protocol):
+    """An engine of this process, which admits a request at once."""
+
+    def admit(self, call: GenerateCall) -> DeltaStream: ...
+
+
+class Grammars(Protocol):
+    """Compiles the grammars that another process has tried; see `GrammarCompiler`."""
+
+    async def compile_tried(self, source: GrammarSource) -> Grammar: ...
+
+
+class ApiLink:
+    """Admits the requests of one API process, and sends it the deltas of each step in one message.
+
+    `on_ask` carries out a command in all processes, and `on_lost` is called when the process has ended: its
+    requests are aborted by then. While it does not read, its deltas are left in their streams, whose bound
+    on unread tokens then ends the requests.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        on_ask: Callable[[ApiLink, Ask], None],
+        on_lost: Callable[[ApiLink], None],
+    ) -> None:
+        self._sock = sock
+        self._on_ask = on_ask
+        self._on_lost = on_lost
+        self._connection = Connection(
+            decoder_from_api(), self._receive, on_lost=self._lose, on_free=self._send_deltas
+        )
+        self._engine: AdmittingEngine | None = None
+        self._grammars: Grammars | None = None
+        self._streams: dict[str, DeltaStream] = {}
+        self._told: dict[str, DeltaStream] = {}  # those with something unread
+        self._compiling: dict[str, asyncio.Task[None]] = {}
+        self._orders: dict[int, asyncio.Future[list[float]]] = {}
+        self.prepared = asyncio.Event()  # it waits for the engine, or has ended
+        self.lost = asyncio.Event()
+        self.was_prepared = False
+        self.is_serving = False
+
+    async def open(self) -> None:
+        await self._connection.open(self._sock)
+
+    def serve(self, engine: AdmittingEngine, grammars: Grammars, welcome: Welcome) -> None:
+        """Lets a prepared process send requests."""
+        self._engine, self._grammars = engine, grammars
+        self.is_serving = True
+        self.send(welcome)
+
+    def send(self, message: Message) -> None:
+        self._connection.send(message)
+
+    def tell(self, state: EngineState) -> None:
+        if self.is_serving:
+            self.send(state)
+
+    async def order(self, number: int, command: Command) -> list[float] | None:
+        """What the command counts there; None when the process does not answer."""
+        answer = self._orders[number] = asyncio.get_running_loop().create_future()
+        self.send(Order(number, command))
+        try:
+            return await asyncio.wait_for(answer, ANSWER_S)
+        except TimeoutError:
+            return None
+        finally:
+            del self._orders[number]
+
+    def _receive(self, message: FromApi) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort(request_id, error):
+                self._abort(request_id, error)
+            case FlushCache():
+                self._running_engine.flush_cache()
+            case Ask():
+                self._on_ask(self, message)
+            case Counted(number, counts):
+                if (order := self._orders.get(number)) is not None and not order.done():
+                    order.set_result(counts)
+            case Prepared():
+                self.was_prepared = True
+                self.prepared.set()
+
+    @property
+    def _running_engine(self) -> AdmittingEngine:
+        assert self._engine is not None, "a process sends requests after its welcome"
+        return self._engine
+
+    def _submit(self, message: Submit) -> None:
+        if message.grammar is None:
+            self._admit(message.call)
+            return
+        request_id = message.call.request_id
+        task = asyncio.ensure_future(self._compile_and_admit(message.call, message.grammar))
+        self._compiling[request_id] = task
+        task.add_done_callback(lambda _: self._compiling.pop(request_id))
+
+    async def _compile_and_admit(self, call: GenerateCall, source: GrammarSource) -> None:
+        assert self._grammars is not None, "a process sends requests after its welcome"
+        try:
+            grammar = await self._grammars.compile_tried(source)
+        except LlmError as error:
+            self.send(Refused(call.request_id, error))
+            return
+        self._admit(replace(call, params=replace(call.params, output_grammar=grammar)))
+
+    def _admit(self, call: GenerateCall) -> None:
+        try:
+            stream = self._running_engine.admit(call)
+        except LlmError as error:
+            self.send(Refused(call.request_id, error))
+            return
+        self._streams[call.request_id] = stream
+        stream.on_delta = partial(self._tell, call.request_id, stream)
+        self.send(Admitted(call.request_id))
+
+    def _abort(self, request_id: str, error: LlmError | None) -> None:
+        if (task := self._compiling.get(request_id)) is not None:
+            task.cancel()
+            self.send(Refused(request_id, error or RequestAbortedError("the request was aborted")))
+        elif request_id in self._streams:
+            self._running_engine.abort(request_id, error)
+
+    def _tell(self, request_id: str, stream: DeltaStream) -> None:
+        """Notes that a stream has something new; all of a step are told before the loop's next turn."""
+        if not self._told:
+            asyncio.get_running_loop().call_soon(self._send_deltas)
+        self._told[request_id] = stream
+
+    def _send_deltas(self) -> None:
+        if self._connection.is_held_up or not self._told:
+            return
+        told, self._told = self._told, {}
+        deltas = [delta for stream in told.values() if (delta := stream.take()) is not None]
+        for delta in deltas:
+            self._forget_ended(delta)
+        self.send(Deltas(deltas))
+
+    def _forget_ended(self, delta: Delta) -> None:
+        if delta.finish_reason is not None:
+            del self._streams[delta.request_id]
+
+    def _lose(self) -> None:
+        for task in list(self._compiling.values()):
+            task.cancel()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.close()  # aborts the request
+        self._told.clear()
+        for order in self._orders.values():
+            if not order.done():
+                order.set_exception(TimeoutError("the process has ended"))
+        if streams:
+            logger.warning("an API process has ended; its %d requests are aborted", len(streams))
+        self.is_serving = False
+        self.prepared.set()
+        self.lost.set()
+        self._on_lost(self)

@@ -1,0 +1,130 @@
+"""All API processes, as the engine's process sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from shortfin_apps.llm.components.engine_link.api_link import AdmittingEngine, ApiLink, Grammars
+from shortfin_apps.llm.components.engine_link.commands import Command, ReadMetrics, SetLogLevel
+from shortfin_apps.llm.components.engine_link.messages import Ask, Counted, EngineState, Welcome
+
+STATE_INTERVAL_S = 0.1  # between two looks at the engine's state
+
+Counts = Sequence[float]
+
+
+class ApiLinks:
+    """Welcomes API processes once there is an engine, tells them its state, and passes on their commands.
+
+    The counters of a process that has ended stay in the sums, as it told them last, so that no sum falls.
+    """
+
+    def __init__(self) -> None:
+        self._links: dict[ApiLink, Counts] = {}  # each with the counters that it told last
+        self._ended: Counts = ()  # the sums of those that have ended
+        self._numbers = itertools.count(1)
+        self._engine: AdmittingEngine | None = None
+        self._grammars: Grammars | None = None
+        self._state: EngineState | None = None
+        self._watching: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine, to which every prepared process is welcome."""
+        return self._engine is not None
+
+    async def open(self, sock: socket.socket) -> ApiLink:
+        """A link to the process at the other end of `sock`."""
+        link = ApiLink(sock, on_ask=self._on_ask, on_lost=self._forget)
+        self._links[link] = ()
+        await link.open()
+        self._run(self._welcome_when_prepared(link))
+        return link
+
+    async def serve(self, engine: AdmittingEngine, grammars: Grammars) -> None:
+        """Welcomes all processes that are there, once they are prepared, and those to come."""
+        await asyncio.gather(*(link.prepared.wait() for link in self._links))
+        self._engine, self._grammars = engine, grammars
+        self._state = _state_of(engine)
+        for link in self._links:
+            self._welcome(link)
+        self._watch()
+
+    def close(self) -> None:
+        """Stops looking at the engine."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def carry_out(self, command: Command) -> list[float]:
+        """Has every process carry out a command; returns the sums of what they count."""
+        if isinstance(command, SetLogLevel):
+            logging.getLogger().setLevel(command.level)
+        links = [link for link in self._links if link.is_serving]
+        number = next(self._numbers)
+        answers = await asyncio.gather(*(link.order(number, command) for link in links))
+        if not isinstance(command, ReadMetrics):
+            return _sums(answer or () for answer in answers)
+        for link, answer in zip(links, answers, strict=True):
+            if link in self._links and answer is not None:
+                self._links[link] = answer
+        return _sums([self._ended, *self._links.values()])
+
+    def _on_ask(self, link: ApiLink, ask: Ask) -> None:
+        self._run(self._answer(link, ask))
+
+    async def _answer(self, link: ApiLink, ask: Ask) -> None:
+        counts = await self.carry_out(ask.command)
+        assert self._engine is not None, "a process asks after its welcome"
+        link.send(Counted(ask.number, counts, self._engine.stats()))
+
+    async def _welcome_when_prepared(self, link: ApiLink) -> None:
+        await link.prepared.wait()
+        self._welcome(link)
+
+    def _welcome(self, link: ApiLink) -> None:
+        """Unless there is no engine yet, or it is not prepared, or was welcomed."""
+        engine, grammars, state = self._engine, self._grammars, self._state
+        if engine is None or grammars is None or state is None:
+            return
+        if link.is_serving or link.lost.is_set() or not link.was_prepared:
+            return
+        welcome = Welcome(
+            number=next(self._numbers),
+            max_requests=engine.max_requests,
+            max_queue_tokens=engine.max_queue_tokens,
+            max_request_tokens=engine.max_request_tokens,
+            state=state,
+            stats=engine.stats(),
+        )
+        link.serve(engine, grammars, welcome)
+
+    def _watch(self) -> None:
+        """Tells every process when the engine's state has changed, and looks again later."""
+        assert self._engine is not None, "there is nothing to look at before"
+        if (state := _state_of(self._engine)) != self._state:
+            self._state = state
+            for link in self._links:
+                link.tell(state)
+        self._watching = asyncio.get_running_loop().call_later(STATE_INTERVAL_S, self._watch)
+
+    def _forget(self, link: ApiLink) -> None:
+        self._ended = _sums([self._ended, self._links.pop(link)])
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _state_of(engine: AdmittingEngine) -> EngineState:
+    return EngineState(ready=engine.ready, healthy=engine.healthy)
+
+
+def _sums(counts: Iterable[Counts]) -> list[float]:
+    return [sum(column) for column in itertools.zip_longest(*counts, fillvalue=0.0)]

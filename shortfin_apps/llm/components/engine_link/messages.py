@@ -1,0 +1,149 @@
+"""What an API process and the process of the engine tell each other, as MessagePack.
+
+    API process                                engine's process
+    Prepared ─────────────────────────────────>
+             <───────────────────────────────── Welcome
+    Submit ───────────────────────────────────>
+             <───────────────────────────────── Admitted, or Refused
+             <───────────────────────────────── Deltas: one message a step, of all its requests
+    Abort, FlushCache ────────────────────────>
+             <───────────────────────────────── EngineState, whenever it changes
+    Ask ──────────────────────────────────────>
+             <───────────────────────────────── Order, to every API process
+    Counted ──────────────────────────────────>
+             <───────────────────────────────── Counted, the sums
+
+Both are of the same release, so that no message has a version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shortfin_apps.llm import errors
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.engine_link.commands import Command
+from shortfin_apps.llm.components.grammar.source import GrammarSource
+from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError, OverloadedError
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+class Prepared(Message, frozen=True):
+    """The API process listens, and has all but the engine."""
+
+
+class EngineState(Message, frozen=True):
+    """`EngineClient.ready` and `healthy`."""
+
+    ready: bool
+    healthy: bool
+
+
+class Welcome(Message, frozen=True):
+    """The engine is loaded. `number` is the link's, which no other has or had."""
+
+    number: int
+    max_requests: int
+    max_queue_tokens: int
+    max_request_tokens: int
+    state: EngineState
+    stats: EngineStats
+
+
+class Submit(Message, frozen=True):
+    """`EngineClient.submit`. A compiled grammar stays where it is: here is its source."""
+
+    call: GenerateCall
+    grammar: GrammarSource | None = None
+
+
+class Admitted(Message, frozen=True):
+    request_id: str
+
+
+class Refused(Message, frozen=True):
+    request_id: str
+    error: LlmError
+
+
+class Deltas(Message, frozen=True):
+    deltas: list[Delta]
+
+
+class Abort(Message, frozen=True):
+    request_id: str
+    error: LlmError | None = None
+
+
+class FlushCache(Message, frozen=True):
+    pass
+
+
+class Ask(Message, frozen=True):
+    """Asks for a command to be carried out everywhere; `number` marks the answer."""
+
+    number: int
+    command: Command
+
+
+class Order(Message, frozen=True):
+    """A command for this process."""
+
+    number: int
+    command: Command
+
+
+class Counted(Message, frozen=True):
+    """What a command counted, here or everywhere; from the engine's side, with its counters."""
+
+    number: int
+    counts: list[float]
+    stats: EngineStats | None = None
+
+
+FromApi = Prepared | Submit | Abort | FlushCache | Ask | Counted
+FromEngine = Welcome | Admitted | Refused | Deltas | EngineState | Order | Counted
+
+_ERRORS: dict[str, type[LlmError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, LlmError)
+}
+
+
+def encode(message: Message) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decoder_from_api() -> msgspec.msgpack.Decoder[FromApi]:
+    return msgspec.msgpack.Decoder(FromApi, dec_hook=_from_plain)
+
+
+def decoder_from_engine() -> msgspec.msgpack.Decoder[FromEngine]:
+    return msgspec.msgpack.Decoder(FromEngine, dec_hook=_from_plain)
+
+
+def _to_plain(error: object) -> list[object]:
+    """An error as the name of its class, or of the nearest that both sides know, and its arguments."""
+    if not isinstance(error, LlmError):
+        raise NotImplementedError(f"{type(error).__name__} does not cross the border")
+    name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
+    arguments: list[object] = [str(error)]
+    if isinstance(error, InvalidRequestError):
+        arguments += [error.param, error.extra]
+    elif isinstance(error, OverloadedError):
+        arguments.append(error.retry_after_s)
+    return [name, *arguments]
+
+
+def _from_plain(kind: type, plain: Any) -> LlmError:
+    assert kind is LlmError, f"nothing else needs help to be decoded, but {kind} does"
+    name, *arguments = plain
+    return _ERRORS[name](*arguments)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)

@@ -1,0 +1,236 @@
+"""The engine as an API process sees it: it runs in another process, at the other end of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.engine_link.commands import Command
+from shortfin_apps.llm.components.engine_link.connection import Connection, exchange
+from shortfin_apps.llm.components.engine_link.messages import (
+    Abort,
+    Admitted,
+    Ask,
+    Counted,
+    Deltas,
+    EngineState,
+    FlushCache,
+    FromEngine,
+    Order,
+    Prepared,
+    Refused,
+    Submit,
+    Welcome,
+    decoder_from_engine,
+)
+from shortfin_apps.llm.components.frontend.admission import Admission
+from shortfin_apps.llm.components.frontend.async_engine import MAX_UNREAD_TOKENS
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.frontend.draining import Draining
+from shortfin_apps.llm.components.frontend.open_requests import OpenRequests
+from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
+from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
+
+ENGINE_ENDED = "the process of the engine has ended; restart the server"
+
+
+def wait_for_engine(sock: socket.socket) -> Welcome:
+    """Says that this process is prepared, and waits until the engine is loaded, for as long as that takes.
+
+    Raises UnavailableError when the engine's process ends before.
+    """
+    try:
+        welcome = exchange(sock, Prepared(), decoder_from_engine())
+    except (EOFError, OSError):
+        raise UnavailableError(ENGINE_ENDED) from None
+    assert isinstance(welcome, Welcome), "it is the first message"
+    return welcome
+
+
+class RemoteEngine:
+    """Implements EngineClient; call `start` in the event loop that calls the rest.
+
+    The engine's process admits requests. This one keeps their streams, aborts those whose reader is slow, and
+    drains its own. `execute` carries out a command in this process. `on_lost` is called when the engine's
+    process has ended, after every request was answered.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        welcome: Welcome,
+        *,
+        execute: Callable[[Command], Sequence[float]],
+        on_lost: Callable[[], None] = lambda: None,
+        max_unread_tokens: int = MAX_UNREAD_TOKENS,
+    ) -> None:
+        self._sock = sock
+        self._welcome = welcome
+        self._execute = execute
+        self._lost = on_lost
+        self._state = welcome.state
+        self._stats = welcome.stats
+        no_bounds = Admission(max_requests=sys.maxsize, max_queue_tokens=sys.maxsize, clock=lambda: 0.0)
+        self._requests = OpenRequests(no_bounds, max_unread_tokens=max_unread_tokens, abort=self._send_abort)
+        self._draining = Draining(self._requests, self.abort_all)
+        self._submitted: dict[str, asyncio.Future[None]] = {}  # those that wait to be admitted
+        self._asked: dict[int, asyncio.Future[list[float]]] = {}
+        self._ask_numbers = itertools.count()
+        self._connection = Connection(decoder_from_engine(), self._receive, on_lost=self._on_lost)
+        self._opening: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        self._opening = asyncio.create_task(self._connection.open(self._sock))
+
+    async def submit(self, call: GenerateCall) -> DeltaStream:
+        self._check_available(call.resumes)
+        if call.request_id in self._requests:
+            raise InvalidRequestError(f"request id {call.request_id!r} is in use", "rid")
+        stream = self._requests.admit(call)
+        self._connection.send(_submission(call))
+        if not call.resumes:  # what resumes is not refused for load: its steps need not wait
+            await self._until_admitted(call.request_id, stream)
+        return stream
+
+    def abort(self, request_id: str, error: LlmError | None = None) -> bool:
+        if request_id not in self._requests:
+            return False
+        self._send_abort(request_id, error)
+        return True
+
+    def abort_all(self) -> int:
+        return sum([self.abort(request_id) for request_id in self._requests])
+
+    def flush_cache(self) -> None:
+        self._connection.send(FlushCache())
+
+    def stats(self) -> EngineStats:
+        """As of the last answer to `ask`."""
+        return self._stats
+
+    async def ask(self, command: Command) -> Sequence[float]:
+        """Has every API process carry out a command; returns the sums of what they count."""
+        self._check_connected()
+        number = next(self._ask_numbers)
+        answer: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._connection.send(Ask(number, command))
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
+    @property
+    def number(self) -> int:
+        """The link's, which no other link to the engine has or had."""
+        return self._welcome.number
+
+    @property
+    def max_requests(self) -> int:
+        return self._welcome.max_requests
+
+    @property
+    def max_queue_tokens(self) -> int:
+        return self._welcome.max_queue_tokens
+
+    @property
+    def max_request_tokens(self) -> int:
+        return self._welcome.max_request_tokens
+
+    @property
+    def ready(self) -> bool:
+        return self._state.ready and not self._connection.is_lost and not self._draining.has_begun
+
+    @property
+    def healthy(self) -> bool:
+        return self._state.healthy and not self._connection.is_lost
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._draining.drain(timeout_s)
+
+    async def close(self, patience_s: float = math.inf) -> bool:
+        """Ends what is not answered, and the connection; the engine is another process's to close."""
+        self._is_closed = True
+        self._draining.begin()
+        self._requests.answer_all(UnavailableError("the server has shut down"))
+        self._connection.close()
+        return True
+
+    def _check_available(self, resumes: bool) -> None:
+        self._check_connected()
+        self._draining.check(resumes)
+
+    def _check_connected(self) -> None:
+        if self._connection.is_lost:
+            raise UnavailableError(ENGINE_ENDED)
+
+    async def _until_admitted(self, request_id: str, stream: DeltaStream) -> None:
+        """Raises the error with which the engine refused it. A cancelled request is aborted."""
+        admitted = self._submitted[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        finally:
+            del self._submitted[request_id]
+
+    def _send_abort(self, request_id: str, error: LlmError | None) -> None:
+        self._connection.send(Abort(request_id, error))
+
+    def _receive(self, message: FromEngine) -> None:
+        match message:
+            case Deltas(deltas):
+                self._requests.deliver(deltas)
+            case Admitted(request_id):
+                if (waiting := self._submitted.get(request_id)) is not None and not waiting.done():
+                    waiting.set_result(None)
+            case Refused(request_id, error):
+                self._refuse(request_id, error)
+            case EngineState():
+                self._state = message
+            case Order(number, command):
+                self._connection.send(Counted(number, list(self._execute(command))))
+            case Counted():
+                self._hear(message)
+            case Welcome():
+                raise AssertionError("it is the first message, and was read")
+
+    def _refuse(self, request_id: str, error: LlmError) -> None:
+        """Ends a request that the engine does not have; its submission raises the error if it still waits."""
+        self._requests.deliver([Delta(request_id, finish_reason=FinishReason.ERROR, error=error)])
+        if (waiting := self._submitted.get(request_id)) is not None and not waiting.done():
+            waiting.set_exception(error)
+
+    def _hear(self, answer: Counted) -> None:
+        if answer.stats is not None:
+            self._stats = answer.stats
+        if (asked := self._asked.get(answer.number)) is not None and not asked.done():
+            asked.set_result(answer.counts)
+
+    def _on_lost(self) -> None:
+        error = UnavailableError(ENGINE_ENDED)
+        self._requests.answer_all(error)
+        waiting: list[asyncio.Future[Any]] = [*self._submitted.values(), *self._asked.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+        if not self._is_closed:
+            self._lost()
+
+
+def _submission(call: GenerateCall) -> Submit:
+    grammar = call.params.output_grammar
+    if grammar is None:
+        return Submit(call)
+    assert isinstance(grammar, CompiledGrammar), "the front end compiled it"
+    return Submit(replace(call, params=replace(call.params, output_grammar=None)), grammar.source)

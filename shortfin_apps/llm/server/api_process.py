@@ -1,0 +1,86 @@
+"""One of several processes that answer HTTP over one engine, which is in the process that starts them.
+
+    python -m shortfin_apps.llm.server.api_process LISTENER LINK < OPTIONS
+
+LISTENER and LINK are file descriptors: the port's socket, which all of them share, and the connection to the
+engine. OPTIONS are pickled, as they hold keys that nobody should see in a list of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shortfin_apps.llm.api.service import Service
+from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
+from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.server import logs
+from shortfin_apps.llm.server.config import ServerConfig
+from shortfin_apps.llm.server.exit_status import exit_status_of, exit_with_thread
+from shortfin_apps.llm.server.front_end import load_front_end
+from shortfin_apps.llm.server.http_server import Server
+from shortfin_apps.llm.server.model_loading import Loaded
+from shortfin_apps.llm.server.service import make_service
+
+logger = logging.getLogger("shortfin_apps.llm.server.api_process")  # which runs as `__main__`
+
+LAST_ANSWERS_S = 0.5  # for the answers of requests that the engine took with it
+
+LoadFrontEnd = Callable[[ServerConfig, Service, socket.socket, Callable[[], None]], Loaded]
+"""Receives the connection to the engine, and what to call when that ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiProcessOptions:
+    """What the process of the engine tells the others; `name` is the model's."""
+
+    config: ServerConfig
+    name: str
+    engine_pid: int
+
+
+def run(load: LoadFrontEnd) -> int:
+    """Answers requests until a signal, or until the engine's process ends. Returns the exit status."""
+    listener, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    for inherited in (listener, link):
+        inherited.set_inheritable(False)  # the processes started here have no part in them
+    options: ApiProcessOptions = pickle.load(sys.stdin.buffer)
+    config = options.config
+    logs.set_up(config.log_level, config.log_format)
+    logs.quieten_uvicorn(config.log_level)
+    service = make_service(config, options.name, ServerMetrics(options.name, engine_pid=options.engine_pid))
+    server = Server(
+        config, service, lambda: load(config, service, link, lambda: _end_soon(server)), announces=False
+    )
+    server.run(sockets=[listener])
+    status = exit_status_of(server.failure, was_forced=server.force_exit)
+    if server.leaves_thread:
+        exit_with_thread(status)
+    return status
+
+
+def _end_soon(server: Server) -> None:
+    """Ends this process, whose engine has gone; clients that do not read cannot hold it up."""
+    logger.error("the process of the engine has ended, so this API process ends, too")
+    server.should_exit = True
+    asyncio.get_running_loop().call_later(LAST_ANSWERS_S, server.handle_exit, signal.SIGTERM, None)
+
+
+def main() -> int:
+    try:
+        return run(load_front_end)
+    except LlmError as error:
+        logger.error("%s", error)
+        return 2
+    finally:
+        logs.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

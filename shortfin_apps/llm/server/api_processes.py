@@ -1,0 +1,154 @@
+"""Starts the processes that answer HTTP, starts them again when they end, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shortfin_apps.llm.components.engine_link.api_link import ApiLink
+from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
+from shortfin_apps.llm.restart_delay import RestartDelay
+from shortfin_apps.llm.server.api_process import ApiProcessOptions
+from shortfin_apps.llm.server.config import ServerConfigError
+
+logger = logging.getLogger(__name__)
+
+LAST_S = 5.0  # how long a process may live on without its connection to the engine
+
+
+class ApiProcesses:
+    """Keeps `count` processes that share `listener`, each with a link of `links`.
+
+    `command` starts one: two file descriptors are added to it, and it reads `options` (`api_process.py`).
+    """
+
+    def __init__(
+        self,
+        links: ApiLinks,
+        listener: socket.socket,
+        command: Sequence[str],
+        options: ApiProcessOptions,
+        count: int,
+    ) -> None:
+        self._links = links
+        self._listener = listener
+        self._command = command
+        self._options = options
+        self._count = count
+        self._running: set[Process] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises
+
+    async def start(self) -> None:
+        """Starts all; `failed` raises ServerConfigError when one of them ends before it was prepared."""
+        first = await asyncio.gather(*(self._start_one() for _ in range(self._count)))
+        self._keepers = [
+            asyncio.create_task(self._keep(index, *started)) for index, started in enumerate(first, 1)
+        ]
+
+    def signal(self) -> None:
+        """Lets the processes finish their requests; a second call has them end at once."""
+        self._is_stopping = True
+        for process in self._running:
+            _send(process, signal.SIGTERM)
+
+    async def until_ended(self, patience_s: float) -> None:
+        """Waits for the processes, which were signalled, and kills those that are left."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        waiting = [asyncio.create_task(process.wait()) for process in self._running]
+        if not waiting:
+            return
+        _, late = await asyncio.wait(waiting, timeout=patience_s)
+        if late:
+            logger.warning("%d API processes did not end in time and are killed", len(late))
+        for process in self._running:
+            _send(process, signal.SIGKILL)
+        await asyncio.wait(waiting)
+
+    async def _keep(self, index: int, process: Process, link: ApiLink) -> None:
+        clock, delay = asyncio.get_running_loop().time, RestartDelay()
+        while True:
+            began_s = clock()
+            await self._until_gone(process, link)
+            if self._is_stopping:
+                return
+            if not link.was_prepared and not self._is_serving:
+                self._fail(index)
+                return
+            wait_s = delay.after(clock() - began_s)
+            logger.warning(
+                "API process %d has ended (%s); starting it again%s",
+                index,
+                _how(process),
+                f" in {wait_s:g} s" if wait_s else "",
+            )
+            await asyncio.sleep(wait_s)
+            process, link = await self._start_one()
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._links.is_serving
+
+    def _fail(self, index: int) -> None:
+        if not self.failed.done():
+            error = ServerConfigError(f"API process {index} could not start; the lines above say why")
+            self.failed.set_exception(error)
+
+    async def _until_gone(self, process: Process, link: ApiLink) -> None:
+        await link.lost.wait()
+        try:
+            await asyncio.wait_for(process.wait(), LAST_S)
+        except TimeoutError:
+            _send(process, signal.SIGKILL)
+            await process.wait()
+        self._running.discard(process)
+
+    async def _start_one(self) -> tuple[Process, ApiLink]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fds = (self._listener.fileno(), theirs.fileno())
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *map(str, fds),
+                stdin=PIPE,
+                stdout=DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C is for us, who end the processes in order
+            )
+        self._running.add(process)
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
+            process.stdin.write(pickle.dumps(self._current_options()))
+            await process.stdin.drain()
+        process.stdin.close()
+        return process, await self._links.open(ours)
+
+    def _current_options(self) -> ApiProcessOptions:
+        """With the level of the log as it was set last."""
+        level = logging.getLevelName(logging.getLogger().level).lower()
+        config = self._options.config.model_copy(update={"log_level": level})
+        return replace(self._options, config=config)
+
+
+def api_process_command(module: str) -> list[str]:
+    return [sys.executable, "-m", module]
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _how(process: Process) -> str:
+    status = process.returncode
+    return f"signal {-status}" if status is not None and status < 0 else f"status {status}"

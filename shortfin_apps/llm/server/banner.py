@@ -1,0 +1,27 @@
+"""What a server says when it serves: where, and a request to try."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+
+def announce(name: str, url: str, *, has_chat: bool, logs_json: bool) -> None:
+    """On standard output; in the log where lines of it are JSON, as both may be collected."""
+    if logs_json:
+        logger.info("serving %s at %s", name, url)
+    else:
+        print(_banner(name, url, has_chat), flush=True)
+
+
+def _banner(name: str, url: str, has_chat: bool) -> str:
+    """Startup message with a request to try: a chat if the model has a chat template, else a completion."""
+    route, body = "completions", '{"prompt": "The capital of France is", "temperature": 0}'
+    if has_chat:
+        question = '{"role": "user", "content": "What is the capital of Japan?"}'
+        route, body = "chat/completions", '{"messages": [' + question + '], "temperature": 0}'
+    return (
+        f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"
+        f"  curl {url}/v1/{route} -H 'Content-Type: application/json' \\\n    -d '{body}'"
+    )

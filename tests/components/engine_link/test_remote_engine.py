@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from shortfin_apps.llm.components.engine_link.commands import (
+    AbortAll,
+    AbortRequests,
+    Command,
+    ReadMetrics,
+    SetLogLevel,
+)
+from shortfin_apps.llm.components.frontend.beam_search import BeamSearch
+from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.errors import (
+    InvalidRequestError,
+    InvocationError,
+    OverloadedError,
+    RequestAbortedError,
+    UnavailableError,
+)
+from tests.components.device_gate import Gate
+from tests.components.engine_fixture import call, make_rig
+from tests.components.engine_link.linked import linked
+from tests.components.fake_device import greedy_continuation
+from tests.components.frontend.beam_reference import reference_search
+from tests.components.frontend.test_beam_search import (
+    NO_EOS,
+    PROMPT,
+    assert_same,
+    logits,
+    search_to_end,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def tokens_of(stream: DeltaStream) -> list[int]:
+    return [token async for delta in stream for token in delta.token_ids]
+
+
+async def reason_of(stream: DeltaStream) -> FinishReason | None:
+    return [delta.finish_reason async for delta in stream][-1]
+
+
+async def test_tokens_are_those_of_the_engine_from_every_process() -> None:
+    async with linked(make_rig()) as each:
+        remotes = [(await each.api_process())[0] for _ in range(3)]
+        streams = [
+            await remote.submit(call(f"{number}/{i}", PROMPT[i:], max_tokens=9))
+            for number, remote in enumerate(remotes)
+            for i in range(4)
+        ]
+        expected = [greedy_continuation(PROMPT[i:], 9) for _ in remotes for i in range(4)]
+        assert [await tokens_of(stream) for stream in streams] == expected
+        assert len({remote.number for remote in remotes}) == 3
+
+
+async def test_beams_are_found_over_the_border() -> None:
+    async with linked(make_rig(), max_requests=1) as each:
+        remote, _ = await each.api_process()
+        search = BeamSearch(remote, call("a", PROMPT, max_tokens=9), 4, NO_EOS)
+        await search.start()
+        assert_same(await search_to_end(search), reference_search(logits, PROMPT, 4, 9))
+
+
+async def test_a_full_queue_is_told_when_to_come_back() -> None:
+    rig = make_rig()
+    gate = Gate(rig)
+    async with linked(rig, max_requests=1) as each:
+        one, _ = await each.api_process()
+        other, _ = await each.api_process()
+        stream = await one.submit(call("a", PROMPT))
+        with pytest.raises(OverloadedError) as caught:
+            await other.submit(call("b", PROMPT))
+        assert caught.value.retry_after_s >= 1
+        gate.open()
+        assert await tokens_of(stream) == greedy_continuation(PROMPT, 4)
+        assert await tokens_of(await other.submit(call("b", PROMPT))) == greedy_continuation(PROMPT, 4)
+
+
+async def test_a_wrong_request_names_its_field() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        with pytest.raises(InvalidRequestError) as caught:
+            await remote.submit(call("a", PROMPT, max_tokens=10_000))
+        assert caught.value.param == "max_tokens"
+        assert not remote.abort("a")
+
+
+async def test_an_id_that_another_process_uses_is_refused() -> None:
+    rig = make_rig()
+    gate = Gate(rig)
+    async with linked(rig) as each:
+        one, _ = await each.api_process()
+        other, _ = await each.api_process()
+        stream = await one.submit(call("a", PROMPT))
+        for remote in (one, other):
+            with pytest.raises(InvalidRequestError, match="in use"):
+                await remote.submit(call("a", PROMPT))
+        gate.open()
+        assert await tokens_of(stream) == greedy_continuation(PROMPT, 4)
+
+
+async def test_what_resumes_and_is_refused_ends_its_stream_with_the_error() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        await each.engine.drain(0)
+        each.engine._draining._is_over = True
+        stream = await remote.submit(replace(call("a", PROMPT), resumes=True))
+        [delta] = [delta async for delta in stream]
+        assert isinstance(delta.error, RequestAbortedError)
+
+
+async def test_an_abort_ends_the_stream_with_its_reason() -> None:
+    rig = make_rig()
+    gate = Gate(rig)
+    async with linked(rig) as each:
+        remote, _ = await each.api_process()
+        stream = await remote.submit(call("a", PROMPT, max_tokens=40))
+        assert remote.abort("a", RequestAbortedError("too slow"))
+        gate.open()
+        deltas = [delta async for delta in stream]
+        assert deltas[-1].finish_reason is FinishReason.ABORT
+        assert str(deltas[-1].error) == "too slow"
+        assert not remote.abort("a")
+
+
+async def test_closing_a_stream_frees_its_pages() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        stream = await remote.submit(call("a", PROMPT, max_tokens=40))
+        await anext(stream)
+        stream.close()
+        await remote.drain(60)
+        assert each.engine.stats().pages.leased == 0
+
+
+async def test_a_cancelled_submission_leaves_nothing_behind() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        submitting = asyncio.create_task(remote.submit(call("a", PROMPT, max_tokens=40)))
+        await asyncio.sleep(0)
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        await remote.drain(60)
+        assert await tokens_of(await (await each.api_process())[0].submit(call("a", PROMPT)))
+
+
+async def test_a_failed_invocation_arrives() -> None:
+    rig = make_rig()
+    rig.program.faults.spoil = lambda row: True
+    async with linked(rig) as each:
+        remote, _ = await each.api_process()
+        deltas = [delta async for delta in await remote.submit(call("a", PROMPT))]
+        assert deltas[-1].finish_reason is FinishReason.ERROR
+        assert isinstance(deltas[-1].error, InvocationError)
+
+
+async def test_a_dead_api_process_loses_its_own_requests_alone() -> None:
+    rig = make_rig()
+    gate = Gate(rig)
+    async with linked(rig) as each:
+        dying, link = await each.api_process()
+        living, _ = await each.api_process()
+        await dying.submit(call("lost", PROMPT, max_tokens=40))
+        kept = await living.submit(call("kept", PROMPT, max_tokens=9))
+        await dying.close()
+        await link.lost.wait()
+        gate.open()
+        assert await tokens_of(kept) == greedy_continuation(PROMPT, 9)
+        await each.engine.drain(60)
+        assert each.engine.stats().pages.leased == 0
+
+
+async def test_every_request_is_answered_when_the_engine_is_gone() -> None:
+    rig = make_rig()
+    gate = Gate(rig)
+    lost = asyncio.Event()
+    async with linked(rig) as each:
+        remote, link = await each.api_process(on_lost=lost.set)
+        stream = await remote.submit(call("a", PROMPT, max_tokens=40))
+        asking = asyncio.create_task(remote.ask(ReadMetrics()))
+        submitting = asyncio.create_task(remote.submit(call("b", PROMPT)))
+        await asyncio.sleep(0)
+        link._connection.close()
+        await lost.wait()
+        deltas = [delta async for delta in stream]
+        assert isinstance(deltas[-1].error, UnavailableError)
+        for task in (asking, submitting):
+            with pytest.raises(UnavailableError):
+                await task
+        with pytest.raises(UnavailableError):
+            await remote.submit(call("c", PROMPT))
+        assert not remote.healthy
+        assert not remote.ready
+        gate.open()
+
+
+async def test_draining_one_process_leaves_the_others_alone() -> None:
+    async with linked(make_rig()) as each:
+        one, _ = await each.api_process()
+        other, _ = await each.api_process()
+        stream = await one.submit(call("a", PROMPT, max_tokens=9))
+        draining = asyncio.create_task(one.drain(60))
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError):
+            await one.submit(call("b", PROMPT))
+        assert not one.ready
+        assert other.ready
+        assert await tokens_of(stream) == greedy_continuation(PROMPT, 9)
+        await draining
+        assert await tokens_of(await other.submit(call("c", PROMPT))) == greedy_continuation(PROMPT, 4)
+
+
+async def test_the_engines_state_is_passed_on() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        assert remote.ready
+        each.engine._draining.begin()
+        while remote.ready:
+            await asyncio.sleep(0.01)
+        assert remote.healthy
+
+
+async def test_commands_are_carried_out_everywhere_and_their_counts_are_summed() -> None:
+    heard: list[tuple[int, Command]] = []
+
+    def execute(number: int, command: Command) -> Sequence[float]:
+        heard.append((number, command))
+        return [] if isinstance(command, SetLogLevel) else [number, 1.0]
+
+    async with linked(make_rig()) as each:
+        one, _ = await each.api_process(lambda command: execute(1, command))
+        other, _ = await each.api_process(lambda command: execute(2, command))
+        assert await one.ask(AbortRequests(("a",), "tenant")) == [3, 2]
+        assert await other.ask(AbortAll()) == [3, 2]
+        assert await other.ask(SetLogLevel("WARNING")) == []
+        assert {number for number, _ in heard} == {1, 2}
+        assert heard.count((1, AbortRequests(("a",), "tenant"))) == 1
+
+
+async def test_the_counters_of_a_dead_process_stay_in_the_sums() -> None:
+    async with linked(make_rig()) as each:
+        one, _ = await each.api_process(lambda _: [5.0, 1.0])
+        other, link = await each.api_process(lambda _: [7.0, 2.0])
+        assert await one.ask(ReadMetrics()) == [12, 3]
+        await other.close()
+        await link.lost.wait()
+        assert await one.ask(ReadMetrics()) == [12, 3]
+        await each.api_process(lambda _: [1.0, 0.0])
+        assert await one.ask(ReadMetrics()) == [13, 3]
+
+
+async def test_a_process_that_does_not_answer_holds_no_command_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shortfin_apps.llm.components.engine_link.api_link.ANSWER_S", 0.05)
+    async with linked(make_rig()) as each:
+        one, _ = await each.api_process(lambda _: [5.0])
+        stuck, _ = await each.api_process(lambda _: [7.0])
+        assert await one.ask(ReadMetrics()) == [12]
+        stuck._connection._transport.pause_reading()  # type: ignore[union-attr]
+        assert await one.ask(ReadMetrics()) == [12]
+        assert await one.ask(AbortAll()) == [5]
+
+
+async def test_a_process_that_does_not_read_has_its_requests_ended() -> None:
+    """Their output is not kept without end: the connection's buffer fills, then the bound of each stream."""
+    rig = make_rig()
+    async with linked(rig) as each:
+        remote, link = await each.api_process()
+        stream = await remote.submit(call("a", PROMPT, max_tokens=40))
+        link._connection.is_held_up = True
+        while link._streams["a"].num_tokens < 3:
+            await asyncio.sleep(0)
+        stream.close()
+        link._connection.resume_writing()
+        await remote.drain(60)
+        assert not link._streams
