@@ -4,6 +4,7 @@
     python -m bench.host http --step-ms 10       # the whole server over loopback, a chunk for each token
     python -m bench.host http --step-ms 0        # as many tokens as the CPUs bear
     python -m bench.host streams --step-ms 5     # CPU times of the event loop and of the engine
+    python -m bench.host streams --step-ms 5 --api-processes 2
 
 CPU times hardly depend on what else runs on the machine; tokens/s do.
 """
@@ -30,7 +31,7 @@ def main() -> None:
     if args.what == "engine":
         _engine(rows, args.repeat, args.profile)
     elif args.what == "streams":
-        _streams(rows, args.repeat, args.step_ms, args.profile)
+        _streams(rows, args.repeat, args.step_ms, args.profile, args.api_processes)
     else:
         _http(rows, args.repeat, args.step_ms, args.profile)
 
@@ -46,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=3, help="runs whose medians are printed")
     parser.add_argument(
         "--step-ms", type=float, default=10.0, help="http, streams: time that the device takes for a step"
+    )
+    parser.add_argument(
+        "--api-processes", type=int, default=1, metavar="N", help="streams: processes that answer HTTP"
     )
     parser.add_argument(
         "--profile",
@@ -76,11 +80,15 @@ def _http(rows: list[int], repeat: int, step_ms: float, profile: Path | None) ->
         print(f"| {count} | {_medians(runs)} |", flush=True)
 
 
-def _streams(rows: list[int], repeat: int, step_ms: float, profile: Path | None) -> None:
-    print("| requests | tok/s | event loop, us a token | engine, us a token | tokens a chunk | errors |")
-    print("|---|---|---|---|---|---|")
+def _streams(rows: list[int], repeat: int, step_ms: float, profile: Path | None, api_processes: int) -> None:
+    print(
+        "| requests | tok/s | HTTP, us a token | link, us a token | engine, us a token | ITL p50, ms |",
+        end="",
+    )
+    print(" ITL p99, ms | tokens a chunk | errors |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for count in rows:
-        runs = [stream_tokens(count, step_ms, profile) for _ in range(repeat)]
+        runs = [stream_tokens(count, step_ms, profile, api_processes) for _ in range(repeat)]
         print(f"| {count} | {_medians(runs)} |", flush=True)
 
 

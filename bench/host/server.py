@@ -20,46 +20,73 @@ from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
 from shortfin_apps.llm.bench.prose import word_prompt
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
+from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.server import logs
 from shortfin_apps.llm.server.config import ServerConfig
 from shortfin_apps.llm.server.config_sources import load as load_config
+from shortfin_apps.llm.server.engine_process import EngineProcess
 from shortfin_apps.llm.server.http_server import Server, bind
-from shortfin_apps.llm.server.model_loading import Loaded
+from shortfin_apps.llm.server.model_loading import Loaded, LoadedEngine
 
 _TRAINING_WORDS = 20_000
 _NAME = "idle"
 
 
 def load(rows: int, step_s: float, metrics: ServerMetrics) -> Loaded:
-    tokenizer = Tokenizer(_trained())
-    engine = AsyncEngine(idle_engine(rows, tokenizer.vocab_size, step_s=step_s), max_requests=2 * rows)
+    tokenizer = Tokenizer(trained())
+    engine = make_engine(rows, tokenizer, step_s)
+    return Loaded(served(tokenizer, engine, metrics), engine)
+
+
+def load_engine(rows: int, step_s: float) -> LoadedEngine:
+    tokenizer = Tokenizer(trained())
+    grammars = GrammarCompiler(tokenizer.to_json, tokenizer.eos_token_ids)
+    return LoadedEngine(make_engine(rows, tokenizer, step_s), grammars, has_chat=False)
+
+
+def make_engine(rows: int, tokenizer: Tokenizer, step_s: float) -> AsyncEngine:
+    return AsyncEngine(idle_engine(rows, tokenizer.vocab_size, step_s=step_s), max_requests=2 * rows)
+
+
+def served(
+    tokenizer: Tokenizer, engine: EngineClient, metrics: ServerMetrics, id_prefix: str = ""
+) -> ServedModel:
     generator = TextGenerator(
-        tokenizer, engine, max_seq_len=MAX_SEQ_LEN, max_requests=engine.max_requests, metrics=metrics
+        tokenizer,
+        engine,
+        max_seq_len=MAX_SEQ_LEN,
+        max_requests=engine.max_requests,
+        metrics=metrics,
+        id_prefix=id_prefix,
     )
     defaults = SamplingDefaults(temperature=0.0)
-    model = ServedModel(
+    return ServedModel(
         generator=generator,
         native_defaults=defaults,
         openai_defaults=defaults,
         exported_top_k=TOP_K,
         info={},
     )
-    return Loaded(model, engine)
 
 
 def serve(rows: int, step_s: float, config: ServerConfig) -> None:
     logs.set_up(config.log_level, config.log_format)
     service = Service(name=_NAME, metrics=ServerMetrics(_NAME), config={})
-    server = Server(config, service, lambda: load(rows, step_s, service.metrics))
+    server: Server | EngineProcess
+    if config.api_processes == 1:
+        server = Server(config, service, lambda: load(rows, step_s, service.metrics))
+    else:
+        server = EngineProcess(config, _NAME, lambda: load_engine(rows, step_s), "bench.host.api_process")
     server.run(sockets=[bind(config.host, config.port)])
     if server.failure is not None:
         raise server.failure
 
 
-def _trained() -> tokenizers.Tokenizer:
+def trained() -> tokenizers.Tokenizer:
     """A byte-level BPE of GPT-2's kind."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -78,12 +105,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--step-ms", type=float, required=True)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--api-processes", type=int, default=1)
     parser.add_argument("--log-level", default="info")
     parser.add_argument(
         "--profile", type=Path, help="a file for cProfile's counts of the event loop's thread"
     )
     args = parser.parse_args()
-    config = load_config({"artifact": _NAME, "port": args.port, "log_level": args.log_level}, {})
+    settings = {"artifact": _NAME, "port": args.port, "log_level": args.log_level}
+    config = load_config({**settings, "api_processes": args.api_processes}, {})
     if args.profile is None:
         serve(args.rows, args.step_ms / 1e3, config)
         return

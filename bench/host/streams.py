@@ -12,8 +12,11 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import numpy as np
 
 from bench.running_server import RunningServer, running_server
 
@@ -30,8 +33,11 @@ class StreamFigures:
     """Of one pass; CPU times in microseconds for each output token."""
 
     tokens_per_s: float
-    loop_us: float
+    loop_us: float  # the event loop's, of all processes that answer HTTP
+    link_us: float  # that of the engine's process where it is another, else 0
     engine_us: float
+    itl_p50_ms: float  # between two chunks, as a client sees them
+    itl_p99_ms: float
     tokens_per_chunk: float
     errors: int
 
@@ -43,13 +49,16 @@ class _Client:
     connection: socket.socket
     num_events: int = 0
     has_ended: bool = False
+    arrivals_s: list[float] = field(default_factory=list)  # of chunks
     rest: bytes = field(default=b"")  # what may be the beginning of an event
 
     def receive(self) -> bool:
         """Counts what has arrived; whether more is to come."""
         data = self.connection.recv(_RECEIVE_BYTES)
         text = self.rest + data
-        self.num_events += text.count(_EVENT)
+        if num_events := text.count(_EVENT):
+            self.num_events += num_events
+            self.arrivals_s.append(time.perf_counter())
         self.has_ended = self.has_ended or _END in text
         self.rest = text[text.rfind(b"\n") + 1 :][-_OVERLAP:]
         if _EVENT in self.rest:
@@ -57,25 +66,44 @@ class _Client:
         return bool(data) and not self.has_ended
 
 
-def stream_tokens(rows: int, step_ms: float, profile: Path | None = None) -> StreamFigures:
+def stream_tokens(
+    rows: int, step_ms: float, profile: Path | None = None, api_processes: int = 1
+) -> StreamFigures:
     """One request of each of `rows` clients at once, after shorter ones that are not measured."""
-    flags = ["--rows", str(rows), "--step-ms", str(step_ms)]
+    flags = ["--rows", str(rows), "--step-ms", str(step_ms), "--api-processes", str(api_processes)]
     if profile is not None:
         flags += ["--profile", str(profile)]
     with running_server(flags, module="bench.host.server") as server:
         _run(server, rows, FIRST_OUTPUT_TOKENS)
-        before, began_s = server.thread_cpu_s(), time.perf_counter()
+        pids = _api_processes(server.process.pid)
+        before, api_before_s = server.thread_cpu_s(), sum(map(_main_thread_cpu_s, pids))
+        began_s = time.perf_counter()
         clients = _run(server, rows, OUTPUT_TOKENS)
         taken_s, after = time.perf_counter() - began_s, server.thread_cpu_s()
-    loop_s, engine_s = _busiest(before, after, server.process.pid)
+        api_s = sum(map(_main_thread_cpu_s, pids)) - api_before_s
+    main_s, engine_s = _busiest(before, after, server.process.pid)
     num_tokens = rows * OUTPUT_TOKENS
+    gaps_ms = [1e3 * (late - early) for client in clients for early, late in pairwise(client.arrivals_s)]
     return StreamFigures(
         tokens_per_s=num_tokens / taken_s,
-        loop_us=loop_s / num_tokens * 1e6,
+        loop_us=(api_s if pids else main_s) / num_tokens * 1e6,
+        link_us=(main_s if pids else 0.0) / num_tokens * 1e6,
         engine_us=engine_s / num_tokens * 1e6,
+        itl_p50_ms=float(np.percentile(gaps_ms, 50)),
+        itl_p99_ms=float(np.percentile(gaps_ms, 99)),
         tokens_per_chunk=num_tokens / max(1, sum(client.num_events for client in clients)),
         errors=sum(not client.has_ended for client in clients),
     )
+
+
+def _api_processes(pid: int) -> list[int]:
+    """Those that answer HTTP for the server `pid`, where it does not itself."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"api_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def _main_thread_cpu_s(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def _busiest(before: dict[int, float], after: dict[int, float], main: int) -> tuple[float, float]:
