@@ -263,7 +263,10 @@ class Schedule:
             self._settle()
             self._check()
         finally:
-            self._loop.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._loop.close()
 
     def _note(self, batch: Batch) -> None:
         self._invoked = [task.request.request_id for task in batch.tasks]

@@ -175,6 +175,7 @@ async def test_a_dead_api_process_loses_its_own_requests_alone() -> None:
         gate.open()
         assert await tokens_of(kept) == greedy_continuation(PROMPT, 9)
         await each.engine.drain(60)
+        assert each.engine.stats().generation_tokens < 9 + 40, "nobody reads the lost one's tokens"
         assert each.engine.stats().pages.leased == 0
 
 
