@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
 from shortfin_apps.llm.components.engine_link.connection import LENGTH, Connection
@@ -138,7 +139,7 @@ class BorderSchedule(Schedule):
         super()._settle()
 
     def _check(self) -> None:
-        answered = []
+        answered: list[Client] = []
         for client in self.clients:
             assert isinstance(client, RemoteClient)
             if client.was_refused:
@@ -158,8 +159,9 @@ class BorderSchedule(Schedule):
         self._links.close()
         for remote in self._remotes:
             await remote.close()
-        ends = [remote._connection for remote in (*self._remotes, *self._cut)]
-        while not all(end.is_lost for end in (*ends, *self._engine_ends)):
+        ends: list[Connection[Any]] = [*self._engine_ends]
+        ends += [remote._connection for remote in (*self._remotes, *self._cut)]
+        while not all(end.is_lost for end in ends):
             await asyncio.sleep(0)
 
 
