@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.server.http_server import STOPPING
 from tests.integration.server_process import PATIENCE_S, Service, start, stop
 
 pytestmark = pytest.mark.timeout(180)
@@ -202,3 +203,5 @@ def test_a_signal_lets_the_streams_of_all_processes_finish(tiny_artifact: Artifa
             stream.join()
         assert [(stream.text, stream.ended) for stream in streams] == [(expected, True)] * 8
         assert service.process.wait(PATIENCE_S) == 0
+        service.log.seek(0)
+        assert service.log.read().count(STOPPING) == 1

@@ -60,7 +60,7 @@ class EngineProcess:
     def run(self, sockets: Sequence[socket.socket]) -> None:
         """Serves on the one socket until a signal, and closes it."""
         [listener] = sockets
-        loop_factory = uvicorn.Config(app="").get_loop_factory()
+        loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # as Server's loop
         with listener, asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(self._run(listener))
 
