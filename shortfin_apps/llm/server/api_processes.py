@@ -126,6 +126,8 @@ class ApiProcesses:
                 start_new_session=True,  # Ctrl-C is for us, who end the processes in order
             )
         self._running.add(process)
+        if self._is_stopping:  # since it was asked for
+            _send(process, signal.SIGTERM)
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
             process.stdin.write(pickle.dumps(self._current_options()))

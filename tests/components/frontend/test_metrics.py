@@ -178,3 +178,20 @@ def test_a_token_histogram_is_that_of_the_library(values: list[float]) -> None:
         if (name := family.name)
     }
     assert sorted(samples["ours"], key=str) == sorted(samples["theirs"], key=str)
+
+
+def test_counts_of_several_processes_take_the_place_of_its_own() -> None:
+    metrics, other = ServerMetrics("m"), ServerMetrics("m", engine_pid=1)
+    for each in (metrics, other):
+        each.finished[FinishReason.STOP].inc()
+        each.itl.observe(0.5)
+    other.ttft.observe(0.2)
+    sums = [ours + theirs for ours, theirs in zip(metrics.counts(), other.counts(), strict=True)]
+    text = metrics.exposition(sums).decode()
+    assert 'vllm:request_success_total{finished_reason="stop",model_name="m"} 2.0' in text
+    assert 'vllm:inter_token_latency_seconds_count{model_name="m"} 2.0' in text
+    assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in text
+    assert text.count("process_resident_memory_bytes ") == metrics.exposition().decode().count(
+        "process_resident_memory_bytes "
+    )
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1

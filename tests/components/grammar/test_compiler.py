@@ -167,3 +167,17 @@ async def test_a_model_without_grammars_says_so(tokenizer_json: str, ends: set[i
         pass
     with pytest.raises(InvalidRequestError, match=reason):
         await grammars.compile(regex("a"), "f")
+
+
+async def test_what_another_process_has_tried_needs_no_trial(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_start_trials", None)
+    with grammars.preparing(trials=False):
+        pass
+    grammar = await grammars.compile_tried(regex("ab|c"))
+    assert accepts(grammar, "ab")
+    assert grammar.source == regex("ab|c")
+    assert await grammars.compile_tried(regex("ab|c")) is grammar
+    with pytest.raises(InvalidRequestError, match="regular expression"):
+        await grammars.compile_tried(regex("(("))
