@@ -5,6 +5,7 @@
     python -m bench.host http --step-ms 0        # as many tokens as the CPUs bear
     python -m bench.host streams --step-ms 5     # CPU times of the event loop and of the engine
     python -m bench.host streams --step-ms 5 --api-processes 2
+    python -m bench.host streams --url http://127.0.0.1:8000 --pid 1234
 
 CPU times hardly depend on what else runs on the machine; tokens/s do.
 """
@@ -15,23 +16,26 @@ import argparse
 import asyncio
 import cProfile
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from bench.host.engine import steady_step_us
 from bench.host.http import HttpFigures
 from bench.host.http import stream_tokens as stream_to_http_clients
-from bench.host.streams import StreamFigures, stream_tokens
+from bench.host.streams import StreamFigures, stream_from, stream_tokens
 
 
 def main() -> None:
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if (args.url is None) != (args.pid is None):
+        parser.error("--url and --pid belong together")
     rows = [int(number) for number in args.rows.split(",")]
     if args.what == "engine":
         _engine(rows, args.repeat, args.profile)
     elif args.what == "streams":
-        _streams(rows, args.repeat, args.step_ms, args.profile, args.api_processes)
+        _streams(rows, args.repeat, _run_of(args))
     else:
         _http(rows, args.repeat, args.step_ms, args.profile)
 
@@ -51,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--api-processes", type=int, default=1, metavar="N", help="streams: processes that answer HTTP"
     )
+    parser.add_argument("--url", help="streams: a server that runs already, of any kind")
+    parser.add_argument("--pid", type=int, help="with --url: its process that answers HTTP")
     parser.add_argument(
         "--profile",
         type=Path,
@@ -80,16 +86,20 @@ def _http(rows: list[int], repeat: int, step_ms: float, profile: Path | None) ->
         print(f"| {count} | {_medians(runs)} |", flush=True)
 
 
-def _streams(rows: list[int], repeat: int, step_ms: float, profile: Path | None, api_processes: int) -> None:
-    print(
-        "| requests | tok/s | HTTP, us a token | link, us a token | engine, us a token | ITL p50, ms |",
-        end="",
-    )
-    print(" ITL p99, ms | tokens a chunk | errors |")
+def _streams(rows: list[int], repeat: int, run: Callable[[int], StreamFigures]) -> None:
+    print("| requests | tok/s | HTTP, us a token | link, us a token | engine, us a token |", end="")
+    print(" ITL p50, ms | ITL p99, ms | tokens a chunk | errors |")
     print("|---|---|---|---|---|---|---|---|---|")
     for count in rows:
-        runs = [stream_tokens(count, step_ms, profile, api_processes) for _ in range(repeat)]
+        runs = [run(count) for _ in range(repeat)]
         print(f"| {count} | {_medians(runs)} |", flush=True)
+
+
+def _run_of(args: argparse.Namespace) -> Callable[[int], StreamFigures]:
+    """Streams to some clients, from a server of our own or from the one that was named."""
+    if args.url is not None:
+        return lambda rows: stream_from(args.url, rows, args.pid)
+    return lambda rows: stream_tokens(rows, args.step_ms, args.profile, args.api_processes)
 
 
 def _medians(runs: Sequence[HttpFigures] | Sequence[StreamFigures]) -> str:

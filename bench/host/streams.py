@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from bench.running_server import RunningServer, running_server
+from bench.running_server import running_server
 
 PROMPT_TOKEN_IDS = tuple(range(300, 332))  # none is a part of a character
 OUTPUT_TOKENS, FIRST_OUTPUT_TOKENS = 1024, 16
@@ -74,26 +74,47 @@ def stream_tokens(
     if profile is not None:
         flags += ["--profile", str(profile)]
     with running_server(flags, module="bench.host.server") as server:
-        _run(server, rows, FIRST_OUTPUT_TOKENS)
+        _run(server.url, rows, FIRST_OUTPUT_TOKENS)
         pids = _api_processes(server.process.pid)
         before, api_before_s = server.thread_cpu_s(), sum(map(_main_thread_cpu_s, pids))
         began_s = time.perf_counter()
-        clients = _run(server, rows, OUTPUT_TOKENS)
+        clients = _run(server.url, rows, OUTPUT_TOKENS)
         taken_s, after = time.perf_counter() - began_s, server.thread_cpu_s()
         api_s = sum(map(_main_thread_cpu_s, pids)) - api_before_s
     main_s, engine_s = _busiest(before, after, server.process.pid)
-    num_tokens = rows * OUTPUT_TOKENS
+    loop_s, link_s = (api_s, main_s) if pids else (main_s, 0.0)
+    return _figures(clients, taken_s, loop_s=loop_s, link_s=link_s, engine_s=engine_s)
+
+
+def stream_from(url: str, rows: int, pid: int) -> StreamFigures:
+    """The same clients, of a server that runs already; `loop_us` is of all threads of its process `pid`."""
+    _run(url, rows, FIRST_OUTPUT_TOKENS)
+    before_s, began_s = _process_cpu_s(pid), time.perf_counter()
+    clients = _run(url, rows, OUTPUT_TOKENS)
+    taken_s, cpu_s = time.perf_counter() - began_s, _process_cpu_s(pid) - before_s
+    return _figures(clients, taken_s, loop_s=cpu_s)
+
+
+def _figures(
+    clients: Sequence[_Client], taken_s: float, *, loop_s: float, link_s: float = 0.0, engine_s: float = 0.0
+) -> StreamFigures:
+    num_tokens = len(clients) * OUTPUT_TOKENS
     gaps_ms = [1e3 * (late - early) for client in clients for early, late in pairwise(client.arrivals_s)]
     return StreamFigures(
         tokens_per_s=num_tokens / taken_s,
-        loop_us=(api_s if pids else main_s) / num_tokens * 1e6,
-        link_us=(main_s if pids else 0.0) / num_tokens * 1e6,
+        loop_us=loop_s / num_tokens * 1e6,
+        link_us=link_s / num_tokens * 1e6,
         engine_us=engine_s / num_tokens * 1e6,
         itl_p50_ms=float(np.percentile(gaps_ms, 50)),
         itl_p99_ms=float(np.percentile(gaps_ms, 99)),
         tokens_per_chunk=num_tokens / max(1, sum(client.num_events for client in clients)),
         errors=sum(not client.has_ended for client in clients),
     )
+
+
+def _process_cpu_s(pid: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _api_processes(pid: int) -> list[int]:
@@ -112,9 +133,9 @@ def _busiest(before: dict[int, float], after: dict[int, float], main: int) -> tu
     return taken.pop(main), max(taken.values())
 
 
-def _run(server: RunningServer, rows: int, output_tokens: int) -> Sequence[_Client]:
+def _run(url: str, rows: int, output_tokens: int) -> Sequence[_Client]:
     """Streams `output_tokens` to each of `rows` clients."""
-    address = urlsplit(server.url)
+    address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
     clients = [_Client(_ask(address.hostname, address.port, output_tokens)) for _ in range(rows)]
