@@ -38,11 +38,15 @@ LoadFrontEnd = Callable[[ServerConfig, Service, socket.socket, Callable[[], None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiProcessOptions:
-    """What the process of the engine tells the others; `name` is the model's."""
+    """What the process of the engine tells the others; `name` is the model's.
+
+    One that `replaces` another listens when it can serve.
+    """
 
     config: ServerConfig
     name: str
     engine_pid: int
+    replaces: bool = False
 
 
 def run(load: LoadFrontEnd) -> int:
@@ -56,7 +60,11 @@ def run(load: LoadFrontEnd) -> int:
     logs.quieten_uvicorn(config.log_level)
     service = make_service(config, options.name, ServerMetrics(options.name, engine_pid=options.engine_pid))
     server = Server(
-        config, service, lambda: load(config, service, link, lambda: _end_soon(server)), announces=False
+        config,
+        service,
+        lambda: load(config, service, link, lambda: _end_soon(server)),
+        announces=False,
+        loads_first=options.replaces,
     )
     server.run(sockets=[listener])
     status = exit_status_of(server.failure, was_forced=server.force_exit)

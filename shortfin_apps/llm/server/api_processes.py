@@ -136,10 +136,10 @@ class ApiProcesses:
         return process, await self._links.open(ours)
 
     def _current_options(self) -> ApiProcessOptions:
-        """With the level of the log as it was set last."""
+        """As of now, with the level of the log as it was set last."""
         level = logging.getLevelName(logging.getLogger().level).lower()
         config = self._options.config.model_copy(update={"log_level": level})
-        return replace(self._options, config=config)
+        return replace(self._options, config=config, replaces=self._is_serving)
 
 
 def api_process_command(module: str) -> list[str]:

@@ -37,11 +37,18 @@ STOPPING_AT_ONCE = "stopping at once: a second signal came before all requests h
 class Server(uvicorn.Server):
     """uvicorn's server, over a model that `load` returns; `load` runs in its own thread.
 
-    Unless it `announces` its start and its stop, another process does.
+    Unless it `announces` its start and its stop, another process does. If it `loads_first`, it listens when
+    the model is loaded: other processes take the port's connections meanwhile.
     """
 
     def __init__(
-        self, config: ServerConfig, service: Service, load: Callable[[], Loaded], *, announces: bool = True
+        self,
+        config: ServerConfig,
+        service: Service,
+        load: Callable[[], Loaded],
+        *,
+        announces: bool = True,
+        loads_first: bool = False,
     ) -> None:
         super().__init__(http_config(config, service))
         self.failure: Exception | None = None  # why the model could not be loaded
@@ -49,6 +56,7 @@ class Server(uvicorn.Server):
         self._handshake_timeout_s = config.read_timeout
         self._shutdown_timeout_s = config.shutdown_timeout
         self._announces = announces
+        self._loads_first = loads_first
         self._logs_json = config.log_format == "json"  # stdout may be collected as a log, too
         self._service = service
         self._load = load
@@ -68,6 +76,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens, with a limit on the time of a TLS handshake, which uvicorn's own `startup` lacks."""
         assert sockets, "the port is bound before anything is loaded"
+        self._loading = asyncio.create_task(self._load_in_background(sockets))
+        if self._loads_first:
+            await asyncio.wait({self._loading})
         loop, tls = asyncio.get_running_loop(), self.config.ssl
         timeout_s = None if tls is None else self._handshake_timeout_s
         self.servers = [
@@ -77,7 +88,6 @@ class Server(uvicorn.Server):
             for sock in sockets
         ]
         self.started = True
-        self._loading = asyncio.create_task(self._load_in_background(sockets))
 
     def _protocol(self) -> asyncio.Protocol:
         return self.config.http_protocol_class(  # type: ignore[call-arg]

@@ -70,7 +70,7 @@ class BorderSchedule(Schedule):
         self._connecting.append(asyncio.ensure_future(self._connect_all()))
 
     async def _connect_all(self) -> None:
-        await self._links.serve(self.engine, NoGrammars())
+        await self._links.serve(self.engine, NoGrammars())  # those to come
         for _ in range(NUM_LINKS):
             await self._connect()
 
@@ -80,7 +80,7 @@ class BorderSchedule(Schedule):
         self._engine_ends.append(link._connection)
         text = encode(Prepared())
         theirs.sendall(LENGTH.pack(len(text)) + text)
-        while not link.is_serving:
+        while not link.is_welcome:
             await asyncio.sleep(0)
         welcome = decoder_from_engine().decode(theirs.recv(WELCOME_BYTES)[LENGTH.size :])
         assert isinstance(welcome, Welcome)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
 from shortfin_apps.llm.components.engine_link.commands import (
     AbortAll,
     AbortRequests,
@@ -13,6 +15,8 @@ from shortfin_apps.llm.components.engine_link.commands import (
     ReadMetrics,
     SetLogLevel,
 )
+from shortfin_apps.llm.components.engine_link.remote_engine import RemoteEngine, wait_for_engine
+from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.request.messages import FinishReason
@@ -25,7 +29,7 @@ from shortfin_apps.llm.errors import (
 )
 from tests.components.device_gate import Gate
 from tests.components.engine_fixture import call, make_rig
-from tests.components.engine_link.linked import linked
+from tests.components.engine_link.linked import Linked, NoGrammars, counts_nothing, linked
 from tests.components.fake_device import greedy_continuation
 from tests.components.frontend.beam_reference import reference_search
 from tests.components.frontend.test_beam_search import (
@@ -227,6 +231,29 @@ async def test_the_engines_state_is_passed_on() -> None:
         while remote.ready:
             await asyncio.sleep(0.01)
         assert remote.healthy
+
+
+async def test_no_process_is_ready_before_all_of_them_serve() -> None:
+    rig = make_rig()
+    engine, links = AsyncEngine(rig.engine, max_requests=8), ApiLinks()
+    engine.start()
+    pairs = [socket.socketpair() for _ in range(2)]
+    opened = [await links.open(ours) for ours, _ in pairs]
+    serving = asyncio.create_task(links.serve(engine, NoGrammars()))
+    welcomes = [asyncio.to_thread(wait_for_engine, theirs) for _, theirs in pairs]
+    remotes = [
+        RemoteEngine(theirs, welcome, execute=counts_nothing)
+        for (_, theirs), welcome in zip(pairs, await asyncio.gather(*welcomes), strict=True)
+    ]
+    remotes[0].start()
+    await opened[0].serving.wait()
+    assert not serving.done()
+    assert not remotes[0].ready
+    remotes[1].start()
+    await serving
+    while not all(remote.ready for remote in remotes):
+        await asyncio.sleep(0.01)
+    await Linked(engine, links, list(zip(remotes, opened, strict=True))).close()
 
 
 async def test_commands_are_carried_out_everywhere_and_their_counts_are_summed() -> None:

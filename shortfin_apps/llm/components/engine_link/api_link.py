@@ -25,6 +25,7 @@ from shortfin_apps.llm.components.engine_link.messages import (
     Order,
     Prepared,
     Refused,
+    Serving,
     Submit,
     Welcome,
     decoder_from_api,
@@ -81,9 +82,10 @@ class ApiLink:
         self._compiling: dict[str, asyncio.Task[None]] = {}
         self._orders: dict[int, asyncio.Future[list[float]]] = {}
         self.prepared = asyncio.Event()  # it waits for the engine, or has ended
+        self.serving = asyncio.Event()  # it takes requests, or has ended
         self.lost = asyncio.Event()
         self.was_prepared = False
-        self.is_serving = False
+        self.is_welcome = False
 
     async def open(self) -> None:
         await self._connection.open(self._sock)
@@ -91,14 +93,14 @@ class ApiLink:
     def serve(self, engine: AdmittingEngine, grammars: Grammars, welcome: Welcome) -> None:
         """Lets a prepared process send requests."""
         self._engine, self._grammars = engine, grammars
-        self.is_serving = True
+        self.is_welcome = True
         self.send(welcome)
 
     def send(self, message: Message) -> None:
         self._connection.send(message)
 
     def tell(self, state: EngineState) -> None:
-        if self.is_serving:
+        if self.is_welcome:
             self.send(state)
 
     async def order(self, number: int, command: Command) -> list[float] | None:
@@ -128,6 +130,8 @@ class ApiLink:
             case Prepared():
                 self.was_prepared = True
                 self.prepared.set()
+            case Serving():
+                self.serving.set()
 
     @property
     def _running_engine(self) -> AdmittingEngine:
@@ -200,7 +204,8 @@ class ApiLink:
                 order.set_exception(TimeoutError("the process has ended"))
         if streams:
             logger.warning("an API process has ended; its %d requests are aborted", len(streams))
-        self.is_serving = False
+        self.is_welcome = False
         self.prepared.set()
+        self.serving.set()
         self.lost.set()
         self._on_lost(self)

@@ -48,12 +48,17 @@ class ApiLinks:
         return link
 
     async def serve(self, engine: AdmittingEngine, grammars: Grammars) -> None:
-        """Welcomes all processes that are there, once they are prepared, and those to come."""
-        await asyncio.gather(*(link.prepared.wait() for link in self._links))
+        """Welcomes all processes that are there, once they are prepared, and those to come.
+
+        Returns when they serve. None says that it is ready before: the next request may be another's.
+        """
+        links = list(self._links)
+        await asyncio.gather(*(link.prepared.wait() for link in links))
         self._engine, self._grammars = engine, grammars
-        self._state = _state_of(engine)
-        for link in self._links:
+        self._state = EngineState(ready=False, healthy=engine.healthy)
+        for link in links:
             self._welcome(link)
+        await asyncio.gather(*(link.serving.wait() for link in links))
         self._watch()
 
     def close(self) -> None:
@@ -65,7 +70,7 @@ class ApiLinks:
         """Has every process carry out a command; returns the sums of what they count."""
         if isinstance(command, SetLogLevel):
             logging.getLogger().setLevel(command.level)
-        links = [link for link in self._links if link.is_serving]
+        links = [link for link in self._links if link.is_welcome]
         number = next(self._numbers)
         answers = await asyncio.gather(*(link.order(number, command) for link in links))
         if not isinstance(command, ReadMetrics):
@@ -92,7 +97,7 @@ class ApiLinks:
         engine, grammars, state = self._engine, self._grammars, self._state
         if engine is None or grammars is None or state is None:
             return
-        if link.is_serving or link.lost.is_set() or not link.was_prepared:
+        if link.is_welcome or link.lost.is_set() or not link.was_prepared:
             return
         welcome = Welcome(
             number=next(self._numbers),

@@ -3,6 +3,7 @@
     API process                                engine's process
     Prepared ─────────────────────────────────>
              <───────────────────────────────── Welcome
+    Serving ──────────────────────────────────>
     Submit ───────────────────────────────────>
              <───────────────────────────────── Admitted, or Refused
              <───────────────────────────────── Deltas: one message a step, of all its requests
@@ -56,6 +57,10 @@ class Welcome(Message, frozen=True):
     stats: EngineStats
 
 
+class Serving(Message, frozen=True):
+    """The API process has its welcome, and no longer refuses requests."""
+
+
 class Submit(Message, frozen=True):
     """`EngineClient.submit`. A compiled grammar stays where it is: here is its source."""
 
@@ -107,7 +112,7 @@ class Counted(Message, frozen=True):
     stats: EngineStats | None = None
 
 
-FromApi = Prepared | Submit | Abort | FlushCache | Ask | Counted
+FromApi = Prepared | Serving | Submit | Abort | FlushCache | Ask | Counted
 FromEngine = Welcome | Admitted | Refused | Deltas | EngineState | Order | Counted
 
 _ERRORS: dict[str, type[LlmError]] = {

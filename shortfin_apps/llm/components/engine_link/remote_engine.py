@@ -26,6 +26,7 @@ from shortfin_apps.llm.components.engine_link.messages import (
     Order,
     Prepared,
     Refused,
+    Serving,
     Submit,
     Welcome,
     decoder_from_engine,
@@ -89,6 +90,8 @@ class RemoteEngine:
         self._is_closed = False
 
     def start(self) -> None:
+        """Opens the connection. The loop's next turn may bring a request: this process serves."""
+        self._connection.send(Serving())
         self._opening = asyncio.create_task(self._connection.open(self._sock))
 
     async def submit(self, call: GenerateCall) -> DeltaStream:
