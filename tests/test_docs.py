@@ -51,9 +51,11 @@ OTHERS_FLAGS = {
     "--schema",
     "--balance-abs-threshold",
     "--balance-rel-threshold",
+    "--load-monitor-interval",
+    "--load-format",
     "--build-arg",
     "--spec-type",
-}  # of pip, pytest, mypy, llm, smg, buildah and llama.cpp
+}  # of pip, pytest, mypy, llm, smg, buildah, llama.cpp and vLLM
 
 
 def text_of(document: str) -> str:
