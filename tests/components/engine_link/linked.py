@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.engine_link.api_link import ApiLink
 from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
 from shortfin_apps.llm.components.engine_link.commands import Command
 from shortfin_apps.llm.components.engine_link.remote_engine import RemoteEngine, wait_for_engine
-from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
+from shortfin_apps.llm.components.frontend.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
 from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from tests.components.engine_fixture import Rig
@@ -60,9 +60,11 @@ class Linked:
 
 
 @asynccontextmanager
-async def linked(rig: Rig, max_requests: int = 64) -> AsyncIterator[Linked]:
+async def linked(
+    rig: Rig, max_requests: int = 64, max_unread_tokens: int = MAX_UNREAD_TOKENS
+) -> AsyncIterator[Linked]:
     """Asserts at the end that all pages are free, whatever became of the API processes."""
-    engine = AsyncEngine(rig.engine, max_requests=max_requests)
+    engine = AsyncEngine(rig.engine, max_requests=max_requests, max_unread_tokens=max_unread_tokens)
     engine.start()
     links = ApiLinks()
     await links.serve(engine, NoGrammars())

@@ -298,14 +298,17 @@ async def test_a_process_that_does_not_answer_holds_no_command_up(monkeypatch: p
 
 async def test_a_process_that_does_not_read_has_its_requests_ended() -> None:
     """Their output is not kept without end: the connection's buffer fills, then the bound of each stream."""
-    rig = make_rig()
-    async with linked(rig) as each:
+    async with linked(make_rig(), max_unread_tokens=3) as each:
         remote, link = await each.api_process()
+        other, _ = await each.api_process()
         stream = await remote.submit(call("a", PROMPT, max_tokens=40))
         link._connection.is_held_up = True
-        while link._streams["a"].num_tokens < 3:
-            await asyncio.sleep(0)
-        stream.close()
+        await each.engine._requests.until_none_left()
+        assert await tokens_of(await other.submit(call("b", PROMPT))) == greedy_continuation(PROMPT, 4)
         link._connection.resume_writing()
-        await remote.drain(60)
-        assert not link._streams
+        deltas = [delta async for delta in stream]
+        assert deltas[-1].finish_reason is FinishReason.ABORT
+        assert "too slowly" in str(deltas[-1].error)
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        assert 3 < len(tokens) < 40
+        assert tokens == greedy_continuation(PROMPT, 40)[: len(tokens)]
