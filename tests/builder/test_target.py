@@ -233,8 +233,13 @@ def test_8_bit_floats_are_of_the_kind_that_matrix_instructions_multiply(
         ("skylake-avx512", False, False),
         ("alderlake", True, True),
         ("haswell", True, False),
+        ("znver5", True, True),
+        ("x86-64-v3", True, False),
+        ("x86-64-v4", False, False),
         ("nehalem", False, False),
         ("neoverse-v1", False, False),
+        ("neoverse-v2", False, False),
+        ("apple-m1", False, False),
     ],
 )
 def test_blocks_are_multiplied_as_integers_where_kernels_can(
@@ -242,3 +247,20 @@ def test_blocks_are_multiplied_as_integers_where_kernels_can(
 ) -> None:
     target = resolve_target(f"cpu:{cpu}")
     assert (target.multiplies_blocks, target.has_block_dot) == (multiplies, has_dot)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "wide"),
+    [
+        ("znver4", True),
+        ("znver5", True),
+        ("graniterapids", True),
+        ("skylake-avx512", True),
+        ("x86-64-v4", True),
+        ("x86-64-v3", False),
+        ("alderlake", False),
+        ("neoverse-v2", False),
+    ],
+)
+def test_vectors_are_wide_where_the_cpu_has_avx_512(cpu: str, wide: bool) -> None:
+    assert resolve_target(f"cpu:{cpu}").has_wide_vectors is wide

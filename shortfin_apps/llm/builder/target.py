@@ -78,10 +78,7 @@ class Target:
 
     @property
     def _has_narrow_integers(self) -> bool:
-        has_avx2 = bool(
-            {"avx2", "avxvnni"} & self.features
-        )  # the latter implies the former, which is not listed then
-        return self.is_cpu and has_avx2 and {"fma", "f16c"} <= self.features and not self.has_wide_vectors
+        return self.is_cpu and {"avx2", "fma", "f16c"} <= self.features and not self.has_wide_vectors
 
     @property
     def fp8(self) -> Fp8Type | None:
@@ -141,6 +138,16 @@ def _number(chip: str) -> int:
     return int(chip.removeprefix("sm_").removesuffix("a"))
 
 
+def _with_implied(features: set[str]) -> frozenset[str]:
+    """With what they imply and kernels are chosen by: of some CPUs, x86-64-v4 among them, LLVM lists only
+    what nothing else implies."""
+    if any(name.startswith("avx512") for name in features):
+        features = features | {"avx512f"}
+    if not features.isdisjoint({"avx512f", "avxvnni"}):
+        features = features | {"avx2"}
+    return frozenset(features)
+
+
 @cache
 def _cpu_target(device: str, cpu: str) -> Target:
     for triple in _TRIPLES:
@@ -175,7 +182,7 @@ def _probe_cpu(device: str, cpu: str, triple: str | None) -> Target | None:
         return None
     attributes = dict(re.findall(r'(\w+) = "([^"]*)"', found[2]))
     names = attributes.get("cpu_features", "").split(",")
-    features = frozenset(name[1:] for name in names if name.startswith("+"))
+    features = _with_implied({name[1:] for name in names if name.startswith("+")})
     if cpu == "host" and not permit_amx():
         features = frozenset(name for name in features if not name.startswith("amx"))
     return Target(device, flags, found[1].removeprefix("embedded-elf-"), attributes.get("cpu", ""), features)
