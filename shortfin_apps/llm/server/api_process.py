@@ -3,19 +3,21 @@
     python -m shortfin_apps.llm.server.api_process LISTENER LINK < OPTIONS
 
 LISTENER and LINK are file descriptors: the port's socket, which all of them share, and the connection to the
-engine. OPTIONS are pickled, as they hold keys that nobody should see in a list of processes.
+engine. OPTIONS are JSON; they hold keys, which nobody should see in a list of processes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import pickle
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from pydantic import SecretStr
 
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
@@ -48,13 +50,27 @@ class ApiProcessOptions:
     engine_pid: int
     replaces: bool = False
 
+    def to_json(self) -> bytes:
+        """With the secrets as they are."""
+        settings = self.config.model_dump(exclude_unset=True)
+        return json.dumps([settings, self.name, self.engine_pid, self.replaces], default=_plain).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ApiProcessOptions:
+        settings, name, engine_pid, replaces = json.loads(text)
+        return cls(config=ServerConfig(**settings), name=name, engine_pid=engine_pid, replaces=replaces)
+
+
+def _plain(value: object) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
 
 def run(load: LoadFrontEnd) -> int:
     """Answers requests until a signal, or until the engine's process ends. Returns the exit status."""
     listener, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     for inherited in (listener, link):
         inherited.set_inheritable(False)  # the processes started here have no part in them
-    options: ApiProcessOptions = pickle.load(sys.stdin.buffer)
+    options = ApiProcessOptions.from_json(sys.stdin.buffer.read())
     config = options.config
     logs.set_up(config.log_level, config.log_format)
     logs.quieten_uvicorn(config.log_level)

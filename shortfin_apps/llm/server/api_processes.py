@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pickle
 import signal
 import socket
 import sys
@@ -130,7 +129,7 @@ class ApiProcesses:
             _send(process, signal.SIGTERM)
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
-            process.stdin.write(pickle.dumps(self._current_options()))
+            process.stdin.write(self._current_options().to_json())
             await process.stdin.drain()
         process.stdin.close()
         return process, await self._links.open(ours)
