@@ -72,6 +72,7 @@ class Job:
     is_decode: bool
     tile: Tile
     is_built: bool
+    batch_invariant: bool
 
     def kernel(self) -> Kernel:
         tiles = replace(tiles_of(resolve_target(self.device)), split=self.tile.split)
@@ -79,7 +80,8 @@ class Job:
             tried = replace(tiles, decode_attention=self.tile.tile)
         else:
             tried = replace(tiles, attention=self.tile.tile)
-        spec, options = MODELS[self.model], BuildOptions(device=self.device)
+        spec = MODELS[self.model]
+        options = BuildOptions(device=self.device, batch_invariant=self.batch_invariant)
         kernels, slab = AttentionKernels(spec, options, tried), whole_slab(spec, options)
         if self.is_decode:
             return kernels.attend_singles(None, slab).without({"offsets"})
@@ -88,7 +90,7 @@ class Job:
 
 def main() -> None:
     args = _parse()
-    jobs = list(_jobs(args.device, args.model or list(MODELS), args.only, args.tile))
+    jobs = list(_jobs(args.device, args.model or list(MODELS), args.only, args.tile, args.batch_invariant))
     fill(args.folder, "attention_times.py", jobs, _compile, args.jobs)
 
 
@@ -101,6 +103,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
     parser.add_argument("--only", choices=("decode", "prefill"), help="default: both")
     parser.add_argument("--tile", type=tile_of, action="append", help="QUERIESxSLOTS:WAVES:STAGES[:SPLIT]")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="as `build --batch-invariant` has them"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
     return parser.parse_args()
 
@@ -113,7 +118,11 @@ def tile_of(text: str) -> Tile:
 
 
 def _jobs(
-    device: str, models: Sequence[str], only: str | None, given: Sequence[Tile] | None
+    device: str,
+    models: Sequence[str],
+    only: str | None,
+    given: Sequence[Tile] | None,
+    batch_invariant: bool = False,
 ) -> Iterator[Job]:
     """The tile of a build, then others."""
     table = tiles_of(resolve_target(device))
@@ -122,10 +131,12 @@ def _jobs(
             if only in (None, kind):
                 is_decode = kind == "decode"
                 built = _built(table, is_decode)
-                yield Job(device, model, is_decode, built, is_built=True)
+                yield Job(device, model, is_decode, built, is_built=True, batch_invariant=batch_invariant)
                 for tile in given or map(tile_of, labels):
                     if tile.label != built.label:
-                        yield Job(device, model, is_decode, tile, is_built=False)
+                        yield Job(
+                            device, model, is_decode, tile, is_built=False, batch_invariant=batch_invariant
+                        )
 
 
 def _built(table: TileTable, is_decode: bool) -> Tile:
@@ -158,7 +169,7 @@ def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
         "shared_bytes": code.shared_bytes,
         "grid": [asdict(each) if isinstance(each, Tiles) else each for each in kernel.grid],
         "buffers": {name: [each.dtype, each.shape] for name, each in kernel.interface.buffers.items()},
-        "most_splits": kernel.constexprs.get("MOST_SPLITS", 1),
+        "most_splits": kernel.constexprs["MOST_SPLITS"],
     }
 
 

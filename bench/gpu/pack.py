@@ -31,7 +31,8 @@ from bench.gpu.tokens import EXPECTED, MAX_TOKENS, make_prompts
 from bench.gpu.weights import LIST, PARAMETER_LIST, Parameter, complete
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
-from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord, TargetRecord
+from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord
+from shortfin_apps.llm.artifact.program_record import TargetRecord
 from shortfin_apps.llm.builder.model.config import model_config
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.program.compiler import compile_model

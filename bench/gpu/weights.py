@@ -58,7 +58,7 @@ PARAMETER_LIST = TypeAdapter(list[Parameter])
 def complete(packed: Path, out: Path) -> None:
     """Makes `out`, a directory as `shortfin-llm build` writes it, of a packed model.
 
-    Its parameters are those in the pack, else noise for those that the pack lists.
+    Its parameters are those in the pack, else noise for those that the pack lists; it has no self-test.
     """
     out.mkdir(parents=True)
     manifest = Manifest.load(packed / file_names.MANIFEST)
@@ -70,7 +70,7 @@ def complete(packed: Path, out: Path) -> None:
         shutil.copyfile(packed / file_names.PARAMETERS, parameters)
     else:
         write_noise(PARAMETER_LIST.validate_json((packed / LIST).read_bytes()), parameters)
-    files = {name: record(out / name) for name in file_names.FILES if name != file_names.PARAMETERS}
+    files = {name: record(out / name) for name in (file_names.VMFB, *file_names.TEXTS)}
     files[file_names.PARAMETERS] = FileRecord(sha256=NOT_HASHED, size_bytes=parameters.stat().st_size)
     (out / file_names.MANIFEST).write_bytes(replace(manifest, files=files).to_json())
 

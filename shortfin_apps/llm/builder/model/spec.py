@@ -145,6 +145,8 @@ class BuildOptions:
     `prefill_bs{N}_s{S}`, beside the dynamic `prefill_bs{N}`; `extend_sizes` are the token counts that get
     an `extend_t{T}` beside the dynamic `extend`; `decode_loop_sizes` are the batch sizes that get a
     `decode_loop_bs{N}`, which samples on the device; `top_k` is the on-device sampler's width.
+    With `batch_invariant`, whatever entry computes a token on AMD GPUs gives it the same bits; on CPUs that
+    is so without.
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
@@ -159,6 +161,7 @@ class BuildOptions:
     context_length: int | None = None  # None: the model's own, at most 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
+    batch_invariant: bool = False
     # Of weights that are not as `weights` makes them; None stands for floats of the activations' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()
 

@@ -15,13 +15,13 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.model.config import page_elements, row_elements
 from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, ModelSpec
+from shortfin_apps.llm.builder.reference.attention import dequantised_heads, quantised_heads
 from shortfin_apps.llm.builder.target import resolve_target
 from tests.builder.cached_rows import rows_in_bytes
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, rounded
-from tests.builder.reference import dequantised_heads, quantised_heads
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -294,3 +294,64 @@ def test_a_token_gets_the_same_bits_whatever_tokens_share_its_tile(chip: str, la
     given = arguments(TINY, "bf16", whole)
     shorter = {**given, **rest.arguments, "q": given["q"][start:]}
     np.testing.assert_array_equal(program(**given)[0][start:], program(**shorter)[0])
+
+
+# Slots of an AMD GPU, behind which workgroups take more of them each.
+MOST_SHARED = tiles_of(resolve_target("hip:gfx942")).split * MOST_SPLITS
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "length"),
+    [
+        ("shared", 0, 150),
+        ("smollm2", 230, 60),
+        ("smollm2", MOST_SHARED - 3, 5),  # the tokens of a tile differ in how many slots make a share
+        ("not-a-power-of-two", 120, 20),
+        ("window", 70, 80),
+        ("wide-window", 380, 70),
+        ("sinks", 100, 40),
+        ("many-share", 250, 20),
+    ],
+)
+def test_batch_invariant_tokens_have_the_same_bits_in_a_prefill_and_in_a_decode(
+    name: str, start: int, length: int, chip: str, launch: Launch
+) -> None:
+    spec, tokens = SPECS[name], np.arange(start, start + length)
+    rows = Rows([start], [length], chunk=length)
+    context = context_of(spec, chip, replace(options(chip, "bf16", rows.stride), batch_invariant=True))
+
+    def attended(rows: Rows, given: dict[str, Array]) -> Array:
+        inputs = inputs_of(spec, "bf16", rows.stride)
+        program = launch(inputs, lambda e, given: attend_twice(e, context, given, rows.chunk), context)
+        return program(**given)[0]
+
+    given = arguments(spec, "bf16", rows)
+    singles = Rows(tokens.tolist(), [1] * length, chunk=1)
+    alone = {**given, **singles.arguments, "blocks": given["blocks"].repeat(length, axis=0)}
+    prefilled = attended(rows, given)
+    assert np.abs(prefilled - reference(spec, rows, given)).max() <= TOLERANCES["bf16"]
+    np.testing.assert_array_equal(prefilled, attended(singles, alone))
+
+
+@pytest.mark.parametrize("chunk", [1, 4], ids=["decode", "prefill"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_what_is_before_a_window_does_not_spread(
+    batch_invariant: bool, chunk: int, chip: str, launch: Launch
+) -> None:
+    """NaN, of a request that failed; also where workgroups share the window."""
+    spec, start = SPECS["wide-window"], 600
+    assert spec.window is not None
+    rows = Rows([start], [chunk], chunk=chunk)
+    chosen = replace(options(chip, "bf16", rows.stride), batch_invariant=batch_invariant)
+    context = context_of(spec, chip, chosen)
+    given = arguments(spec, "bf16", rows)
+    cache = given["cache"].reshape(len(given["cache"]), spec.num_hidden_layers, 2, rows.stride, -1).copy()
+    for slot in range(start + 1 - spec.window):
+        cache[given["blocks"][0, slot // rows.stride], :, :, slot % rows.stride] = np.nan
+    program = launch(
+        inputs_of(spec, "bf16", rows.stride),
+        lambda e, tensors: attend_twice(e, context, tensors, rows.chunk),
+        context,
+    )
+    for out in program(**{**given, "cache": cache.reshape(given["cache"].shape)}):
+        assert np.abs(out - reference(spec, rows, given)).max() <= TOLERANCES["bf16"]

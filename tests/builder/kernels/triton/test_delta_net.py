@@ -15,11 +15,11 @@ from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.model.delta_net import DeltaNet
 from shortfin_apps.llm.builder.model.operations import DeltaRule
 from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.reference.delta_net import delta_net
 from tests.builder.compiled_model import HYBRID
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs
-from tests.builder.reference import delta_net
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")

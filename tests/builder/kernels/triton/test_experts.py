@@ -23,6 +23,8 @@ from shortfin_apps.llm.builder.model.operations import (
     SumExperts,
 )
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.builder.reference.experts import route
+from shortfin_apps.llm.builder.reference.pointwise import gated
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, weight_layout
 from tests.builder.compiled_kernels import store_weight
@@ -31,7 +33,6 @@ from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.given_weights import GivenWeights
 from tests.builder.kernels.triton.launched import Array, Inputs, Launched, rounded
 from tests.builder.kernels.triton.test_fp8 import cast, rounded_to_fp8
-from tests.builder.reference import gated, route
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")

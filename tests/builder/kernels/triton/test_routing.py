@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions
-from tests.builder import reference
+from shortfin_apps.llm.builder.reference.experts import route
 from tests.builder.compiled_model import ROUTED
 from tests.builder.kernels.triton.conftest import Launch, context_of
 from tests.builder.kernels.triton.launched import Inputs, Launched
@@ -82,7 +82,7 @@ def test_tokens_have_their_experts_and_tiles_have_one(
             logits[:, 1] = 2
         slots = rng.integers(STRIDE - 3, STRIDE + 20, count)
         weights, chosen, order, tile_experts = program(logits=logits, slots=slots)
-        expected, shares = reference.route(experts, logits)
+        expected, shares = route(experts, logits)
         is_padding = slots < STRIDE
         np.testing.assert_array_equal(
             chosen.reshape(expected.shape), np.where(is_padding[:, None], experts.count, expected)

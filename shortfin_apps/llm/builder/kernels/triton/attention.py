@@ -4,7 +4,8 @@
 passes over the row's slots from the first on, COLUMNS at a time, with a running softmax (as in
 FlashAttention). `attend_singles` takes rows of one token, as in decodes: workgroups share a row's slots, and
 the last to finish combines what all of them found (as in Flash-Decoding). What is combined, and in which
-order, depends on a row's length alone.
+order, depends on a row's length alone. With SHARES, `attend` combines the same parts in the same order, so
+that a token has the same bits whichever of the two attends for it.
 
 Both read q [tokens, HEADS * HEAD_DIM] and write softmax(q K / sqrt(HEAD_DIM)) V of that shape to `out`;
 padding gets zeros. With a WINDOW, a token sees only its last so many slots, itself included; with a CAP, a
@@ -12,18 +13,22 @@ score is CAP * tanh(score / CAP); `sinks` [HEADS] f32, if there are such, are sc
 softmax. `offsets`, `starts` and `seq_lens` [rows] i64 and `blocks` [rows, width] i64
 are the batch's (see abi.py); the cache is rows as in qkv.py, PAGE_ROWS to a page, and may have more than 2^31
 elements. Those in bytes are widened to q's type as they are loaded; scores are multiplied with the keys'
-scales, weights with the values'. A tile has QUERIES queries, each a head of a token. BLOCK_DIM and
-BLOCK_SPLITS are HEAD_DIM and MOST_SPLITS rounded up to a power of two.
+scales, weights with the values'. A tile has QUERIES queries, each a head of a token. BLOCK_DIM is
+HEAD_DIM rounded up to a power of two.
 """
 
 import triton
 import triton.language as tl
 
-from shortfin_apps.llm.builder.kernels.triton.cached_bytes import load_scales, scales_of
+from shortfin_apps.llm.builder.kernels.triton.running_softmax import (
+    LOG2_E,
+    LOWEST,
+    attend_slots,
+    chosen,
+    merged,
+    nothing,
+)
 from shortfin_apps.llm.builder.kernels.triton.tokens import row_at
-
-LOWEST = tl.constexpr(-1.0e30)
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -53,6 +58,9 @@ def attend(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     LEAVES_SINGLES: tl.constexpr,
+    SHARES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
 ):
     """Attention of tiles of TOKENS tokens; LEAVES_SINGLES leaves the token of a row that has one to
     `attend_singles`.
@@ -88,25 +96,56 @@ def attend(
             shared = first
         head = kv_head * SHARING + query % SHARING
         at = token.to(tl.int64) * HEADS + head
-        peak, total, sums = attend_slots(
-            load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
-            seen,
-            first,
-            shared,
-            last,
-            cache,
-            blocks + row.to(tl.int64) * width,
-            layer,
-            kv_head,
-            KV_HEADS,
-            HEAD_DIM,
-            STRIDE,
-            PAGE_ROWS,
-            ROW,
-            COLUMNS,
-            WINDOW,
-            CAP,
-        )
+        begin = 0  # of what is seen by any
+        if WINDOW is not None:
+            begin = tl.min(tl.where(seen > 0, seen, last)) - WINDOW
+        queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
+        table = blocks + row.to(tl.int64) * width
+        if SHARES:
+            peak, total, sums = attend_shares(
+                queries,
+                seen,
+                begin,
+                first,
+                shared,
+                last,
+                cache,
+                table,
+                layer,
+                kv_head,
+                KV_HEADS,
+                HEAD_DIM,
+                STRIDE,
+                PAGE_ROWS,
+                ROW,
+                COLUMNS,
+                WINDOW,
+                CAP,
+                SPLIT,
+                MOST_SPLITS,
+            )
+        else:
+            peak, total, sums = attend_slots(
+                queries,
+                seen,
+                begin,
+                first,
+                shared,
+                last,
+                nothing(seen, queries),
+                cache,
+                table,
+                layer,
+                kv_head,
+                KV_HEADS,
+                HEAD_DIM,
+                STRIDE,
+                PAGE_ROWS,
+                ROW,
+                COLUMNS,
+                WINDOW,
+                CAP,
+            )
         total = with_sinks(sinks, head, is_query, peak, total)
         store_heads(out, at, is_query, tl.where(seen > 0, total, 0.0), sums, HEAD_DIM)
 
@@ -139,16 +178,16 @@ def attend_singles(
     COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
+    SHARES: tl.constexpr,
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
 ):
     """Attention of rows of a single token, and of no others. Without `offsets` all rows have one.
 
     Workgroups share a row's slots: each takes SPLIT of them, or the least multiple for which MOST_SPLITS
-    suffice. They leave what they found in `parts` [rows, HEADS, MOST_SPLITS, HEAD_DIM] f32 and `states`
-    [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count themselves in `counters` [rows, KV_HEADS]
-    i32, which is zero before and after.
+    suffice, with SHARES from a multiple of SPLIT on. They leave what they found in `parts` [rows, HEADS,
+    MOST_SPLITS, HEAD_DIM] f32 and `states` [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count
+    themselves in `counters` [rows, KV_HEADS] i32, which is zero before and after.
     """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     row = tl.program_id(0)
@@ -166,19 +205,28 @@ def attend_singles(
     first = 0
     if WINDOW is not None:
         first = first_slot(last, WINDOW, COLUMNS)
-    slots = SPLIT * tl.maximum(tl.cdiv(last - first, SPLIT * MOST_SPLITS), 1)
-    shares = tl.maximum(tl.cdiv(last - first, slots), 1)
+    base = first
+    if SHARES:
+        base = first // SPLIT * SPLIT
+    slots = slots_of_share(last - base, SPLIT, MOST_SPLITS)
+    shares = tl.maximum(tl.cdiv(last - base, slots), 1)
     if is_single & (share < shares):
         query = tl.arange(0, QUERIES)
         is_query = query < SHARING
         head = kv_head * SHARING + query
         at = token.to(tl.int64) * HEADS + head
+        # Behind `first` in the first share.
+        begin = tl.maximum(first, base + share * slots)
+        queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
+        seen = tl.where(is_query, last, 0)
         peak, total, sums = attend_slots(
-            load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM),
-            tl.where(is_query, last, 0),
-            first + share * slots,
-            first + share * slots,
-            tl.minimum(last, first + (share + 1) * slots),
+            queries,
+            seen,
+            last - WINDOW if WINDOW is not None else 0,
+            begin,
+            begin,
+            tl.minimum(last, base + (share + 1) * slots),
+            nothing(seen, queries),
             cache,
             blocks + row.to(tl.int64) * width,
             layer,
@@ -198,9 +246,7 @@ def attend_singles(
             store_part(parts, states, part + share, is_query, peak, total, sums, HEAD_DIM)
             is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
             if is_last:
-                peak, total, sums = combine(
-                    parts, states, part, shares, is_query, HEAD_DIM, BLOCK_DIM, BLOCK_SPLITS
-                )
+                peak, total, sums = combine(parts, states, part, shares, is_query, HEAD_DIM, BLOCK_DIM)
         if is_last:
             total = with_sinks(sinks, head, is_query, peak, total)
             store_heads(out, at, is_query, total, sums, HEAD_DIM)
@@ -210,6 +256,12 @@ def attend_singles(
 def first_slot(seen, WINDOW: tl.constexpr, COLUMNS: tl.constexpr):
     """Where the columns begin that hold the last WINDOW of `seen` slots."""
     return tl.maximum(seen - WINDOW, 0) // COLUMNS * COLUMNS
+
+
+@triton.jit
+def slots_of_share(slots, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
+    """What a workgroup takes of so many slots."""
+    return SPLIT * tl.maximum(tl.cdiv(slots, SPLIT * MOST_SPLITS), 1)
 
 
 @triton.jit
@@ -248,9 +300,10 @@ def with_sinks(sinks, head, is_query, peak, total):
 
 
 @triton.jit
-def attend_slots(
+def attend_shares(
     queries,
     seen,
+    begin,
     first,
     shared,
     last,
@@ -266,127 +319,45 @@ def attend_slots(
     COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
 ):
-    """Attention of queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1 of those that each has `seen`,
-    of which it sees the last WINDOW unless that is None.
-
-    Slots `first` to `shared` - 1, a multiple of COLUMNS, are seen by all, but for queries that see none: they
-    are attended without masks, to the same bits; what comes of queries that see none is of no use. `table` is
-    the row's pages. Returns the state of a softmax to base 2, in f32: the peak of the weights [QUERIES], the
-    sum of their powers [QUERIES], and the values weighed with these [QUERIES, BLOCK_DIM]; powers are relative
-    to the peak.
-    """
-    peak = tl.full(seen.shape, LOWEST, tl.float32)
-    total = tl.zeros(seen.shape, tl.float32)
-    sums = tl.zeros(queries.shape, tl.float32)
-    heads = cache + kv_head * HEAD_DIM
-    scales = None
-    if cache.dtype.element_ty == tl.int8:
-        scales = scales_of(cache, KV_HEADS, HEAD_DIM) + kv_head
-    for at in range(first, shared, COLUMNS):
-        slot = at + tl.arange(0, COLUMNS)
-        key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS)
-        peak, total, sums = attend_columns(
-            queries, None, heads, scales, key, None, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
-        )
-    begin = 0
+    """`attend_slots`, each query in the shares that `attend_singles` would make of what it has seen, and
+    merged as `combine` does. SPLIT is a multiple of COLUMNS."""
+    base = tl.zeros(seen.shape, tl.int32)
     if WINDOW is not None:
-        begin = tl.min(tl.where(seen > 0, seen, last)) - WINDOW  # of what is before, pages may hold anything
-    for at in range(shared, last, COLUMNS):
-        slot = at + tl.arange(0, COLUMNS)
-        exists = slot < last
-        if WINDOW is not None:
-            exists &= slot >= begin
-        key = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
-        visible = slot[None, :] < seen[:, None]
-        if WINDOW is not None:
-            visible &= slot[None, :] + WINDOW >= seen[:, None]
-        peak, total, sums = attend_columns(
-            queries, visible, heads, scales, key, exists, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
+        base = first_slot(seen, WINDOW, SPLIT)
+    slots = slots_of_share(seen - base, SPLIT, MOST_SPLITS)
+    state = nothing(seen, queries)
+    part = nothing(seen, queries)
+    for at in range(first // SPLIT * SPLIT, last, SPLIT):
+        begins = tl.maximum(at, first)
+        ends = tl.minimum(at + SPLIT, last)
+        part = attend_slots(
+            queries,
+            seen,
+            begin,
+            begins,
+            tl.minimum(tl.maximum(shared, begins), ends),
+            ends,
+            part,
+            cache,
+            table,
+            layer,
+            kv_head,
+            KV_HEADS,
+            HEAD_DIM,
+            STRIDE,
+            PAGE_ROWS,
+            ROW,
+            COLUMNS,
+            WINDOW,
+            CAP,
         )
-    return peak, total, sums
-
-
-@triton.jit
-def attend_columns(
-    queries,
-    visible,
-    heads,
-    scales,
-    key,
-    exists,
-    peak,
-    total,
-    sums,
-    ROW: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    STRIDE: tl.constexpr,
-    CAP: tl.constexpr,
-):
-    """One step of `attend_slots`, to the keys in rows `key` [COLUMNS] of `heads`.
-
-    `exists` [COLUMNS] are those that are there, `visible` [QUERIES, COLUMNS] those that each query sees: all
-    where they are None. `scales` are those of `heads` in bytes, else None. Returns the new peak, total and
-    sums.
-    """
-    keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
-    keys = load_rows(keys_at, exists, HEAD_DIM).to(queries.dtype)
-    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-    if scales is not None:
-        scores *= load_scales(scales, key, exists, ROW)[None, :]
-    scale = LOG2_E * HEAD_DIM**-0.5
-    if CAP is not None:
-        scores = tanh(scores * (HEAD_DIM**-0.5 / CAP))
-        scale = LOG2_E * CAP
-    powers, decay, peak, total = soften(scores, visible, scale, peak, total)
-    values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM).to(queries.dtype)
-    if scales is not None:
-        powers *= load_scales(scales, key + STRIDE, exists, ROW)[None, :]
-        if visible is not None:
-            powers = tl.where(visible, powers, 0.0)
-    sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
-    return peak, total, sums
-
-
-@triton.jit
-def tanh(x):
-    return 1 - 2 / (tl.exp2(x * (2 * LOG2_E)) + 1)
-
-
-@triton.jit
-def load_rows(at, exists, HEAD_DIM: tl.constexpr):
-    """What is `at` [COLUMNS, BLOCK_DIM], zeros behind HEAD_DIM and in rows that do not exist."""
-    inside = tl.arange(0, at.shape[1])[None, :] < HEAD_DIM
-    if exists is not None:
-        return tl.load(at, mask=exists[:, None] & inside, other=0.0)
-    if at.shape[1] == HEAD_DIM:
-        return tl.load(at)
-    return tl.load(at, mask=inside, other=0.0)
-
-
-@triton.jit
-def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """[COLUMNS] i64: the cache's rows with the keys of a row's slots; values lie STRIDE rows behind."""
-    page = tl.load(table + slot // STRIDE, mask=exists, other=None if exists is None else 0)
-    return page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
-
-
-@triton.jit
-def soften(scores, visible, scale, peak, total):
-    """One step of a running softmax: `scores` [QUERIES, COLUMNS] times `scale` join what `peak` and `total`
-    stand for. Those that are not `visible` do not, unless that is None.
-
-    Returns their powers of two, the factor of all before them, and the new peak and total. Products are
-    rounded with the sums that they are in, so that the bits are the same whether there is a mask or not.
-    """
-    if visible is not None:
-        scores = tl.where(visible, scores, LOWEST)
-    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale)
-    powers = tl.exp2(tl.fma(scores, scale, -new_peak[:, None]))
-    if visible is not None:
-        powers = tl.where(visible, powers, 0.0)
-    decay = tl.exp2(peak - new_peak)
-    return powers, decay, new_peak, tl.fma(total, decay, tl.sum(powers, axis=1))
+        is_whole = (at + SPLIT - base) % slots == 0
+        state = chosen(is_whole, merged(state, part), state)
+        part = chosen(is_whole, nothing(seen, queries), part)
+    return merged(state, part)
 
 
 @triton.jit
@@ -418,28 +389,18 @@ def combine(
     is_query,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
 ):
-    """The sums of `shares` parts from `first` [QUERIES] on, in their order: the total of all weights' powers
-    of two, and of the values that they weigh, relative to their peak, which is returned first. A part's state
-    is the peak of its weights, and their total.
-    """
-    each = tl.arange(0, BLOCK_SPLITS)
-    states_at = states + (first[:, None] + each[None, :]) * 2
-    is_part = is_query[:, None] & (each < shares)[None, :]
-    peaks = tl.load(states_at, mask=is_part, other=LOWEST, cache_modifier=".cg")
-    totals = tl.load(states_at + 1, mask=is_part, other=0.0, cache_modifier=".cg")
-    peak = tl.max(peaks, axis=1)
-    total = tl.sum(totals * tl.exp2(peaks - peak[:, None]), axis=1)
-
+    """The softmax of `shares` parts from `first` [QUERIES] on, merged in their order: its state, as of
+    `attend_slots`. A part's state is the peak of its weights, and their total."""
     dim = tl.arange(0, BLOCK_DIM)
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
-    sums = tl.zeros((first.shape[0], BLOCK_DIM), tl.float32)
+    state = nothing(first, tl.zeros((first.shape[0], BLOCK_DIM), tl.float32))
     # Loads of several parts are in flight at once.
     for share in tl.range(shares, loop_unroll_factor=4):
         part = first + share
-        part_peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
+        peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
+        total = tl.load(states + part * 2 + 1, mask=is_query, other=0.0, cache_modifier=".cg")
         at = parts + part[:, None] * HEAD_DIM + dim[None, :]
         values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-        sums = tl.fma(values, tl.exp2(part_peak - peak)[:, None], sums)
-    return peak, total, sums
+        state = merged(state, (peak, total, values))
+    return state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shortfin_apps.llm.builder.graph.batch import Slab
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, buffer
@@ -20,7 +22,8 @@ from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 
 class AttentionKernels:
     """Those of a model. A single token's context is shared by workgroups, each of which takes `split` slots,
-    or more where `most_splits` of them would not suffice."""
+    or more where `most_splits` of them would not suffice. With `--batch-invariant`, several tokens are
+    attended in the same shares and columns."""
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, tiles: TileTable) -> None:
         self._spec = spec
@@ -35,12 +38,13 @@ class AttentionKernels:
         """The most parts of a row that sees the last `window` slots, or all."""
         if window is None:
             return self.most_splits
-        tile = self._fitted(self._tiles.decode_attention)
-        return min(self.most_splits, -(-(window + tile.columns) // self.split))
+        # How far the first share may begin before the window.
+        before = self.split if self._options.batch_invariant else self._decode_tile.columns
+        return min(self.most_splits, -(-(window + before) // self.split))
 
     def attend(self, leaves_singles: bool, window: int | None, slab: Slab) -> Kernel:
         """Attention of tiles of tokens."""
-        tile = self._fitted(self._tiles.attention)
+        tile = self._tile
         tokens = tile.queries // self._sharing
         return Kernel(
             name=("attend_several" if leaves_singles else "attend") + _suffix(window),
@@ -62,7 +66,7 @@ class AttentionKernels:
     def attend_singles(self, window: int | None, slab: Slab) -> Kernel:
         """Attention of rows of one token, split over the row's slots."""
         spec = self._spec
-        tile = self._fitted(self._tiles.decode_attention)
+        tile = self._decode_tile
         most_splits = self.splits(window)
         heads = (spec.num_attention_heads, most_splits)
         return Kernel(
@@ -78,13 +82,7 @@ class AttentionKernels:
                     "states": buffer("f32", "rows", *heads, 2),
                 },
             ),
-            constexprs={
-                **self._constexprs(tile, window, slab),
-                "SPLIT": self.split,
-                "MOST_SPLITS": most_splits,
-                # As many as give each lane its own: emulated GPUs report lanes that write the same number.
-                "BLOCK_SPLITS": max(16, power_of_two(most_splits)),
-            },
+            constexprs=self._constexprs(tile, window, slab),
             grid=[Tiles("rows"), spec.num_key_value_heads, Tiles("splits")],
             tuning=tile.tuning,
         )
@@ -144,6 +142,15 @@ class AttentionKernels:
     def _features(self) -> int:
         return self._spec.num_attention_heads * self._spec.head_dim
 
+    @property
+    def _tile(self) -> AttentionTile:
+        return self._fitted(self._tiles.attention)
+
+    @property
+    def _decode_tile(self) -> AttentionTile:
+        tile = self._fitted(self._tiles.decode_attention)
+        return replace(tile, columns=self._tile.columns) if self._options.batch_invariant else tile
+
     def _fitted(self, tile: AttentionTile) -> AttentionTile:
         head_bytes = self._spec.head_dim * kv_item_bytes(self._options.query_dtype)
         return fitted(tile, self._sharing, head_bytes)
@@ -164,6 +171,9 @@ class AttentionKernels:
             "COLUMNS": tile.columns,
             "WINDOW": window,
             "CAP": spec.score_cap,
+            "SHARES": self._options.batch_invariant,
+            "SPLIT": self.split,
+            "MOST_SPLITS": self.splits(window),
             **({} if spec.has_sinks else {"sinks": None}),
         }
 

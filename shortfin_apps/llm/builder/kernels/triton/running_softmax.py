@@ -1,0 +1,178 @@
+"""The running softmax of attention (as in FlashAttention), over slots of a KV cache's pages.
+
+Its state is the peak of the weights to base 2 [QUERIES], the sum of their powers [QUERIES], and the values
+weighed with these [QUERIES, BLOCK_DIM], all f32; powers are relative to the peak.
+"""
+
+import triton
+import triton.language as tl
+
+from shortfin_apps.llm.builder.kernels.triton.cached_bytes import load_scales, scales_of
+
+LOWEST = tl.constexpr(-1.0e30)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def nothing(seen, queries):
+    """The state of no slot."""
+    peak = tl.full(seen.shape, LOWEST, tl.float32)
+    return peak, tl.zeros(seen.shape, tl.float32), tl.zeros(queries.shape, tl.float32)
+
+
+@triton.jit
+def merged(state, part):
+    """The state of a softmax of what comes to `state`, and then what comes to `part`; the same to the bit as
+    the one if the other is of nothing."""
+    peak, total, sums = state
+    part_peak, part_total, part_sums = part
+    new_peak = tl.maximum(peak, part_peak)
+    decay, weight = tl.exp2(peak - new_peak), tl.exp2(part_peak - new_peak)
+    total = tl.fma(total, decay, part_total * weight)
+    return new_peak, total, tl.fma(part_sums, weight[:, None], sums * decay[:, None])
+
+
+@triton.jit
+def chosen(condition, state, other):
+    """The `state` of a softmax of the queries for which the condition [QUERIES] holds, else the other."""
+    peak = tl.where(condition, state[0], other[0])
+    total = tl.where(condition, state[1], other[1])
+    return peak, total, tl.where(condition[:, None], state[2], other[2])
+
+
+@triton.jit
+def attend_slots(
+    queries,
+    seen,
+    begin,
+    first,
+    shared,
+    last,
+    state,
+    cache,
+    table,
+    layer,
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """Attention of queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1 of those that each has `seen`,
+    of which it sees the last WINDOW unless that is None; none sees what is before `begin`, whose pages may
+    hold anything.
+
+    Slots `first` to `shared` - 1, a multiple of COLUMNS, are seen by all, but for queries that see none: they
+    are attended without masks, to the same bits; what comes of queries that see none is of no use. `table` is
+    the row's pages. Returns `state` with these slots.
+    """
+    peak, total, sums = state
+    heads = cache + kv_head * HEAD_DIM
+    scales = None
+    if cache.dtype.element_ty == tl.int8:
+        scales = scales_of(cache, KV_HEADS, HEAD_DIM) + kv_head
+    for at in range(first, shared, COLUMNS):
+        slot = at + tl.arange(0, COLUMNS)
+        key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS)
+        peak, total, sums = attend_columns(
+            queries, None, heads, scales, key, None, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
+        )
+    for at in range(shared, last, COLUMNS):
+        slot = at + tl.arange(0, COLUMNS)
+        exists = slot < last
+        if WINDOW is not None:
+            exists &= slot >= begin
+        key = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
+        visible = slot[None, :] < seen[:, None]
+        if WINDOW is not None:
+            visible &= slot[None, :] + WINDOW >= seen[:, None]
+        peak, total, sums = attend_columns(
+            queries, visible, heads, scales, key, exists, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
+        )
+    return peak, total, sums
+
+
+@triton.jit
+def attend_columns(
+    queries,
+    visible,
+    heads,
+    scales,
+    key,
+    exists,
+    peak,
+    total,
+    sums,
+    ROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """One step of `attend_slots`, to the keys in rows `key` [COLUMNS] of `heads`.
+
+    `exists` [COLUMNS] are those that are there, `visible` [QUERIES, COLUMNS] those that each query sees: all
+    where they are None. `scales` are those of `heads` in bytes, else None. Returns the new peak, total and
+    sums.
+    """
+    keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
+    keys = load_rows(keys_at, exists, HEAD_DIM).to(queries.dtype)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if scales is not None:
+        scores *= load_scales(scales, key, exists, ROW)[None, :]
+    scale = LOG2_E * HEAD_DIM**-0.5
+    if CAP is not None:
+        scores = tanh(scores * (HEAD_DIM**-0.5 / CAP))
+        scale = LOG2_E * CAP
+    powers, decay, peak, total = soften(scores, visible, scale, peak, total)
+    values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM).to(queries.dtype)
+    if scales is not None:
+        powers *= load_scales(scales, key + STRIDE, exists, ROW)[None, :]
+        if visible is not None:
+            powers = tl.where(visible, powers, 0.0)
+    sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+    return peak, total, sums
+
+
+@triton.jit
+def tanh(x):
+    return 1 - 2 / (tl.exp2(x * (2 * LOG2_E)) + 1)
+
+
+@triton.jit
+def load_rows(at, exists, HEAD_DIM: tl.constexpr):
+    """What is `at` [COLUMNS, BLOCK_DIM], zeros behind HEAD_DIM and in rows that do not exist."""
+    inside = tl.arange(0, at.shape[1])[None, :] < HEAD_DIM
+    if exists is not None:
+        return tl.load(at, mask=exists[:, None] & inside, other=0.0)
+    if at.shape[1] == HEAD_DIM:
+        return tl.load(at)
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr):
+    """[COLUMNS] i64: the cache's rows with the keys of a row's slots; values lie STRIDE rows behind."""
+    page = tl.load(table + slot // STRIDE, mask=exists, other=None if exists is None else 0)
+    return page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
+
+
+@triton.jit
+def soften(scores, visible, scale, peak, total):
+    """One step of a running softmax: `scores` [QUERIES, COLUMNS] times `scale` join what `peak` and `total`
+    stand for. Those that are not `visible` do not, unless that is None.
+
+    Returns their powers of two, the factor of all before them, and the new peak and total. Products are
+    rounded with the sums that they are in, so that the bits are the same whether there is a mask or not.
+    """
+    if visible is not None:
+        scores = tl.where(visible, scores, LOWEST)
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * scale)
+    powers = tl.exp2(tl.fma(scores, scale, -new_peak[:, None]))
+    if visible is not None:
+        powers = tl.where(visible, powers, 0.0)
+    decay = tl.exp2(peak - new_peak)
+    return powers, decay, new_peak, tl.fma(total, decay, tl.sum(powers, axis=1))
