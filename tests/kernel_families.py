@@ -9,11 +9,16 @@ from collections.abc import Iterable
 
 _INSTRUCTIONS = {
     "AMX bf16": "llvm.x86.tdpbf16ps",
+    "AMX fp16": "llvm.x86.tdpfp16ps",
     "AMX int8": "llvm.x86.tdpbssd",
     "AVX-512 bf16": "llvm.x86.avx512bf16.",
     "AVX-512 VNNI": "llvm.x86.avx512.vpdpbusd.512",
+    "AVX-512 integers": "llvm.x86.avx512.pmaddubs.w.512",
     "AVX-VNNI": "llvm.x86.avx512.vpdpbusd.256",
     "AVX2 integers": "llvm.x86.avx2.pmadd.ub.sw",
+    "NEON BFDOT": "llvm.aarch64.neon.bfdot",
+    "NEON SDOT": "llvm.aarch64.neon.sdot",
+    "NEON SMMLA": "llvm.aarch64.neon.smmla",
 }
 _KERNEL = "hal.executable.source"
 

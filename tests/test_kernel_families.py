@@ -18,11 +18,15 @@ TOP_K = render("cpu/top_k", "top_k", g=TopKGeometry(size=64, k=4))
     ("instruction", "family"),
     [
         ("llvm.x86.tdpbf16ps", "AMX bf16"),
+        ("llvm.x86.tdpfp16ps", "AMX fp16"),
         ("llvm.x86.tdpbssd", "AMX int8"),
         ("llvm.x86.avx512bf16.dpbf16ps.512", "AVX-512 bf16"),
         ("llvm.x86.avx512.vpdpbusd.512", "AVX-512 VNNI"),
+        ("llvm.x86.avx512.pmaddubs.w.512", "AVX-512 integers"),
         ("llvm.x86.avx512.vpdpbusd.256", "AVX-VNNI"),
         ("llvm.x86.avx2.pmadd.ub.sw", "AVX2 integers"),
+        ("llvm.aarch64.neon.sdot.v4i32.v16i8", "NEON SDOT"),
+        ("llvm.aarch64.neon.smmla", "NEON SMMLA"),
     ],
 )
 def test_a_family_is_told_by_its_instruction(instruction: str, family: str) -> None:
@@ -40,7 +44,8 @@ def test_executed_kernels_are_not_listed_as_only_compiled() -> None:
     line = describe({"AVX-512 bf16", "vectors on x86_64"}, {"AVX-512 bf16", "AMX bf16", "AMX int8"})
     assert line == (
         "kernels: executed AVX-512 bf16, vectors on x86_64; only compiled AMX bf16, AMX int8; "
-        "not tried AVX-512 VNNI, AVX-VNNI, AVX2 integers"
+        "not tried AMX fp16, AVX-512 VNNI, AVX-512 integers, AVX-VNNI, AVX2 integers, NEON BFDOT, NEON SDOT, "
+        "NEON SMMLA"
     )
     assert describe([], []) is None
 

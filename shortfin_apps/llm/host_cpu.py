@@ -1,4 +1,4 @@
-"""Features of this host's CPU, as far as compiled models depend on them."""
+"""What this host's CPU can execute, as far as compiled models depend on it; as Linux tells it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,33 @@ import platform
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# LLVM's names of features whose absence makes a compiled model fault, and that Linux reports.
-_DECISIVE = re.compile(r"avx(?!10).*|amx.*|fma|f16c|gfni|vaes|neon|dotprod|i8mm|bf16|sve2?|fullfp16")
-_LINUX_NAMES = {"neon": "asimd", "dotprod": "asimddp", "fullfp16": "asimdhp"}
+# LLVM's names of features whose instructions it chooses by itself, so that a compiled model faults without
+# them, and that Linux reports.
+_DECISIVE = re.compile(
+    r"avx(?!10).*|amx.*|fma4?|f16c|xop|tbm|gfni|vaes|s?sse3|sse4\.[12]|popcnt|lzcnt|bmi2?|movbe"
+    r"|neon|fp-armv8|dotprod|i8mm|bf16|sve2?(p\d)?|fullfp16|complxnum|rdm|lse2?|rcpc|cssc|mops"
+)
+# Where Linux has another name: arch/x86/include/asm/cpufeatures.h, Documentation/arch/arm64/elf_hwcaps.rst.
+_LINUX_NAMES = {
+    "sse3": "pni",
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "neon": "asimd",
+    "fp-armv8": "fp",
+    "dotprod": "asimddp",
+    "fullfp16": "asimdhp",
+    "complxnum": "fcma",
+    "rdm": "asimdrdm",
+    "lse": "atomics",
+    "lse2": "uscat",
+    "rcpc": "lrcpc",
+}
 
 _ARCHITECTURES = {"x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "arm_64", "arm64": "arm_64"}
 
@@ -24,10 +43,41 @@ _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
 
 
-def is_of_another_architecture(architecture: str) -> bool:
-    """Whether a program for that architecture (IREE's name) cannot run here; False if either is unknown."""
-    here = _ARCHITECTURES.get(platform.machine())
-    return architecture in _ARCHITECTURES.values() and here is not None and architecture != here
+@dataclass(frozen=True, slots=True)
+class HostCpu:
+    """A CPU to run on: `architecture` is IREE's name of it, `features` are Linux's names.
+
+    None and empty where the host does not tell; nothing is then said to be missing.
+    """
+
+    architecture: str | None
+    features: frozenset[str]
+
+    def is_of_another_architecture(self, architecture: str) -> bool:
+        """Whether a program for that architecture (IREE's name) cannot run here; False if unknown."""
+        known = architecture in _ARCHITECTURES.values() and self.architecture is not None
+        return known and architecture != self.architecture
+
+    def missing(self, needed: Iterable[str]) -> list[str]:
+        """The features of `needed` (LLVM's names) that the CPU lacks, sorted."""
+        if not self.features:
+            return []
+        return sorted(name for name in decisive_features(needed) if not self._has(name))
+
+    def _has(self, name: str) -> bool:
+        if name.startswith("amx") and not permit_amx():
+            return False
+        return _plain(_LINUX_NAMES.get(name, name)) in map(_plain, self.features)
+
+
+def this_host(cpuinfo: Path = CPUINFO) -> HostCpu:
+    """The CPU that this process runs on."""
+    return HostCpu(_ARCHITECTURES.get(platform.machine()), _linux_features(cpuinfo))
+
+
+def decisive_features(features: Iterable[str]) -> frozenset[str]:
+    """Those of `features` (LLVM's names) without which a compiled model faults."""
+    return frozenset(name for name in features if _DECISIVE.fullmatch(name))
 
 
 @cache
@@ -43,26 +93,16 @@ def permit_amx() -> bool:
 
 def missing_features(needed: Iterable[str], cpuinfo: Path = CPUINFO) -> list[str]:
     """The features of `needed` (LLVM's names) that this host lacks; none if the host does not tell."""
-    host = _host_features(cpuinfo)
-    if not host:
-        return []
-    decisive = (name for name in needed if _DECISIVE.fullmatch(name))
-    return sorted(name for name in decisive if not _has(host, name))
+    return this_host(cpuinfo).missing(needed)
 
 
-def _has(host: frozenset[str], name: str) -> bool:
-    if name.startswith("amx") and not permit_amx():
-        return False
-    return _plain(_LINUX_NAMES.get(name, name)) in host
-
-
-def _host_features(cpuinfo: Path) -> frozenset[str]:
+def _linux_features(cpuinfo: Path) -> frozenset[str]:
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return frozenset()
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(_plain(name) for name in found[1].split()) if found else frozenset()
+    return frozenset(found[1].split()) if found else frozenset()
 
 
 def _plain(name: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.weights.layout import multiplies_blocks
 from tests.builder.compiled_model import HOST, CompiledModel, Result
-from tests.builder.reference import forward
 
 STRIDE = 16
 # Logits have a standard deviation of about 1. bf16 keeps 8 bits of every activation and of K and V, which

@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.abi import Entry
 from shortfin_apps.llm.builder.model.config import row_elements
+from shortfin_apps.llm.builder.reference.attention import dequantised_heads, quantised_heads
+from shortfin_apps.llm.builder.reference.forward import forward
+from shortfin_apps.llm.builder.reference.pointwise import F32
 from tests.builder.compiled_model import DTYPES, CompiledModel, Result, block_table
-from tests.builder.reference import F32, dequantised_heads, forward, quantised_heads
 
 NUM_PADDING_TOKENS = 5  # behind the tokens of an extend
 

@@ -10,27 +10,66 @@ from typing import Any
 import iree.runtime as iree
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
 from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.quantise import quantise_rows
+from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, Int8Panels, WeightLayout, stored_types
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.host_cpu import permit_amx
+from shortfin_apps.llm.host_cpu import missing_features, permit_amx
 from tests.builder.compiled_model import DTYPES, HOST
 from tests.builder.random_blocks import random_blocks
 from tests.kernel_families import note_executed
 
 F32 = npt.NDArray[np.float32]
 Inputs = dict[str, tuple[int | str, ...]]
+Load = Callable[[str, Path], Any]  # compiles the text of a module in a folder, and has its functions
 
 # 130 rows cross a row block, the others take every kind of tail.
 ROWS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 130]
 # The same CPU without the bf16 dot and wide registers: the tiles that smaller machines get.
 NARROW = replace(HOST, features=frozenset({"avx2", "fma"}))
 NO_TILES = replace(HOST, features=frozenset(f for f in HOST.features if not f.startswith("amx")))
-NAMES = {NARROW.features: "narrow", NO_TILES.features: "no-tiles", HOST.features: "host"}
+# Where its layouts alone are read, a CPU of aarch64.
+SMMLA = replace(HOST, features=frozenset({"neon", "dotprod", "i8mm"}))
+NAMES = {
+    NARROW.features: "narrow",
+    NO_TILES.features: "no-tiles",
+    HOST.features: "host",
+    SMMLA.features: "smmla",
+}
+# Kinds of CPU that this one may be: kernels for any of them run here where it has their features.
+AVX2 = frozenset({"avx2", "fma", "f16c"})
+CPUS = {
+    "amx": HOST,
+    "avx512": NO_TILES,
+    # As Cascade Lake is.
+    "avx512-no-bf16": replace(NO_TILES, features=NO_TILES.features - {"avx512bf16"}),
+    # Without the dot product of bytes, as Skylake is.
+    "avx512-no-vnni": replace(HOST, features=frozenset({"avx512f", "avx512bw"})),
+    "avx-vnni": replace(HOST, features=AVX2 | {"avxvnni"}),
+    "avx2": replace(HOST, features=AVX2),
+}
+
+
+def cpu_or_skip(name: str) -> Target:
+    """One of CPUS; skips the test where this CPU is none."""
+    target = CPUS[name]
+    is_own = target.features >= NO_TILES.features - {"avx512bf16"}  # the others name all their features
+    missing = {
+        "AMX with int8": name == "amx" and not HOST.has_amx_int8,
+        "AVX-512": is_own and not HOST.has_wide_vectors,
+        "AVX-512 VNNI": is_own and not HOST.has_int8_dot,
+        "AVX-512 with bf16": name == "avx512" and not HOST.has_bf16_dot,
+        **({} if is_own else dict.fromkeys(missing_features(target.features), True)),
+    }
+    lacks = [feature for feature, is_missing in missing.items() if is_missing]
+    if lacks:
+        pytest.skip(f"this CPU has no {', '.join(lacks)}")
+    return target
 
 
 class ConstantWeights(WeightTypes):

@@ -10,8 +10,8 @@ import pytest
 
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.reference.forward import forward
 from tests.builder.compiled_model import HYBRID, NAN_BYTE, PAGES, Array, CompiledModel
-from tests.builder.reference import forward
 
 STRIDE = 4
 OPTIONS = BuildOptions(

@@ -12,6 +12,9 @@ from shortfin_apps.llm.errors import BuildError
 from shortfin_apps.llm.host_cpu import permit_amx
 from shortfin_apps.llm.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
+_AARCH64 = (
+    "aarch64"  # every CPU of that architecture, on any host; LLVM's own name is for x86-64 only: `x86-64`
+)
 _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
 # This host's architecture first: `host` and `generic` are of it.
 _TRIPLES = (None, "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu")
@@ -57,6 +60,11 @@ class Target:
         return self.is_cpu and {"amx-tile", "amx-bf16", "avx512bf16", "avx512f"} <= self.features
 
     @property
+    def has_amx_fp16(self) -> bool:
+        """Whether the CPU has Intel AMX with f16 tiles, too."""
+        return self.has_amx and "amx-fp16" in self.features
+
+    @property
     def has_amx_int8(self) -> bool:
         """Whether the CPU has Intel AMX with int8 tiles, too."""
         return self.has_amx and "amx-int8" in self.features
@@ -68,13 +76,33 @@ class Target:
 
     @property
     def has_block_dot(self) -> bool:
-        """Whether the CPU has such dot products of vectors as wide as its own (AVX-512 VNNI or AVX-VNNI)."""
-        return self.has_int8_dot or (self._has_narrow_integers and "avxvnni" in self.features)
+        """Whether the CPU has dot products of bytes of its own vectors: AVX-512 VNNI, AVX-VNNI or SDOT."""
+        has_avx_vnni = self._has_narrow_integers and "avxvnni" in self.features
+        return self.has_int8_dot or has_avx_vnni or self.has_neon_dot
+
+    @property
+    def has_neon_dot(self) -> bool:
+        """Whether the CPU has int8 dot products of NEON's vectors (SDOT)."""
+        return self.is_cpu and {"neon", "dotprod"} <= self.features
+
+    @property
+    def has_smmla(self) -> bool:
+        """Whether the CPU has int8 products of 2 x 8 by 8 x 2 matrices in NEON's vectors (I8MM), too."""
+        return self.has_neon_dot and "i8mm" in self.features
+
+    @property
+    def has_neon_bf16_dot(self) -> bool:
+        """Whether the CPU has dot products of pairs of bf16 of NEON's vectors (BFDOT)."""
+        return self.is_cpu and {"neon", "bf16"} <= self.features
 
     @property
     def multiplies_blocks(self) -> bool:
-        """Whether blocks are multiplied as integers: with dot products of bytes, or with AVX2."""
-        return self.has_int8_dot or self._has_narrow_integers
+        """Whether blocks are multiplied as integers: with such dot products, AVX-512 or AVX2."""
+        return self.has_block_dot or self._has_wide_integers or self._has_narrow_integers
+
+    @property
+    def _has_wide_integers(self) -> bool:
+        return self.is_cpu and {"avx512bw", "avx512f"} <= self.features
 
     @property
     def _has_narrow_integers(self) -> bool:
@@ -150,8 +178,9 @@ def _with_implied(features: set[str]) -> frozenset[str]:
 
 @cache
 def _cpu_target(device: str, cpu: str) -> Target:
-    for triple in _TRIPLES:
-        if target := _probe_cpu(device, cpu, triple):
+    name, triples = ("generic", _TRIPLES[1:2]) if cpu == _AARCH64 else (cpu, _TRIPLES)
+    for triple in triples:
+        if target := _probe_cpu(device, name, triple):
             return target
     raise BuildError(
         f"the compiler knows no CPU {cpu!r} for x86-64 or aarch64; "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shortfin_apps.llm.builder.kernels.activations import Bf16Tiles, Int8Blocks, Int8Tiles
+from shortfin_apps.llm.builder.kernels.activations import FloatTiles, Int8Blocks, Int8Tiles
 
 
-@pytest.mark.parametrize("layout", [Bf16Tiles, Int8Tiles, Int8Blocks])
+@pytest.mark.parametrize("layout", [FloatTiles, Int8Tiles, Int8Blocks])
 @pytest.mark.parametrize("features", [32, 96, 576])
 def test_sixteen_rows_are_as_large_as_sixteen_times_a_row(
-    layout: type[Bf16Tiles | Int8Tiles | Int8Blocks], features: int
+    layout: type[FloatTiles | Int8Tiles | Int8Blocks], features: int
 ) -> None:
     assert layout(features).tile_row_bytes == 16 * layout(features).row_bytes
 

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.choose import CANDIDATES, EXPERTS, Candidate, choose, make_lowering
+from shortfin_apps.llm.builder.lowering.choose import (
+    CANDIDATES,
+    EXPERTS,
+    FUSED_LAYER,
+    Candidate,
+    choose,
+    make_lowering,
+)
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import operations
@@ -29,9 +36,13 @@ ODD = RoutedExperts(count=4, per_token=2, features=40)
 ODD_SHARED = RoutedExperts(count=4, per_token=2, features=48, shared=40)
 AMX = resolve_target("cpu:sapphirerapids")
 AMX_BF16 = replace(AMX, features=AMX.features - {"amx-int8"})
+AMX_FP16 = resolve_target("cpu:graniterapids")
 VNNI = resolve_target("cpu:znver4")
 HASWELL = resolve_target("cpu:haswell")
 SKYLAKE = resolve_target("cpu:skylake-avx512")  # AVX-512 without VNNI
+ARM = resolve_target("cpu:neoverse-v1")
+ARM_WITHOUT_DOT = resolve_target("cpu:cortex-a72")
+HAVE_BYTES = (HASWELL, SKYLAKE, ARM)
 GPU = resolve_target("hip:gfx942")
 LINALG_ON_CPU = (
     *(
@@ -53,10 +64,9 @@ def between_attentions(name: str) -> dict[str, str]:
     return dict.fromkeys(("Norm", "Linear", "GatedLinear"), name)
 
 
-FUSED, INT8 = between_attentions("amx/fused_layer"), between_attentions("cpu/matmul_int8")
-BLOCK_INT8 = between_attentions("cpu/matmul_block_int8")
+FUSED, INT8 = between_attentions("fused/layer"), between_attentions("cpu/matmul_int8")
 VECTORS = {"Norm": "cpu/rms_norm", "Linear": "cpu/matmul", "GatedLinear": "cpu/matmul"}
-TILE_ATTENTION, VECTOR_ATTENTION = {"Attend": "amx/paged_attention"}, {"Attend": "cpu/paged_attention"}
+BF16_ATTENTION, VECTOR_ATTENTION = {"Attend": "avx512/paged_attention"}, {"Attend": "cpu/paged_attention"}
 
 
 def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringContext:
@@ -66,28 +76,34 @@ def context(spec: ModelSpec, options: BuildOptions, target: Target) -> LoweringC
 @pytest.mark.parametrize(
     ("target", "spec", "options", "expected"),
     [
-        (AMX, TILES, BuildOptions(), FUSED | TILE_ATTENTION),
-        (AMX, TILES, BuildOptions(weights="int8"), FUSED | TILE_ATTENTION),
+        (AMX, TILES, BuildOptions(), FUSED | BF16_ATTENTION),
+        (AMX, TILES, BuildOptions(weights="int8"), FUSED | BF16_ATTENTION),
         (AMX, TINY, BuildOptions(), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(kv="f16"), FUSED | VECTOR_ATTENTION),
-        (AMX, TILES, BuildOptions(kv="q8_0"), FUSED | TILE_ATTENTION),
-        (AMX, replace(TILES, head_dim=512), BuildOptions(kv="q8_0"), FUSED | TILE_ATTENTION),
+        (AMX, TILES, BuildOptions(kv="q8_0"), FUSED | BF16_ATTENTION),
+        (AMX, replace(TILES, head_dim=512), BuildOptions(kv="q8_0"), FUSED | BF16_ATTENTION),
         (AMX, replace(TILES, head_dim=544), BuildOptions(kv="q8_0"), FUSED | VECTOR_ATTENTION),
         (AMX, TILES, BuildOptions(block_seq_stride=8), FUSED | VECTOR_ATTENTION),
-        (AMX, replace(TILES, window=64, score_cap=50.0), BuildOptions(), FUSED | TILE_ATTENTION),
-        (AMX, replace(TILES, has_sinks=True), BuildOptions(), FUSED | TILE_ATTENTION),
-        (AMX, TILES, BuildOptions(weights="f32"), VECTORS | VECTOR_ATTENTION),
-        (AMX, replace(TILES, hidden_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
-        (AMX, replace(TILES, intermediate_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
-        (AMX, replace(TILES, vocab_size=48), BuildOptions(), VECTORS | TILE_ATTENTION),
-        (AMX_BF16, TILES, BuildOptions(), VECTORS | TILE_ATTENTION),
-        (VNNI, TILES, BuildOptions(weights="int8"), INT8 | VECTOR_ATTENTION),
-        (VNNI, TILES, BuildOptions(weights="q8_0"), BLOCK_INT8 | VECTOR_ATTENTION),
-        (AMX_BF16, TILES, BuildOptions(weights="q4"), BLOCK_INT8 | TILE_ATTENTION),
-        (VNNI, replace(TILES, vocab_size=48), BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
-        (VNNI, TILES, BuildOptions(), VECTORS | VECTOR_ATTENTION),
-        (HASWELL, TILES, BuildOptions(weights="q4"), BLOCK_INT8 | VECTOR_ATTENTION),
-        (SKYLAKE, TILES, BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
+        (AMX, replace(TILES, window=64, score_cap=50.0), BuildOptions(), FUSED | BF16_ATTENTION),
+        (AMX, replace(TILES, has_sinks=True), BuildOptions(), FUSED | BF16_ATTENTION),
+        (AMX, TILES, BuildOptions(weights="f32"), FUSED | VECTOR_ATTENTION),
+        (AMX, replace(TILES, hidden_size=48), BuildOptions(), VECTORS | BF16_ATTENTION),
+        (AMX, replace(TILES, intermediate_size=48), BuildOptions(), VECTORS | BF16_ATTENTION),
+        (AMX, replace(TILES, vocab_size=48), BuildOptions(), VECTORS | BF16_ATTENTION),
+        (AMX_BF16, TILES, BuildOptions(), FUSED | BF16_ATTENTION),
+        (VNNI, TILES, BuildOptions(weights="int8"), FUSED | BF16_ATTENTION),
+        (VNNI, TILES, BuildOptions(weights="q8_0"), FUSED | BF16_ATTENTION),
+        (AMX_BF16, TILES, BuildOptions(weights="q4"), FUSED | BF16_ATTENTION),
+        (VNNI, replace(TILES, vocab_size=48), BuildOptions(weights="q4"), VECTORS | BF16_ATTENTION),
+        (VNNI, TILES, BuildOptions(), FUSED | BF16_ATTENTION),
+        (HASWELL, TILES, BuildOptions(weights="q4"), FUSED | VECTOR_ATTENTION),
+        (HASWELL, TILES, BuildOptions(), FUSED | VECTOR_ATTENTION),
+        (ARM, TILES, BuildOptions(), FUSED | VECTOR_ATTENTION),
+        (ARM, TINY, BuildOptions(weights="f16"), FUSED | VECTOR_ATTENTION),
+        (VNNI, replace(TILES, vocab_size=48), BuildOptions(weights="int8"), INT8 | BF16_ATTENTION),
+        *((each, TILES, BuildOptions(weights="int8"), FUSED | VECTOR_ATTENTION) for each in HAVE_BYTES),
+        *((each, TILES, BuildOptions(weights="q4"), FUSED | VECTOR_ATTENTION) for each in (SKYLAKE, ARM)),
+        (ARM_WITHOUT_DOT, TILES, BuildOptions(weights="q4"), VECTORS | VECTOR_ATTENTION),
     ],
 )
 def test_kernels_of_a_cpu(
@@ -101,6 +117,8 @@ def test_kernels_of_a_cpu(
     ("target", "weights", "name"),
     [
         (AMX, "bf16", "amx/experts"),
+        (AMX, "f16", "cpu/experts"),
+        (AMX_FP16, "f16", "amx/experts"),
         (AMX, "q8_0", "cpu/experts"),
         (VNNI, "bf16", "cpu/experts"),
         (GPU, "bf16", "triton/layers"),
@@ -116,9 +134,10 @@ def test_experts_have_kernels_of_their_own(target: Target, weights: WeightType, 
 
 def test_a_decode_attends_within_the_fused_layer() -> None:
     joined, apart = (
-        [str(choice) for choice in choose(context(TILES, BuildOptions(kv=kv), AMX))] for kv in ("bf16", "f16")
+        [str(choice) for choice in choose(context(spec, BuildOptions(), AMX))]
+        for spec in (TILES, replace(TILES, vocab_size=48))
     )
-    assert any("a decode's is a stage of amx/fused_layer" in line for line in joined)
+    assert any("a decode's is a stage of fused/layer" in line for line in joined)
     assert not any("a decode's" in line for line in apart)
 
 
@@ -148,18 +167,18 @@ def test_a_build_for_a_gpu_without_triton_says_how_to_install_it(monkeypatch: py
 
 
 def test_the_reason_names_what_was_there_and_what_was_not() -> None:
-    choices = {choice.kind: str(choice) for choice in choose(context(TILES, BuildOptions(), VNNI))}
+    odd = replace(TILES, vocab_size=48)
+    choices = {choice.kind: str(choice) for choice in choose(context(odd, BuildOptions(), VNNI))}
     assert choices[Norm] == (
-        "Norm: cpu/rms_norm, given a CPU; not amx/fused_layer, which needs AMX with int8 and AVX-512 VNNI; "
-        "not cpu/matmul_int8, which needs weights in int8; "
-        "not cpu/matmul_block_int8, which needs weights in blocks"
+        "Norm: cpu/rms_norm, given a CPU; not fused/layer, which needs sizes in multiples of 32; "
+        "not cpu/matmul_int8, which needs weights in int8"
     )
 
 
 @pytest.mark.parametrize(
     ("target", "spec", "weights", "message"),
     [
-        (HASWELL, TILES, "int8", "int8 needs .* which haswell is not; use q8_0"),
+        (ARM_WITHOUT_DOT, TILES, "int8", "int8 needs .* which cortex-a72 is not; use q8_0"),
         (VNNI, replace(TILES, hidden_size=80), "int8", "multiples of 32, not 80; use q8_0"),
         (VNNI, replace(TILES, intermediate_size=40), "bf16", "intermediate_size 40 is not a multiple of 16"),
         (GPU, TILES, "int8", "weights in int8 are for CPUs"),
@@ -211,13 +230,12 @@ class TwiceTheNorm:
 
 
 NEW = Candidate("test/norm", (Norm,), lambda c: {"f32": c.options.weights == "f32"}, lambda _: TwiceTheNorm())
-WITHOUT_NORM = [candidate for candidate in CANDIDATES if candidate.name != "cpu/rms_norm"]
+ALONE = [candidate for candidate in CANDIDATES if candidate is not FUSED_LAYER]
+WITHOUT_NORM = [candidate for candidate in ALONE if candidate.name != "cpu/rms_norm"]
 
 
 @pytest.mark.parametrize("target", [HOST, GENERIC], ids=["cpu", "generic"])
-@pytest.mark.parametrize(
-    ("candidates", "name"), [([NEW, *CANDIDATES], "test/norm"), (WITHOUT_NORM, "linalg")]
-)
+@pytest.mark.parametrize(("candidates", "name"), [([NEW, *ALONE], "test/norm"), (WITHOUT_NORM, "linalg")])
 def test_one_operation_alone_takes_another_kernel(
     target: Target, candidates: list[Candidate], name: str, tmp_path: Path
 ) -> None:

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.blocks import E2M1, Q8_0, BlockType, Terms
 from shortfin_apps.llm.builder.model.family import weight_shapes
-from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.model.spec import BuildOptions, FloatType, WeightType
 from shortfin_apps.llm.builder.quantise import quantise, quantise_rows
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import (
+    FLOAT_DTYPES,
     FP8_DTYPES,
     LANES,
     BlockRows,
@@ -50,7 +50,8 @@ class Place:
         return cls(row // (2 * LANES), row // LANES % 2, row % LANES)
 
 
-CASES = [(1, False, 48), (2, False, 48), (2, True, 96), (1, True, 32), (2, False, 64)]
+NAME = "blk.0.ffn_down.weight"
+CASES = [(1, False, 48), (2, False, 48), (2, True, 96), (1, True, 32), (2, False, 64), (8, True, 96)]
 
 
 @pytest.mark.parametrize(("pair", "gated", "rows"), CASES)
@@ -67,11 +68,12 @@ def test_panels(pair: int, gated: bool, rows: int) -> None:
 
 
 @pytest.mark.parametrize(("gated", "rows"), [(False, 32), (True, 96), (False, 64)])
-def test_tile_panels(gated: bool, rows: int) -> None:
-    matrix = np.random.default_rng(0).standard_normal((rows, 96)).astype(ml_dtypes.bfloat16)
-    layout = TilePanels(gated)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_tile_panels(gated: bool, rows: int, dtype: FloatType) -> None:
+    matrix = np.random.default_rng(0).standard_normal((rows, 96)).astype(FLOAT_DTYPES[dtype])
+    layout = TilePanels(dtype, gated)
     [tiles] = layout.store(matrix)
-    assert {"w": (tiles.shape, "bf16")} == layout.stored("w", matrix.shape)
+    assert {"w": (tiles.shape, dtype)} == layout.stored("w", matrix.shape)
     steps = tiles.reshape(num_panels(rows), 3, 2, 16, LANES, 2)
     for row in range(rows):
         at = Place.of(row, rows, gated)
@@ -151,13 +153,13 @@ def row_terms(stored: Array, kind: BlockType, columns: int) -> F32:
 
 
 @pytest.mark.parametrize(("gated", "rows"), [(False, 48), (True, 96), (False, 64)])
-@pytest.mark.parametrize("columns", [64, 80])
-def test_int8_panels(gated: bool, rows: int, columns: int) -> None:
+@pytest.mark.parametrize(("columns", "pair"), [(64, 4), (80, 4), (64, 8), (80, 8)])
+def test_int8_panels(gated: bool, rows: int, columns: int, pair: int) -> None:
     matrix = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
-    layout = Int8Panels(gated)
+    layout = Int8Panels(gated, pair)
     quants, scales = layout.store(matrix)
     assert layout.stored("w", matrix.shape) == {"w": (quants.shape, "i8"), "w.scales": (scales.shape, "f32")}
-    steps = quants.reshape(num_panels(rows), -(-columns // 64), 2, 16, LANES, 4)
+    steps = quants.reshape(num_panels(rows), -(-columns // 64), 2, 64 // pair, LANES, pair)
     wanted_quants, wanted_scales = quantise_rows(matrix)
     for row in range(rows):
         at = Place.of(row, rows, gated)
@@ -165,6 +167,21 @@ def test_int8_panels(gated: bool, rows: int, columns: int) -> None:
         np.testing.assert_array_equal(got[:columns], wanted_quants[row])
         assert scales.reshape(-1, 2, LANES)[at.panel, at.half, at.lane] == wanted_scales[row]
     assert np.count_nonzero(quants) == np.count_nonzero(wanted_quants)
+
+
+@pytest.mark.parametrize(("device", "pair"), [("neoverse-v1", 8), ("neoverse-n1", 4), ("znver4", 4)])
+@pytest.mark.parametrize("weights", ["q8_0", "q4", "int8"])
+def test_bytes_lie_in_eights_where_neon_multiplies_matrices(
+    device: str, pair: int, weights: WeightType
+) -> None:
+    options, target = BuildOptions(weights=weights), resolve_target(f"cpu:{device}")
+    layout = weight_layout(NAME, TINY, options, target)
+    assert isinstance(layout, QuantisedPanels | Int8Panels)
+    assert layout.pair == pair
+    # Where matmuls are not of the fused layer.
+    layout = weight_layout(NAME, replace(TINY, vocab_size=48), options, target)
+    assert isinstance(layout, QuantisedPanels | Int8Panels)
+    assert layout.pair < 8
 
 
 @pytest.mark.parametrize("layout", [QuantisedPanels(Q8_0, 2, gated=False), BlockRows(Q8_0)])

@@ -42,7 +42,12 @@ def _each(pattern: str, names: Sequence[object]) -> str:
 
 def _pairs(rows: int, columns: int) -> list[str]:
     """Names of a grid of values: 0_0, 0_1, ..., 1_0, ..."""
-    return [f"{row}_{column}" for row in range(rows) for column in range(columns)]
+    return _crossed(range(rows), range(columns))
+
+
+def _crossed(rows: Sequence[int], columns: Sequence[int]) -> list[str]:
+    """Names of a grid of values whose rows and columns have these numbers."""
+    return [f"{row}_{column}" for row in rows for column in columns]
 
 
 # The one spelling that IREE's releases do not share: the type of the alignment of LLVM's masked stores.
@@ -52,5 +57,6 @@ _TEMPLATES.globals |= {
     "layout": _layout,
     "each": _each,
     "pairs": _pairs,
+    "crossed": _crossed,
     "masked_alignment": _MASKED_ALIGNMENT,
 }

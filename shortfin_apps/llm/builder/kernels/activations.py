@@ -1,4 +1,5 @@
-"""Geometry of activations as the AMX matmuls read them: sixteen rows at a time, in tiles or in blocks."""
+"""Geometry of activations that matmuls read sixteen rows at a time: in tiles of bf16 or f16 (AMX) or of
+bytes, or in blocks of bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Bf16Tiles:
-    """[rows / 16 rounded up, features / 32, 16, 32] bf16; `features` is a multiple of 32."""
+class FloatTiles:
+    """[rows / 16 rounded up, features / 32, 16, 32] bf16 or f16; `features` is a multiple of 32."""
 
     features: int
 

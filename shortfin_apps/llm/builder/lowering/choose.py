@@ -16,16 +16,16 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter
 from shortfin_apps.llm.builder.graph.token_layout import lay_out
 from shortfin_apps.llm.builder.kernels.triton import GROUP
-from shortfin_apps.llm.builder.lowering.amx.attention import AmxAttention, fills_attention_tiles
 from shortfin_apps.llm.builder.lowering.amx.experts import AmxExperts
-from shortfin_apps.llm.builder.lowering.amx.fused_layer import FusedLayers
+from shortfin_apps.llm.builder.lowering.avx512.attention import Bf16Attention, fills_attention_tiles
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
-from shortfin_apps.llm.builder.lowering.cpu.block_int8 import BlockInt8Operations
 from shortfin_apps.llm.builder.lowering.cpu.delta_net import VectorDeltaNet
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
+from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
+from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.linalg.gates import LinalgGates
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
@@ -61,7 +61,6 @@ from shortfin_apps.llm.builder.weights.layout import (
     PANEL,
     experts_fill_tiles,
     fills_panels,
-    fills_tiles,
 )
 from shortfin_apps.llm.errors import BuildError
 
@@ -113,29 +112,20 @@ def _int8(c: LoweringContext) -> dict[str, bool]:
     return _cpu(c) | {"weights in int8": c.options.weights == "int8"}
 
 
-def _block_int8(c: LoweringContext) -> dict[str, bool]:
+def _fused(c: LoweringContext) -> dict[str, bool]:
+    in_blocks = c.options.weights in ("q8_0", "q4")
     return {
-        "weights in blocks": c.options.weights in ("q8_0", "q4"),
-        "AVX2, or AVX-512 with VNNI": c.target.multiplies_blocks,
+        "a CPU of x86-64 or aarch64": c.target.is_cpu and c.target.architecture in ("x86_64", "arm_64"),
+        "weights in floats, or that it multiplies as integers": not in_blocks or c.target.multiplies_blocks,
         "no routed experts": c.spec.experts is None,
         "no gated delta nets": c.spec.delta_net is None,
         f"sizes in multiples of {PANEL}": fills_panels(c.spec),
     }
 
 
-def _amx_tiles(c: LoweringContext) -> dict[str, bool]:
+def _bf16_attention(c: LoweringContext) -> dict[str, bool]:
     return {
-        "AMX with int8 and AVX-512 VNNI": c.target.has_amx_int8 and c.target.has_int8_dot,
-        "activations in bf16": c.options.activations == "bf16",
-        "no routed experts": c.spec.experts is None,
-        "no gated delta nets": c.spec.delta_net is None,
-        f"sizes in multiples of {PANEL}": fills_tiles(c.spec, c.target),
-    }
-
-
-def _amx_attention(c: LoweringContext) -> dict[str, bool]:
-    return {
-        "AMX": c.target.has_amx,
+        "AVX-512 with bf16": c.target.has_bf16_dot,
         "activations in bf16": c.options.activations == "bf16",
         "a KV cache in bf16 or q8_0": c.options.kv in ("bf16", "q8_0"),
         "heads and pages of whole tiles": fills_attention_tiles(c.spec, c.options),
@@ -230,8 +220,13 @@ def _vector_delta_net(c: LoweringContext) -> VectorDeltaNet:
 
 
 def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
-    need = f"AMX, and experts in bf16 of sizes in multiples of {PANEL}"
+    need = f"AMX, and experts in bf16 or f16 of sizes in multiples of {PANEL}"
     return {need: experts_fill_tiles(c.spec, c.options, c.target)}
+
+
+def _fused_layers(c: LoweringContext) -> FusedLayers:
+    kernels = StageKernels(c.spec, c.weights, c.options.activations, c.target)
+    return FusedLayers(c.spec, c.weights, c.render, operations(c.spec), kernels)
 
 
 def _amx_experts(c: LoweringContext) -> AmxExperts:
@@ -249,16 +244,16 @@ def _linalg_experts(c: LoweringContext) -> LinalgExperts:
 
 
 FUSED_LAYER = Candidate(
-    "amx/fused_layer",
+    "fused/layer",
     BETWEEN_ATTENTIONS,
-    _amx_tiles,
-    lambda c: FusedLayers(c.spec, c.weights, c.render, operations(c.spec)),
+    _fused,
+    _fused_layers,
 )
-AMX_ATTENTION = Candidate(
-    "amx/paged_attention",
+BF16_ATTENTION = Candidate(
+    "avx512/paged_attention",
     (Attend,),
-    _amx_attention,
-    lambda c: AmxAttention(c.spec, c.options, c.weights, c.render),
+    _bf16_attention,
+    lambda c: Bf16Attention(c.spec, c.options, c.weights, c.render, c.target),
 )
 
 TRITON = Candidate(
@@ -271,18 +266,12 @@ TRITON = Candidate(
 # In order of preference: each kind takes the first candidate whose needs are met.
 CANDIDATES = (
     FUSED_LAYER,
-    AMX_ATTENTION,
+    BF16_ATTENTION,
     Candidate(
         "cpu/matmul_int8",
         BETWEEN_ATTENTIONS,
         _int8,
         lambda c: Int8Operations(c.spec, c.options, c.target, c.weights, c.render),
-    ),
-    Candidate(
-        "cpu/matmul_block_int8",
-        BETWEEN_ATTENTIONS,
-        _block_int8,
-        lambda c: BlockInt8Operations(c.spec, c.options, c.target, c.weights, c.render),
     ),
     Candidate("cpu/rms_norm", (Norm,), _cpu, _vectors),
     Candidate("cpu/matmul", (Linear, GatedLinear), _cpu, _vectors),
@@ -313,7 +302,7 @@ def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATE
     kinds = _kinds(context)
     choices = {kind: _choose(kind, context, candidates) for kind in kinds}
     attend = choices[Attend]
-    if choices[Linear].candidate is FUSED_LAYER and attend.candidate is AMX_ATTENTION:
+    if choices[Linear].candidate is FUSED_LAYER and context.target.is_cpu:
         reason = f"{attend.reason}; a decode's is a stage of {FUSED_LAYER.name}"
         choices[Attend] = replace(attend, reason=reason)
     return tuple(choices.values())
@@ -337,7 +326,7 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
     kernels = {choice.kind: made[choice.candidate.name] for choice in choices}
     fused = made.get(FUSED_LAYER.name) or made.get(TRITON.name)
     attention = kernels[Attend]
-    if isinstance(fused, FusedLayers) and isinstance(attention, AmxAttention):
+    if isinstance(fused, FusedLayers) and isinstance(attention, Bf16Attention | VectorAttention):
         fused.attention = attention
     return Lowering(kernels, context.rendered, fused, _preparation(context, made))
 
@@ -406,7 +395,7 @@ def _check_sizes(c: LoweringContext) -> None:
             raise BuildError(f"{name} {size} is not a multiple of {LANES}, as CPU kernels need")
     if weights == "fp8":
         raise BuildError("weights in fp8 are for GPUs; use q8_0 on a CPU")
-    if weights == "int8" and not target.has_int8_dot:
-        raise BuildError(f"int8 needs a CPU with AVX-512 VNNI, which {target.cpu} is not; use q8_0 there")
+    if weights == "int8" and not target.multiplies_blocks:
+        raise BuildError(f"int8 needs a CPU with AVX2 or SDOT, which {target.cpu} is not; use q8_0 there")
     if weights == "int8" and hidden % PANEL:
         raise BuildError(f"int8 needs a hidden_size in multiples of {PANEL}, not {hidden}; use q8_0")

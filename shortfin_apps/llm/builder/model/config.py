@@ -34,6 +34,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     _check_sizes(options)
     if options.kv == "q8_0" and spec.head_dim % SCALE_BYTES:
         raise BuildError(f"--kv: q8_0 needs heads in multiples of {SCALE_BYTES}, not of {spec.head_dim}")
+    _check_batch_invariant(spec, options)
     max_seq_len = context_length(spec, options)
     if too_long := [size for size in options.chunk_sizes if size > max_seq_len]:
         raise BuildError(f"--chunk-sizes: {too_long[0]} exceeds the context length of {max_seq_len} tokens")
@@ -61,6 +62,22 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             state_block_count=spec.num_states or None,
         ),
     )
+
+
+def _check_batch_invariant(spec: ModelSpec, options: BuildOptions) -> None:
+    if not options.batch_invariant:
+        return
+    if not options.device.startswith("hip"):
+        why = (
+            "CPUs give the same bits without it"
+            if options.device.startswith("cpu")
+            else "see docs/determinism.md"
+        )
+        raise BuildError(f"--batch-invariant: is for AMD GPUs, as in --device hip:gfx942; {why}")
+    if spec.num_states:
+        raise BuildError(
+            "--batch-invariant: layers with a state compute a prompt in another order than a decode"
+        )
 
 
 def _check_sizes(options: BuildOptions) -> None:

@@ -2,7 +2,7 @@
 
 A weight [out, in] is one logical matrix. A panel holds 32 of its output features, so that a kernel reads one
 forward stream. `pair` neighbours along K stay together, as many as a dot product adds (2 of bf16, 4 of
-bytes), or 1:
+bytes, 8 of bytes in products of matrices), or 1:
 
     BlockRows           name           [out, K] i8; of 4 bits
                                        [out, K / 2] i8: byte j of 16 has the elements j and j + 16 of 32 in
@@ -22,8 +22,10 @@ bytes), or 1:
                                        [panels, K / size, 2, 32] f16: scales, then minima; in groups
                                        [panels, K / group, bytes] i8: 32 f16 of each term, then of each block
                                        32 i8 of each term
-    TilePanels          name           [panels, K / 32, 2, 16, 32] bf16: AMX tiles of each half, of 16 pairs
-    Int8Panels          name           [panels, K / 64, 2, 16, 64] i8: AMX tiles of each half, of 16 fours
+    TilePanels          name           [panels, K / 32, 2, 16, 32] bf16 or f16: AMX tiles of each half, of 16
+                                       pairs
+    Int8Panels          name           [panels, K / 64, 2, 64 / pair, 16 * pair] i8: tiles of each half; of
+                                       16 fours they are AMX's
                         name.scales    [panels, 32] f32
 
 A panel's halves are 16 features each: neighbours, or, where `gated`, of gate and of up, which the matrix
@@ -50,6 +52,8 @@ LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
 WORD = 4  # bytes
 TILE = 64  # bytes along K of an AMX tile
+DOT_BYTES = 4  # of a column along K that an integer dot product takes
+MATRIX_BYTES = 8  # that NEON's product of matrices (SMMLA) takes
 GATED = ("ffn_gate_up.weight", "ffn_gate_up_exps.weight", "ffn_gate_up_shexp.weight")
 EXPERTS = ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")
 ROUTER = "ffn_gate_inp.weight"  # small, and what it chooses is discrete, so it is not quantised
@@ -194,17 +198,18 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class TilePanels:
-    """Implements WeightLayout: bf16 in AMX tiles, all of which the matrix must fill."""
+    """Implements WeightLayout: bf16 or f16 in AMX tiles, all of which the matrix must fill."""
 
+    dtype: FloatType
     gated: bool
     blocks: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
-        return {name: ((num_panels(shape[0]), shape[1] // (2 * LANES), 2, LANES, 2 * LANES), "bf16")}
+        return {name: ((num_panels(shape[0]), shape[1] // (2 * LANES), 2, LANES, 2 * LANES), self.dtype)}
 
     def store(self, value: Array | Blocks) -> list[Array]:
         assert not isinstance(value, Blocks)
-        return [_tile(_halves(cast_floats(value, "bf16"), self.gated), 2)]
+        return [_tile(_halves(cast_floats(value, self.dtype), self.gated), 2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +254,16 @@ class QuantisedPanels:
 
 @dataclass(frozen=True, slots=True)
 class Int8Panels:
-    """Implements WeightLayout: bytes in AMX tiles and a scale for each output feature, for int8."""
+    """Implements WeightLayout: bytes in tiles and a scale for each output feature, for int8."""
 
     gated: bool
+    pair: int = DOT_BYTES
     blocks: None = None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> StoredTypes:
         panels, tiles = num_panels(shape[0]), num_tiles(shape[1])
         return {
-            name: ((panels, tiles, 2, LANES, TILE), "i8"),
+            name: ((panels, tiles, 2, TILE // self.pair, LANES * self.pair), "i8"),
             f"{name}.scales": ((panels, PANEL), "f32"),
         }
 
@@ -269,7 +275,7 @@ class Int8Panels:
         tiles = np.zeros((panels, 2, LANES, num_tiles(columns) * TILE), np.int8)
         tiles[..., :columns] = halves
         return [
-            _tile(tiles, 4),
+            _tile(tiles, self.pair, TILE // self.pair),
             _halves(scales[:, None], self.gated).reshape(panels, PANEL),
         ]
 
@@ -292,9 +298,12 @@ def fills_panels(spec: ModelSpec) -> bool:
     return all(size % PANEL == 0 for size in sizes)
 
 
-def fills_tiles(spec: ModelSpec, target: Target) -> bool:
-    """Whether the CPU has AMX with int8 and all matrices of the model are whole tiles."""
-    return target.has_amx_int8 and target.has_int8_dot and fills_panels(spec)
+def fills_tiles(spec: ModelSpec, activations: FloatType, target: Target) -> bool:
+    """Whether the CPU has AMX for what is made of such activations, and all matrices of the model are whole
+    tiles: with f16 only that, with bf16 that and bytes."""
+    in_bf16 = activations == "bf16" and target.has_amx_int8 and target.has_int8_dot
+    in_f16 = activations == "f16" and target.has_amx_fp16
+    return (in_bf16 or in_f16) and fills_panels(spec)
 
 
 def multiplies_blocks(spec: ModelSpec, target: Target) -> bool:
@@ -302,13 +311,27 @@ def multiplies_blocks(spec: ModelSpec, target: Target) -> bool:
     return target.multiplies_blocks and fills_panels(spec)
 
 
+def multiplies_matrices(spec: ModelSpec, target: Target) -> bool:
+    """Whether integers are multiplied by NEON's products of matrices, which only the fused layer has."""
+    return target.has_smmla and fills_panels(spec)
+
+
+def multiplies_pairs(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
+    """Whether matmuls in floats take dot products of pairs of bf16.
+
+    On aarch64 only the fused layer has them.
+    """
+    has_dot = target.has_bf16_dot or (target.has_neon_bf16_dot and fills_panels(spec))
+    return options.activations == "bf16" and has_dot
+
+
 def experts_fill_tiles(spec: ModelSpec, options: BuildOptions, target: Target) -> bool:
-    """Whether the CPU has AMX, and the experts' matrices are bf16 and whole tiles."""
-    if spec.experts is None or not target.has_amx:
+    """Whether the CPU has AMX for the experts' matrices, bf16 or f16, and they are whole tiles."""
+    has_tiles = {"bf16": target.has_amx, "f16": target.has_amx_fp16}.get(options.weights, False)
+    if spec.experts is None or not has_tiles:
         return False
     in_blocks = any(name.endswith(EXPERTS) for name, _ in options.block_types)
-    in_bf16 = options.weights == options.activations == "bf16" and not in_blocks
-    return in_bf16 and spec.hidden_size % PANEL == spec.experts.features % PANEL == 0
+    return not in_blocks and spec.hidden_size % PANEL == spec.experts.features % PANEL == 0
 
 
 def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Target) -> WeightLayout:
@@ -324,19 +347,20 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # not embedding and head
             return Fp8Rows(target.fp8)
         return RowMajor(options.activations) if blocks is None else BlockRows(blocks)
-    pair = 2 if options.activations == "bf16" and target.has_bf16_dot else 1
-    block_pair = 4 if multiplies_blocks(spec, target) else pair
+    pair = 2 if multiplies_pairs(spec, options, target) else 1
+    byte_pair = MATRIX_BYTES if multiplies_matrices(spec, target) else DOT_BYTES
+    block_pair = byte_pair if multiplies_blocks(spec, target) else pair
     gated = name.endswith(GATED)
     if blocks is not None:
         widened = blocks.is_e2m1 and multiplies_blocks(spec, target)  # as integers
         return QuantisedPanels(Q8_0 if widened else blocks, block_pair, gated)
     match options.weights:
         case "int8":
-            return Int8Panels(gated)
-        case _ if options.activations == "bf16" and fills_tiles(spec, target):
-            return TilePanels(gated)
+            return Int8Panels(gated, byte_pair)
+        case _ if fills_tiles(spec, options.activations, target):
+            return TilePanels(options.activations, gated)
         case _ if name.endswith(EXPERTS) and experts_fill_tiles(spec, options, target):
-            return TilePanels(gated)
+            return TilePanels(options.activations, gated)
         case _:
             return Panels(options.activations, pair, gated)
 
@@ -400,11 +424,11 @@ def _halves(matrix: Array, gated: bool) -> Array:
     return padded.reshape(-1, 2, LANES, columns)
 
 
-def _tile(halves: Array, pair: int) -> Array:
-    """[panels, 2, lanes, K] -> [panels, tiles, 2, 16 steps along K, lanes * pair]."""
+def _tile(halves: Array, pair: int, steps: int = LANES) -> Array:
+    """[panels, 2, lanes, K] -> [panels, tiles, 2, steps along K, lanes * pair]."""
     panels = len(halves)
-    ordered = halves.reshape(panels, 2, LANES, -1, LANES, pair).transpose(0, 3, 1, 4, 2, 5)
-    return np.ascontiguousarray(ordered).reshape(panels, -1, 2, LANES, LANES * pair)
+    ordered = halves.reshape(panels, 2, LANES, -1, steps, pair).transpose(0, 3, 1, 4, 2, 5)
+    return np.ascontiguousarray(ordered).reshape(panels, -1, 2, steps, LANES * pair)
 
 
 def _interleave(halves: Array, pair: int) -> Array:

@@ -18,9 +18,18 @@ from shortfin_apps.llm.builder.weights.layout import (
 def parameter_types(spec: ModelSpec, options: BuildOptions, target: Target) -> StoredTypes:
     """Every parameter of the compiled module: name -> (shape, MLIR dtype), in the order of the graph."""
     types: StoredTypes = {}
+    layouts = weight_layouts(spec, options, target)
     for name, shape in weight_shapes(spec).items():
-        types |= stored_types(weight_layout(name, spec, options, target), name, shape)
+        types |= stored_types(layouts[name], name, shape)
     return types
+
+
+def weight_layouts(spec: ModelSpec, options: BuildOptions, target: Target) -> dict[str, WeightLayout]:
+    """The layout of every weight that the target's program reads, by its name.
+
+    Programs with equal layouts read the same parameter file.
+    """
+    return {name: weight_layout(name, spec, options, target) for name in weight_shapes(spec)}
 
 
 class WeightTypes:
@@ -28,7 +37,7 @@ class WeightTypes:
 
     def __init__(self, spec: ModelSpec, options: BuildOptions, target: Target) -> None:
         self._shapes = weight_shapes(spec)
-        self._layouts = {name: weight_layout(name, spec, options, target) for name in self._shapes}
+        self._layouts = weight_layouts(spec, options, target)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -20,7 +20,7 @@ LLAMA3 = replace(SMOLLM2, q_heads=32, kv_heads=8, head_dim=128)
 
 
 @pytest.mark.parametrize(
-    ("geometry", "tokens", "step_pages", "dim_tiles"),
+    ("geometry", "tokens", "score_pages", "dim_tiles"),
     [
         (SMOLLM2, [1, 4], [4, 2], [64, 32]),
         (replace(SMOLLM2, has_wide_vectors=False), [1], [2], [32]),
@@ -30,16 +30,17 @@ LLAMA3 = replace(SMOLLM2, q_heads=32, kv_heads=8, head_dim=128)
     ],
 )
 def test_accumulators_of_a_tile_fit_the_registers(
-    geometry: PagedAttentionGeometry, tokens: list[int], step_pages: list[int], dim_tiles: list[int]
+    geometry: PagedAttentionGeometry, tokens: list[int], score_pages: list[int], dim_tiles: list[int]
 ) -> None:
     tiles = geometry.tiles
     assert [tile.tokens for tile in tiles] == tokens
-    assert [tile.step_pages for tile in tiles] == step_pages
+    assert [tile.score_pages for tile in tiles] == score_pages
     assert [tile.dim_tile for tile in tiles] == dim_tiles
+    assert [page for pages in tiles[-1].score_rounds for page in pages] == list(range(tiles[0].step_pages))
     assert geometry.stride % geometry.tile_tokens == 0
     registers = 24 if geometry.has_wide_vectors else 8
     for tile in tiles:
-        assert tile.queries * max(tile.step_pages, tile.dim_tile // 16) <= max(registers, tile.queries)
+        assert tile.queries * max(tile.score_pages, tile.dim_tile // 16) <= max(registers, tile.queries)
         assert geometry.head_dim % tile.dim_tile == 0
 
 

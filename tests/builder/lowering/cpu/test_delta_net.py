@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.components.runtime.device import Device
 from tests.builder.compiled_model import HYBRID, CompiledModel
 from tests.builder.hybrid_model import (
@@ -22,7 +23,6 @@ from tests.builder.hybrid_model import (
     check_rows_are_independent,
     in_chunks,
 )
-from tests.builder.reference import forward
 
 TOLERANCE = 1e-4
 

@@ -19,6 +19,8 @@ from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
 from shortfin_apps.llm.builder.model.experts import RoutedExperts
 from shortfin_apps.llm.builder.model.family import weight_shapes
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.builder.reference.experts import route
+from shortfin_apps.llm.builder.reference.pointwise import gated
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import (
@@ -32,27 +34,30 @@ from tests.builder.compiled_kernels import (
     narrow,
 )
 from tests.builder.compiled_model import GENERIC, HOST, ROUTED
-from tests.builder.reference import gated, route
+from tests.builder.emulated_tiles import EMULATED, has_the_rest, load_emulated
 
 EXPERTS = RoutedExperts(count=7, per_token=3, features=96)
 SPEC = replace(ROUTED, experts=EXPERTS)
 BROKEN = 5  # the expert whose weights are NaN in half of the functions
 STRIDE = 16
 ROWS = [1, 2, 9, 40, 130]
-TOLERANCE: dict[WeightType, float] = {"f32": 1e-5, "bf16": 2e-2, "q8_0": 2e-2, "q4": 2e-2}
+TOLERANCE: dict[WeightType, float] = {"f32": 1e-5, "bf16": 2e-2, "f16": 3e-3, "q8_0": 2e-2, "q4": 2e-2}
+KINDS: list[WeightType] = ["f32", "bf16", "q8_0", "q4"]
 GATE_UP, DOWN = "blk.1.ffn_gate_up_exps.weight", "blk.1.ffn_down_exps.weight"
 GATE_UP_BIAS, DOWN_BIAS = "blk.1.ffn_gate_up_exps.bias", "blk.1.ffn_down_exps.bias"
 # Of gpt-oss; 48 features are half a panel more than one.
 BIASED = replace(SPEC, hidden_size=48, activation="clamped", experts=replace(EXPERTS, has_biases=True))
 OWN_BLOCKS = [BlockType(4, has_minima=True, group=256), BlockType(8, 16, group=256), MXFP4]  # of Q4_K, Q6_K
 FORMS: list[tuple[str, Target, WeightType]] = [
-    *(("host", NO_TILES, kind) for kind in TOLERANCE),
-    *(("narrow", NARROW, kind) for kind in TOLERANCE),
+    *(("host", NO_TILES, kind) for kind in KINDS),
+    *(("narrow", NARROW, kind) for kind in KINDS),
     ("linalg", GENERIC, "f32"),
     ("linalg", GENERIC, "bf16"),
 ]
 if HOST.has_amx:
     FORMS.append(("amx", HOST, "bf16"))
+if has_the_rest():
+    FORMS += [("emulated-amx", EMULATED, "bf16"), ("emulated-amx", EMULATED, "f16")]
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def build(
     assert experts
     kernels: Any = LinalgExperts(spec, experts, options, weights)
     if form != "linalg":
-        kind_of_kernels = AmxExperts if form == "amx" else VectorExperts
+        kind_of_kernels = AmxExperts if form.endswith("amx") else VectorExperts
         kernels = kind_of_kernels(spec, experts, options, target, weights, rendered.render)
 
     def feed_forward(e: Emitter, x: Tensor, logits: Tensor, residual: Tensor, slots: Tensor) -> list[Tensor]:
@@ -138,7 +143,8 @@ def build(
     }
     body = function("feed_forward", inputs, feed_forward)
     text = "\n".join(["module @kernels {", *weights.declarations(), *rendered.texts.values(), body, "}"])
-    return Experts(spec, kind, weights.values, load(text, folder))
+    loaded = load_emulated(text, folder) if target is EMULATED else load(text, folder)
+    return Experts(spec, kind, weights.values, loaded)
 
 
 def make_weights(spec: ModelSpec, options: BuildOptions, target: Target) -> ConstantWeights:
@@ -183,11 +189,11 @@ def test_experts_may_have_gelu(form: tuple[str, Target, WeightType], tmp_path: P
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form[2] in ("f32", "bf16")], ids=_id)
+@pytest.mark.parametrize("form", [form for form in FORMS if form[2] in ("f32", "bf16", "f16")], ids=_id)
 def test_experts_may_have_biases_and_the_activation_of_gpt_oss(
     form: tuple[str, Target, WeightType], tmp_path: Path
 ) -> None:
-    spec = replace(BIASED, hidden_size=64) if form[0] == "amx" else BIASED  # whole panels
+    spec = replace(BIASED, hidden_size=64) if form[0].endswith("amx") else BIASED  # whole panels
     experts, given = build(*form, tmp_path, spec), inputs(90, hidden=spec.hidden_size)
     tolerance = 3 * TOLERANCE[experts.kind]  # what is gated is larger than without biases
     np.testing.assert_allclose(experts(*given), experts.expected(*given), rtol=tolerance, atol=tolerance)

@@ -16,12 +16,16 @@ from shortfin_apps.llm.builder.kernels import render
 from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
 from tests.builder.compiled_kernels import (
+    CPUS,
     NO_TILES,
     ROWS,
     ConstantWeights,
     Inputs,
+    Load,
+    cpu_or_skip,
     function,
     load,
     narrow,
@@ -43,8 +47,6 @@ SHAPES = {
     "blk.0.ffn_down.weight": (96, 112),
 }
 
-pytestmark = pytest.mark.skipif(not HOST.has_int8_dot, reason="this CPU has no dot product of bytes")
-
 
 def make_weights() -> ConstantWeights:
     rng = np.random.default_rng(0)
@@ -56,9 +58,10 @@ def make_weights() -> ConstantWeights:
 class Kernels:
     weights: ConstantWeights
     module: Any
+    target: Target
 
     @classmethod
-    def build(cls, folder: Path) -> Kernels:
+    def build(cls, target: Target, folder: Path, load: Load = load) -> Kernels:
         weights = make_weights()
         rendered: dict[str, str] = {}
 
@@ -66,7 +69,7 @@ class Kernels:
             rendered[name] = render(template, name, **parameters)
             return name
 
-        operations = Int8Operations(SPEC, OPTIONS, NO_TILES, weights, kernel)
+        operations = Int8Operations(SPEC, OPTIONS, target, weights, kernel)
 
         def plain(e: Emitter, x: Tensor) -> list[Tensor]:
             normed = operations.rms_norm(e, x, "blk.0.attn_norm.weight")
@@ -96,7 +99,7 @@ class Kernels:
                 ),
             ]
         text = [*weights.declarations(), *rendered.values(), *functions]
-        return cls(weights, load("\n".join(["module @kernels {", *text, "}"]), folder))
+        return cls(weights, load("\n".join(["module @kernels {", *text, "}"]), folder), target)
 
     def outputs(self, inputs: dict[str, F32], rows: int, suffix: str = "") -> dict[str, F32]:
         """The results of each function for the first `rows` rows."""
@@ -105,9 +108,9 @@ class Kernels:
         return {name: getattr(self.module, name + suffix)(*a).to_host() for name, a in arguments.items()}
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    return Kernels.build(tmp_path_factory.mktemp("int8"))
+@pytest.fixture(scope="module", params=[name for name in CPUS if name != "amx"])
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    return Kernels.build(cpu_or_skip(request.param), tmp_path_factory.mktemp("int8"))
 
 
 def random_inputs(rows: int) -> dict[str, F32]:
@@ -158,6 +161,16 @@ def test_a_row_does_not_depend_on_its_batch(kernels: Kernels) -> None:
     for rows, suffix in [*((rows, "") for rows in ROWS), *((few, f"_{few}") for few in FEW)]:
         for name, got in kernels.outputs(inputs, rows, suffix).items():
             np.testing.assert_array_equal(got, everything[name][:rows], err_msg=f"{name}{suffix} {rows}")
+
+
+def test_results_have_the_bits_of_vnni(kernels: Kernels, tmp_path: Path) -> None:
+    """But for gates on narrow vectors, which have another exponential."""
+    if kernels.target is NO_TILES or not HOST.has_int8_dot:
+        pytest.skip("nothing to compare with")
+    inputs = random_inputs(17)
+    found, expected = (each.outputs(inputs, 17) for each in (kernels, Kernels.build(NO_TILES, tmp_path)))
+    for name in {*found} - ({"gated"} if not kernels.target.has_wide_vectors else set()):
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])

@@ -15,7 +15,15 @@ from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import weight_layout
-from tests.builder.compiled_kernels import NAMES, NARROW, NO_TILES, ConstantWeights, function, load
+from tests.builder.compiled_kernels import (
+    NAMES,
+    NARROW,
+    NO_TILES,
+    SMMLA,
+    ConstantWeights,
+    function,
+    load,
+)
 from tests.builder.compiled_model import HOST, TINY
 from tests.builder.random_blocks import BLOCK_TYPES
 
@@ -26,7 +34,7 @@ NAME = "token_embd.weight"
 
 
 @pytest.mark.parametrize("spec", [UNEVEN, WHOLE], ids=["uneven", "whole"])
-@pytest.mark.parametrize("target", [HOST, NO_TILES, NARROW], ids=lambda target: NAMES[target.features])
+@pytest.mark.parametrize("target", [HOST, NO_TILES, NARROW, SMMLA], ids=lambda target: NAMES[target.features])
 @pytest.mark.parametrize("kind", get_args(WeightType))
 def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
     kind: WeightType, target: Target, spec: ModelSpec, tmp_path: Path
@@ -37,8 +45,8 @@ def test_a_row_is_its_tokens_and_the_last_for_ids_past_it(
 @pytest.mark.parametrize("kind", [kind for kind in BLOCK_TYPES if kind.bits == 8], ids=str)
 @pytest.mark.parametrize(
     ("target", "spec"),
-    [(HOST, WHOLE), (NO_TILES, UNEVEN), (NARROW, UNEVEN)],
-    ids=["host", "no-tiles", "narrow"],
+    [(HOST, WHOLE), (NO_TILES, UNEVEN), (NARROW, UNEVEN), (SMMLA, WHOLE)],
+    ids=["host", "no-tiles", "narrow", "smmla"],
 )
 def test_a_row_has_the_terms_of_its_blocks(
     kind: BlockType, target: Target, spec: ModelSpec, tmp_path: Path

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as npst
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import quantised_rows, scales_of
+from shortfin_apps.llm.builder.reference.attention import quantised_heads
 from tests.builder.compiled_kernels import F32, function, load
-from tests.builder.reference import quantised_heads
 
 KV_HEADS, HEAD_DIM, ROW = 3, 8, 48
 FEATURES, USED = KV_HEADS * HEAD_DIM, KV_HEADS * (HEAD_DIM + 4)

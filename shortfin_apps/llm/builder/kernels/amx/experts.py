@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulBf16Geometry
+from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.model.spec import FloatType
 from shortfin_apps.llm.builder.weights.layout import LANES, PANEL
 
 _COLUMN_GROUPS = 8  # workgroups of each expert, about
@@ -13,11 +14,12 @@ _COLUMN_GROUPS = 8  # workgroups of each expert, about
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortRowsGeometry:
-    """Copies rows of x [tokens, size] bf16, each for its `sharing` experts of `count`, in their order."""
+    """Copies rows of x [tokens, size] `dtype`, each for its `sharing` experts of `count`, in their order."""
 
     count: int
     sharing: int
     size: int
+    dtype: FloatType = "bf16"
 
     @property
     def row_block(self) -> int:
@@ -33,11 +35,11 @@ class SortRowsGeometry:
         return Interface(
             constants=("rows", "x_rows"),
             reads={
-                "x": buffer("bf16", "x_rows", self.size),
+                "x": buffer(self.dtype, "x_rows", self.size),
                 "order": buffer("i32", "rows"),
                 "ends": buffer("i32", self.count),
             },
-            writes={"sorted": buffer("bf16", "rows", self.size)},
+            writes={"sorted": buffer(self.dtype, "rows", self.size)},
         )
 
 
@@ -45,7 +47,7 @@ class SortRowsGeometry:
 class ExpertMatmulGeometry:
     """The `matmul` of each of `count` experts with its rows, which lie behind one another."""
 
-    matmul: MatmulBf16Geometry
+    matmul: MatmulFloatTilesGeometry
     count: int
 
     @property
@@ -73,10 +75,10 @@ class ExpertMatmulGeometry:
         return Interface(
             constants=("rows",),
             reads={
-                "x": buffer("bf16", "rows", g.k_size),
-                "w": buffer("bf16", g.panels * self.count, g.k_size // PANEL, 2, LANES, PANEL),
+                "x": buffer(g.dtype, "rows", g.k_size),
+                "w": buffer(g.dtype, g.panels * self.count, g.k_size // PANEL, 2, LANES, PANEL),
                 **({"bias": buffer("f32", self.count, g.n)} if g.has_bias else {}),
                 "ends": buffer("i32", self.count),
             },
-            writes={"out": buffer("bf16" if g.is_gated else "f32", "rows", g.out_features)},
+            writes={"out": buffer(g.dtype if g.is_gated else "f32", "rows", g.out_features)},
         )

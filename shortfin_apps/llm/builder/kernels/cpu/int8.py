@@ -14,7 +14,8 @@ class RowQuantisation:
     """Rows of `size` values of `dtype`, a multiple of 16, to Int8Tiles and a scale for each row.
 
     They are RMS-normed first, with `eps`, unless that is None. They come row by row or, `is_tiled`, as
-    Bf16Tiles. `is_unsigned`: bytes are stored 128 larger than they are worth.
+    FloatTiles. `is_unsigned`: bytes are stored 128 larger than they are worth. `has_wide_vectors`: with
+    AVX-512; `has_neon`: on aarch64.
     """
 
     size: int
@@ -22,6 +23,8 @@ class RowQuantisation:
     eps: float | None
     is_tiled: bool = False
     is_unsigned: bool = False
+    has_wide_vectors: bool = True
+    has_neon: bool = False
 
     @property
     def tiles(self) -> Int8Tiles:

@@ -21,4 +21,9 @@ class MatmulGrid:
     @property
     def tail_sizes(self) -> tuple[int, ...]:
         """Rows of the smaller tiles that take what is left: the binary digits of its count."""
-        return tuple(1 << bit for bit in reversed(range(self.tile_rows.bit_length() - 1)))
+        return tail_sizes(self.tile_rows)
+
+
+def tail_sizes(tile_rows: int) -> tuple[int, ...]:
+    """The powers of two, in falling order, that add up to any number of rows below `tile_rows`."""
+    return tuple(1 << bit for bit in reversed(range((tile_rows - 1).bit_length())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS, Int8Tiles
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation, int8_buffers
@@ -16,7 +17,6 @@ FEW_ROWS = 8  # so many each workgroup quantises by itself, which costs less tha
 _BLOCK_BYTES = 768 << 10  # rows of a workgroup, which stay in the second-level cache beside its weights
 _MOST_ROWS = 256
 _COLUMN_GROUPS = 8  # workgroups along N, about
-_TILE_ROWS = 8  # two sums a row, in 32 registers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,8 @@ class MatmulInt8Geometry:
     """x [rows, k_size] times w [n, k_size]^T in bytes.
 
     `source` is what x comes as: "tiles" of bytes, or up to FEW_ROWS rows of f32 or bf16 that a workgroup
-    quantises itself, RMS-normed first with `eps` unless that is None.
+    quantises itself, RMS-normed first with `eps` unless that is None. `has_bf16`: an instruction rounds to
+    bf16. The others that begin with `has_` are as integers.mlir.j2 reads them.
     """
 
     n: int
@@ -33,13 +34,30 @@ class MatmulInt8Geometry:
     source: str
     eps: float | None
     has_bf16: bool
+    has_wide_vectors: bool = True
+    has_dot: bool = True
+    has_neon: bool = False
+    has_signs: ClassVar[bool] = True  # x and w
+    has_smmla: ClassVar[bool] = False  # only the fused layer has it
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether x's bytes are 128 larger than they are worth."""
+        return self.has_dot and not self.has_neon
 
     @property
     def quantisation(self) -> RowQuantisation | None:
         """How a workgroup quantises its rows itself, unless they are quantised."""
         if self.source == "tiles":
             return None
-        return RowQuantisation(size=self.k_size, dtype=self.source, eps=self.eps, is_unsigned=True)
+        return RowQuantisation(
+            size=self.k_size,
+            dtype=self.source,
+            eps=self.eps,
+            is_unsigned=self.is_shifted,
+            has_wide_vectors=self.has_wide_vectors,
+            has_neon=self.has_neon,
+        )
 
     @property
     def local_tiles_bytes(self) -> int:
@@ -64,7 +82,8 @@ class MatmulInt8Geometry:
         panels = num_panels(self.n)
         row_block = _BLOCK_BYTES // self.x.row_bytes // PANEL * PANEL
         row_block = max(PANEL, min(_MOST_ROWS, row_block))
-        return MatmulGrid(panels, max(1, panels // _COLUMN_GROUPS), row_block, _TILE_ROWS)
+        tile_rows = 8 if self.has_wide_vectors else 2  # two sums a row, in 32 registers or fewer bytes
+        return MatmulGrid(panels, max(1, panels // _COLUMN_GROUPS), row_block, tile_rows)
 
     @property
     def interface(self) -> Interface:

@@ -10,26 +10,38 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.weights.layout import LANES
 
 _CACHE_LINE_BYTES = 64
-_MOST_STEP_PAGES = 4
+# Of every kind of tile, as the bits of a softmax depend on where its steps end.
+_STEP_PAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
     """Up to `tokens` query tokens, `queries` with all their heads, that share each load of K and V.
 
-    They read `step_pages` pages of `stride` slots at a time, and `dim_tile` elements of a head's V at a time.
+    A step of the softmax takes `step_pages` pages of `stride` slots, and reads K of `score_pages` pages and
+    `dim_tile` elements of a head's V at a time.
     """
 
     tokens: int
     queries: int
-    step_pages: int
+    score_pages: int
     stride: int
     dim_tile: int
+
+    @property
+    def step_pages(self) -> int:
+        return _STEP_PAGES
 
     @property
     def span(self) -> int:
         """Slots of a step."""
         return self.step_pages * self.stride
+
+    @property
+    def score_rounds(self) -> list[range]:
+        """The pages of a step whose K is read together."""
+        firsts = range(0, self.step_pages, self.score_pages)
+        return [range(first, min(first + self.score_pages, self.step_pages)) for first in firsts]
 
     @property
     def prefetches(self) -> bool:
@@ -81,8 +93,10 @@ class PagedAttentionGeometry(KvPages):
         queries = tokens * self.group
         # Accumulators that each query may have in registers.
         spare = max(1, (24 if self.has_wide_vectors else 8) // queries)
-        step_pages = min(_MOST_STEP_PAGES, spare)
-        return AttentionTile(tokens, queries, step_pages, self.stride, math.gcd(self.head_dim, spare * LANES))
+        score_pages = min(_STEP_PAGES, spare)
+        return AttentionTile(
+            tokens, queries, score_pages, self.stride, math.gcd(self.head_dim, spare * LANES)
+        )
 
     @property
     def interface(self) -> Interface:

@@ -10,11 +10,17 @@ from shortfin_apps.llm.builder.kernels.interface import Interface
 
 @dataclass(frozen=True, slots=True)
 class QuantiseRowsGeometry:
-    """x [rows, size] `dtype` to bytes and scales; RMS-normed first, with `eps`, unless that is None."""
+    """x [rows, size] `dtype` to bytes and scales; RMS-normed first, with `eps`, unless that is None.
+
+    The others are as in RowQuantisation.
+    """
 
     size: int
     dtype: str
     eps: float | None
+    is_unsigned: bool = True
+    has_wide_vectors: bool = True
+    has_neon: bool = False
 
     @property
     def row_block(self) -> int:
@@ -23,7 +29,14 @@ class QuantiseRowsGeometry:
 
     @property
     def quantisation(self) -> RowQuantisation:
-        return RowQuantisation(size=self.size, dtype=self.dtype, eps=self.eps, is_unsigned=True)
+        return RowQuantisation(
+            size=self.size,
+            dtype=self.dtype,
+            eps=self.eps,
+            is_unsigned=self.is_unsigned,
+            has_wide_vectors=self.has_wide_vectors,
+            has_neon=self.has_neon,
+        )
 
     @property
     def interface(self) -> Interface:

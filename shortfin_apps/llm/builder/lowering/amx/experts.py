@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.amx.experts import ExpertMatmulGeometry, SortRowsGeometry
-from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulBf16Geometry
+from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.lowering.cpu.experts import ExpertOrder, VectorExperts
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 
 
 class AmxExperts(VectorExperts):
-    """Kernels of Route, GatedExperts and SumExperts over experts in bf16; see `experts_fill_tiles`."""
+    """Kernels of Route, GatedExperts and SumExperts over experts in bf16 or f16; see `experts_fill_tiles`."""
 
     sorts = True
 
@@ -27,10 +27,11 @@ class AmxExperts(VectorExperts):
     ) -> Tensor:
         """Every expert's matmul; what experts share is sorted before, and what they make stays so."""
         count, n, k_size = self._weights.shape(weight)
-        matmul = MatmulBf16Geometry(
+        matmul = MatmulFloatTilesGeometry(
             n=n,
             k_size=k_size,
             epilogue=epilogue,
+            dtype=self._options.activations,
             is_tiled=False,
             makes_tiles=False,
             has_bias=bias is not None,
@@ -47,8 +48,13 @@ class AmxExperts(VectorExperts):
         return dispatch(e, kernel, geometry.interface, [routing.rows], operands)["out"]
 
     def _sort(self, e: Emitter, x: Tensor, sharing: int, routing: ExpertOrder) -> Tensor:
-        """-> [rows, size] bf16: each token's row for each of its experts, in the order of experts."""
-        geometry = SortRowsGeometry(count=self._experts.count, sharing=sharing, size=self._spec.hidden_size)
+        """-> [rows, size]: each token's row for each of its experts, in the order of experts."""
+        geometry = SortRowsGeometry(
+            count=self._experts.count,
+            sharing=sharing,
+            size=self._spec.hidden_size,
+            dtype=self._options.activations,
+        )
         kernel = self._render("amx/sort_rows", "sort_rows", g=geometry)
         operands = {
             "rows": routing.rows,

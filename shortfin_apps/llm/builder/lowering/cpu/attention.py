@@ -11,6 +11,7 @@ from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.token_layout import attention_tiles
 from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.cpu.decode_attention import VectorDecodeGeometry
 from shortfin_apps.llm.builder.kernels.cpu.kv_pages import KvPages
 from shortfin_apps.llm.builder.kernels.cpu.paged_attention import PagedAttentionGeometry
 from shortfin_apps.llm.builder.kernels.cpu.rope_store import RopeStoreGeometry
@@ -32,18 +33,34 @@ class VectorAttention:
         self._weights = weights
         self._render = render
 
-    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
-        q = self._rope_store(e, qkv, layer, batch)
-        geometry = PagedAttentionGeometry(
+    def decode_geometry(self, layer: int, batch: Batch) -> VectorDecodeGeometry:
+        """The geometry of the kernel for rows of one token each."""
+        return VectorDecodeGeometry(self._rope_geometry(batch), self._geometry(layer, batch))
+
+    def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
+        """The layer's sinks, by the name of their operand, if it has any."""
+        weight = self._spec.sinks_of(layer)
+        return {} if weight is None else {"sinks": self._weights.load_one(e, weight)}
+
+    def _geometry(self, layer: int, batch: Batch) -> PagedAttentionGeometry:
+        return PagedAttentionGeometry(
             dtype=self._options.activations,
             kv_dtype=self._options.cache_dtype,
             has_wide_vectors=self._target.has_wide_vectors,
-            window=(window := self._spec.window_of(layer)),
+            window=self._spec.window_of(layer),
             score_cap=self._spec.score_cap,
-            has_sinks=(sinks := self._spec.sinks_of(layer)) is not None,
+            has_sinks=self._spec.sinks_of(layer) is not None,
             **attention_shape(self._spec, self._options, batch),
         )
-        name = "paged_attention" if window is None else "windowed_attention"
+
+    def _rope_geometry(self, batch: Batch) -> RopeStoreGeometry:
+        shape = attention_shape(self._spec, self._options, batch)
+        return RopeStoreGeometry(kv_dtype=self._options.cache_dtype, **shape)
+
+    def attend(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
+        q = self._rope_store(e, qkv, layer, batch)
+        geometry = self._geometry(layer, batch)
+        name = "paged_attention" if geometry.window is None else "windowed_attention"
         kernel = self._render("cpu/paged_attention", name, g=geometry)
         workload, constants = token_grid(e, layer, batch, geometry.tile_tokens)
         rows, positions, tiles = token_geometry(e, batch, geometry.tile_tokens)
@@ -53,15 +70,14 @@ class VectorAttention:
             "token_rows": rows,
             "positions": positions,
             "tiles": tiles,
-            **({} if sinks is None else {"sinks": self._weights.load_one(e, sinks)}),
+            **self.sinks(e, layer),
             "cache": batch.cache,
         }
         return dispatch(e, kernel, geometry.interface, workload, operands)["out"]
 
     def _rope_store(self, e: Emitter, qkv: Tensor, layer: int, batch: Batch) -> Tensor:
         """-> [tokens, heads * head_dim] f32"""
-        shape = attention_shape(self._spec, self._options, batch)
-        geometry = RopeStoreGeometry(kv_dtype=self._options.cache_dtype, **shape)
+        geometry = self._rope_geometry(batch)
         kernel = self._render("cpu/rope_store", f"rope_store{batch.slab.suffix}", g=geometry)
         workload, constants = token_grid(e, layer, batch, self._options.block_seq_stride)
         operands = {

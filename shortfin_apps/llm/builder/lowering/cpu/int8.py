@@ -1,4 +1,4 @@
-"""Matmuls in 8-bit integers on AVX-512 VNNI: activations are quantised row by row just before each.
+"""Matmuls in 8-bit integers on vectors: activations are quantised row by row just before each.
 
 Activations have a scale for each token, weights one for each output feature, and sums of products of bytes
 are exact, so results are the same in every batch and on AMX.
@@ -80,7 +80,14 @@ class Int8Operations:
         """x as Int8Tiles and a scale for each row, by name."""
         rows, size = x.x.shape
         assert isinstance(size, int)
-        geometry = QuantiseRowsGeometry(size, x.x.dtype, self._spec.rms_norm_eps if x.norm else None)
+        geometry = QuantiseRowsGeometry(
+            size,
+            x.x.dtype,
+            self._spec.rms_norm_eps if x.norm else None,
+            is_unsigned=self._target.has_block_dot and not self._target.has_neon_dot,
+            has_wide_vectors=self._target.has_wide_vectors,
+            has_neon=self._target.has_neon_dot,
+        )
         kernel = self._render("cpu/quantise_rows", f"quantise_{size}_{x.suffix}", g=geometry)
         operands = {"rows": rows, "row_tiles": e.ceil_divide(rows, LANES), **x.operands}
         return dispatch(e, kernel, geometry.interface, [rows], operands)
@@ -95,4 +102,7 @@ class Int8Operations:
             source=x.x.dtype if x else "tiles",
             eps=self._spec.rms_norm_eps if x and x.norm else None,
             has_bf16=self._target.has_bf16_dot,
+            has_wide_vectors=self._target.has_wide_vectors,
+            has_dot=self._target.has_block_dot,
+            has_neon=self._target.has_neon_dot,
         )

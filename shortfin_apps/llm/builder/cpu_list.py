@@ -1,0 +1,75 @@
+"""The kinds of CPU that one artefact is built for, as `--device cpu:NAME,NAME` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.host_cpu import decisive_features
+
+HOST = "host"
+
+
+def resolve_targets(device: str) -> tuple[Target, ...]:
+    """The targets of the value of `--device`, the best first: several for a list of CPUs, else one.
+
+    Each has the `device` that it would have alone, and is there once. Raises BuildError for CPUs that the
+    compiler does not know, and for those of two architectures.
+    """
+    names = cpu_names(device)
+    if not names:
+        return (resolve_target(device),)
+    targets = [resolve_target(_device_of(name)) for name in names]
+    _check_architecture(targets)
+    kept: dict[object, Target] = {}
+    for each in sorted(targets, key=preference, reverse=True):
+        kept.setdefault((each.cpu, each.features), each)
+    return tuple(kept.values())
+
+
+def cpu_names(device: str) -> list[str]:
+    """The names in a list of CPUs, each once; none for other devices. Raises BuildError for an empty one."""
+    kind, _, listed = device.partition(":")
+    if kind != "cpu" or "," not in listed:
+        return []
+    names = [name.strip() for name in listed.split(",")]
+    if not all(names):
+        raise BuildError(f"{device}: give a CPU before and after each comma, as in cpu:x86-64-v3,x86-64-v4")
+    return list(dict.fromkeys(names))
+
+
+def listed_device(targets: Sequence[Target]) -> str:
+    """The value of `--device` that lists these targets, in their order."""
+    if len(targets) == 1:
+        return targets[0].device
+    return f"cpu:{','.join(map(cpu_name, targets))}"
+
+
+def cpu_name(target: Target) -> str:
+    """The CPU as a list names it: LLVM's name, or `host`."""
+    return target.device.partition(":")[2] or HOST
+
+
+def preference(target: Target) -> tuple[bool, bool, bool, int]:
+    """Grows with what a CPU's programs can use: of two that a host can execute, the greater is the better.
+
+    Tiles come before wide vectors, and those before narrow ones. If a CPU has all features of another, and
+    more, it is the greater one.
+    """
+    has_avx2 = "avx2" in target.features
+    return target.has_amx, target.has_wide_vectors, has_avx2, len(decisive_features(target.features))
+
+
+def _device_of(name: str) -> str:
+    return "cpu" if name == HOST else f"cpu:{name}"
+
+
+def _check_architecture(targets: Sequence[Target]) -> None:
+    first = targets[0]
+    for other in targets[1:]:
+        if other.architecture != first.architecture:
+            raise BuildError(
+                f"{cpu_name(first)} is a CPU of {first.architecture} and {cpu_name(other)} one of "
+                f"{other.architecture}; an artefact is for CPUs of one architecture, so build one for each"
+            )

@@ -1,0 +1,290 @@
+"""Geometry of attention over the paged KV cache, as AVX-512 with bf16 and AMX store and read it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
+from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.config import SCALE_BYTES
+
+_POINTER_BYTES = 8
+_LOG2_E = 1.4426950408889634
+_VECTOR_SUMS = 16  # that vectors keep in registers, which are twice as many
+_WIDE_BYTES = 32 << 10  # of pages in bytes that a step widens: they are to stay near
+
+
+def widened_slots(head_dim: int) -> int:
+    """The most slots of K and V of a head that a step of attention widens to bf16."""
+    return _WIDE_BYTES // (4 * head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVPagesGeometry:
+    """Pages of `stride` slots of all layers, each head's K before its V, in tiles (rope_function.mlir.j2).
+
+    `head_dim` is a multiple of 32, `stride` of 16. Elements are bf16; or bytes, and K and V of a head are
+    each followed by their scales [stride] f32, one of each token (cached_bytes.mlir.j2).
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    stride: int
+    page_elements: int
+    is_quantised: bool = False
+    score_cap: float | None = None  # a score is cap * tanh(score / cap)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a K/V head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def element_bytes(self) -> int:
+        return 1 if self.is_quantised else 2
+
+    @property
+    def page_bytes(self) -> int:
+        return self.element_bytes * self.page_elements
+
+    @property
+    def head_value_bytes(self) -> int:
+        """K or V of one head and layer of a page, without scales."""
+        return self.element_bytes * self.stride * self.head_dim
+
+    @property
+    def head_bytes(self) -> int:
+        """K or V of one head and layer of a page."""
+        return self.head_value_bytes + (SCALE_BYTES * self.stride if self.is_quantised else 0)
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V of one head and layer of a page."""
+        return 2 * self.head_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.kv_heads * self.kv_bytes
+
+    @property
+    def k_tile_bytes(self) -> int:
+        """Sixteen slots of K."""
+        return TILE_ROWS * self.stored_head_bytes
+
+    @property
+    def stored_head_bytes(self) -> int:
+        """K or V of one head of a token, as pages hold it."""
+        return self.element_bytes * self.head_dim
+
+    @property
+    def v_row_bytes(self) -> int:
+        """V of two tokens and sixteen dims in a page."""
+        return 2 * TILE_ROWS * self.element_bytes
+
+    @property
+    def query_bytes(self) -> int:
+        """One head of a token, bf16."""
+        return 2 * self.head_dim
+
+    @property
+    def f32_head_bytes(self) -> int:
+        """One head of a token, f32; as much as its angles, a cosine and a sine for each pair."""
+        return 4 * self.head_dim
+
+    @property
+    def group_bytes(self) -> int:
+        """The query heads that share a K/V head, of a token, bf16."""
+        return self.group * self.query_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """All query heads of a token, bf16."""
+        return self.q_heads * self.query_bytes
+
+    @property
+    def qkv_row_bytes(self) -> int:
+        """q, k and v of a token, f32."""
+        return (self.q_heads + 2 * self.kv_heads) * self.f32_head_bytes
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of q that makes softmax weights powers of 2 of scores; with a cap, scores parts of it."""
+        return (_LOG2_E if self.score_cap is None else 1 / self.score_cap) / math.sqrt(self.head_dim)
+
+    @property
+    def capped_scale(self) -> float:
+        """The cap, for softmax weights that are powers of 2 of the scores."""
+        assert self.score_cap is not None
+        return self.score_cap * _LOG2_E
+
+    @property
+    def rope_local(self) -> Regions:
+        """Scratch of rope_function: one head's K of sixteen tokens as it is stored; in bytes also V, and a
+        head in f32."""
+        stored = TILE_ROWS * self.stored_head_bytes
+        if not self.is_quantised:
+            return Regions({"keys": stored})
+        return Regions({"keys": stored, "values": stored, "head": self.f32_head_bytes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedAttentionGeometry(KVPagesGeometry):
+    """Attention of up to `tile_tokens` tokens, `step_slots` slots a step (attention_function.mlir.j2).
+
+    A query sees the last `window` slots, or all; with `has_sinks` a score of its head joins its softmax.
+    """
+
+    tile_tokens: int
+    step_slots: int
+    window: int | None = None
+    has_sinks: bool = False
+    has_tiles: bool = True
+
+    @property
+    def query_block(self) -> int:
+        """Queries that share each load of K or V on vectors; a decode's are in blocks of near-equal size."""
+        most = max(1, _VECTOR_SUMS // max(self.step_pages * self.slot_tiles, self.accumulators))
+        queries = TILE_ROWS if self.tile_tokens > 1 else min(self.group, TILE_ROWS)
+        return -(-queries // -(-queries // most))
+
+    @property
+    def prefetches_lines(self) -> bool:
+        """Whether vectors prefetch a line of the next step's pages with each that they load."""
+        return self.tile_tokens == 1 and self.group <= TILE_ROWS and not self.is_quantised
+
+    @property
+    def query_tiles(self) -> int:
+        """Tiles of sixteen queries; a query is a head of a token."""
+        return -(-self.tile_tokens * self.group // TILE_ROWS)
+
+    @property
+    def step_pages(self) -> int:
+        return max(1, self.step_slots // self.stride)
+
+    @property
+    def slot_tiles(self) -> int:
+        """Tiles of scores of a page."""
+        return self.stride // 16
+
+    @property
+    def dim_tiles(self) -> int:
+        """Tiles of 32 dims, along which scores are summed."""
+        return self.head_dim // 32
+
+    @property
+    def keeps_queries(self) -> bool:
+        """Whether tiles 1 to 4 hold all of q."""
+        return self.dim_tiles <= 4
+
+    @property
+    def out_tiles(self) -> int:
+        """Tiles of 16 dims of the result."""
+        return self.head_dim // 16
+
+    @property
+    def accumulators(self) -> int:
+        """Tiles of the result that are computed together."""
+        return next(n for n in (4, 3, 2) if self.out_tiles % n == 0)
+
+    @property
+    def v_slots(self) -> int:
+        """Slots of a tile of V, in pairs."""
+        return 32 if self.stride % 32 == 0 else 16
+
+    @property
+    def v_tiles(self) -> int:
+        """Tiles of V of a page, along the slots."""
+        return self.stride // self.v_slots
+
+    @property
+    def v_tile_bytes(self) -> int:
+        return TILE_ROW_BYTES * self.v_slots // 2
+
+    @property
+    def v_dims_bytes(self) -> int:
+        """V of sixteen dims of a page."""
+        return self.v_tiles * self.v_tile_bytes
+
+    @property
+    def weight_row_bytes(self) -> int:
+        """A query's row of a tile of softmax weights, bf16."""
+        return 2 * self.v_slots
+
+    def weights_at(self, slot_tile: int) -> int:
+        """Offset of a query's weights of sixteen slots in those of a page."""
+        v_tile, slot = divmod(TILE_ROWS * slot_tile, self.v_slots)
+        return v_tile * self.v_tile_bytes + 2 * slot
+
+    def pair_at(self, pair: int) -> int:
+        """Offset of a query's weights of two neighbouring slots in those of a page."""
+        v_tile, in_tile = divmod(2 * pair, self.v_slots)
+        return v_tile * self.v_tile_bytes + 2 * in_tile
+
+    @property
+    def wide_head_bytes(self) -> int:
+        """K or V of one head and layer of a page, in bf16."""
+        return 2 * self.stride * self.head_dim
+
+    @property
+    def wide_kv_bytes(self) -> int:
+        """K and V of one head and layer of a page, in bf16."""
+        return 2 * self.wide_head_bytes
+
+    @property
+    def page_score_bytes(self) -> int:
+        """Scores of a tile of queries over a page, f32."""
+        return TILE_ROW_BYTES * self.stride
+
+    @property
+    def page_weight_bytes(self) -> int:
+        """Weights of a tile of queries over a page, bf16."""
+        return self.page_score_bytes // 2
+
+    def round_lines(self, quarters: int) -> int:
+        """Cache lines that each round of a step prefetches of `quarters` quarters of a page's K and V."""
+        return -(-quarters * self.kv_bytes // (4 * TILE_ROW_BYTES * self.step_pages))
+
+    @property
+    def local(self) -> Regions:
+        """Memory that the caller of the function allocates."""
+        pointers = -(-2 * self.step_pages * _POINTER_BYTES // TILE_ROW_BYTES) * TILE_ROW_BYTES
+        return Regions(
+            {
+                "config": 64,
+                "sums": self.query_tiles * TILE_ROWS * self.f32_head_bytes,
+                "totals": self.query_tiles * TILE_BYTES,
+                "maxima": self.query_tiles * TILE_ROW_BYTES,
+                "bounds": self.query_tiles * TILE_ROW_BYTES,
+                "factors": TILE_ROW_BYTES,
+                "gathered": TILE_BYTES,
+                "scores": self.step_pages * self.page_score_bytes,
+                "weights": self.step_pages * self.page_weight_bytes,
+                **self._pages,
+                "k_pages": pointers,
+                "v_pages": pointers,
+            }
+        )
+
+    @property
+    def _pages(self) -> dict[str, int]:
+        """What is not read in place: V of pages that are read in part, or, in bytes, all pages of a step."""
+        if self.is_quantised:
+            return {"wide_pages": self.step_pages * self.wide_kv_bytes}
+        return {"last_values": self.head_bytes, "first_values": self.head_bytes if self.window else 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeAttentionGeometry(PagedAttentionGeometry):
+    """Rotary embedding, cache write and attention of one token (decode_attention_function.mlir.j2)."""
+
+    @property
+    def token_local(self) -> Regions:
+        """Memory that the caller of the function allocates."""
+        q = -(-self.group_bytes // TILE_ROW_BYTES) * TILE_ROW_BYTES
+        return Regions({"q": q, "rope": self.rope_local.bytes, "rest": self.local.bytes})
+
+    def beside(self, out: str) -> dict[str, tuple[int, str]]:
+        """Results of the dispatch beside the stages' buffers, by name: features and dtype."""
+        return {}

@@ -1,0 +1,89 @@
+"""Geometry of matmul_floats_function.mlir.j2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import tail_sizes
+from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulGeometry
+from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.builder.model.spec import FloatType
+from shortfin_apps.llm.builder.weights.layout import PANEL
+
+_ELEMENT_BYTES: dict[FloatType, int] = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulFloatsGeometry(MatmulGeometry):
+    """x [rows, k_size] `x_dtype` times w [n, k_size]^T of `dtype`, on vectors; if gated, to `gated_dtype`.
+
+    `pair` is the number of neighbours along K that one instruction multiplies and adds: 2 with a dot product
+    of bf16 pairs, for which x is bf16, too; else 1. `has_bf16`: an instruction of AVX-512 rounds to bf16.
+    `has_wide_vectors`, `has_neon`: dot products are AVX-512's, or NEON's.
+    """
+
+    dtype: FloatType
+    x_dtype: FloatType
+    gated_dtype: FloatType
+    pair: Literal[1, 2]
+    has_bf16: bool
+    has_wide_vectors: bool
+    has_neon: bool
+    local: ClassVar[Regions] = Regions({})
+
+    @property
+    def x_bytes(self) -> int:
+        """An element of x."""
+        return _ELEMENT_BYTES[self.x_dtype]
+
+    @property
+    def steps(self) -> int:
+        """Along K."""
+        return self.k_size // self.pair
+
+    @property
+    def x_step_bytes(self) -> int:
+        return self.pair * self.x_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Weights of a step, of both halves of a panel."""
+        return PANEL * self.pair * _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def x_row_bytes(self) -> int:
+        return self.k_size * self.x_bytes
+
+    @property
+    def cached_row_bytes(self) -> int:
+        return self.x_row_bytes
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.steps * self.step_bytes
+
+    @property
+    def out_row_bytes(self) -> int:
+        return self.out_features * (_ELEMENT_BYTES[self.gated_dtype] if self.is_gated else 4)
+
+    @property
+    def has_rough_gate(self) -> bool:
+        """Whether gates take AVX-512's approximations (avx512/math.mlir.j2), whose error bf16 rounds away."""
+        return self.is_gated and self.has_wide_vectors and self.gated_dtype == "bf16"
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile: with two vectors of sums each in 32 registers, or with two of half the width for a
+        half of the panel in 16."""
+        return 12 if self.has_wide_vectors else 6
+
+    @property
+    def joint_rows(self) -> int:
+        """Most rows of a tile that takes both halves of a panel together."""
+        return 12 if self.has_wide_vectors else 2
+
+    @property
+    def tail_sizes(self) -> tuple[int, ...]:
+        """Rows of the smaller tiles that take what is left: the binary digits of its count."""
+        return tail_sizes(self.tile_rows)

@@ -1,0 +1,111 @@
+"""Geometry of the row-wise functions of the fused layer: norms and quantisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, FloatTiles, Int8Blocks
+from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
+from shortfin_apps.llm.builder.model.spec import FloatType
+
+ROW_BLOCK = 4  # rows of a work item, where rows are few
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormGeometry:
+    """x[rows, size] f32 -> `dtype`, in tiles (bf16 or f16) or row by row (rms_norm_function.mlir.j2).
+
+    `size` is a multiple of 32.
+    """
+
+    size: int
+    eps: float
+    makes_tiles: bool = True
+    dtype: FloatType = "bf16"
+    has_bf16: bool = True
+    row_block: ClassVar[int] = ROW_BLOCK
+
+    @property
+    def x_row_bytes(self) -> int:
+        return 4 * self.size
+
+    @property
+    def y(self) -> FloatTiles:
+        return FloatTiles(self.size)
+
+    @property
+    def y_row_bytes(self) -> int:
+        """Where rows do not lie in tiles."""
+        return self.size * (4 if self.dtype == "f32" else 2)
+
+    @property
+    def accumulators(self) -> int:
+        """Vectors of 16 f32 that sum squares independently of each other."""
+        return 4 if self.size % 64 == 0 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseBlocksGeometry:
+    """x[rows, size] -> Int8Blocks (quantise_blocks_function.mlir.j2).
+
+    `norm` is applied first, to x f32; without one x is `dtype`, row by row or, of bf16, in tiles. `size` is a
+    multiple of 32.
+    """
+
+    size: int
+    is_tiled: bool
+    norm: RmsNormGeometry | None = None
+    has_wide_vectors: bool = True
+    dtype: FloatType = "bf16"
+    has_neon: bool = False
+    row_block: ClassVar[int] = ROW_BLOCK
+
+    @property
+    def x_row_bytes(self) -> int:
+        return (4 if self.norm or self.dtype == "f32" else 2) * self.size
+
+    @property
+    def x_block_bytes(self) -> int:
+        """Bytes between a row's blocks of x."""
+        if self.is_tiled:
+            return TILE_BYTES
+        return self.x_row_bytes // self.y.blocks
+
+    @property
+    def y(self) -> Int8Blocks:
+        return Int8Blocks(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseRowsGeometry:
+    """x[rows, size] -> Int8Tiles and a scale for each row (quantise_rows_function.mlir.j2).
+
+    `norm` is applied first, to x f32; without one x is bf16, row by row or in tiles. `is_unsigned`: bytes are
+    stored 128 larger than they are worth, as vectors multiply them.
+    """
+
+    size: int
+    is_tiled: bool
+    norm: RmsNormGeometry | None = None
+    is_unsigned: bool = False
+    has_wide_vectors: bool = True
+    has_neon: bool = False
+    row_block: ClassVar[int] = ROW_BLOCK
+
+    @property
+    def dtype(self) -> str:
+        return "f32" if self.norm else "bf16"
+
+    @property
+    def quantisation(self) -> RowQuantisation:
+        eps = self.norm.eps if self.norm else None
+        return RowQuantisation(
+            size=self.size,
+            dtype=self.dtype,
+            eps=eps,
+            is_tiled=self.is_tiled,
+            is_unsigned=self.is_unsigned,
+            has_wide_vectors=self.has_wide_vectors,
+            has_neon=self.has_neon,
+        )

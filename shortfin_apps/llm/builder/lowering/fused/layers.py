@@ -1,0 +1,206 @@
+"""Everything between two attentions in one dispatch on CPUs; in a decode, with the first of them.
+
+To start a dispatch takes as long as to read 100 kB of weights, and meanwhile memory idles. So the operations
+of a layer are stages of one kernel (see kernels/fused/layer.mlir.j2), which follow one another without
+the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels import Render
+from shortfin_apps.llm.builder.kernels.activations import TILE_ROWS
+from shortfin_apps.llm.builder.kernels.fused.layer import FusedLayerGeometry, StageGeometry
+from shortfin_apps.llm.builder.kernels.fused.regions import Regions
+from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
+from shortfin_apps.llm.builder.lowering.fused.stages import (
+    AttendStage,
+    DecodeAttention,
+    MatmulStage,
+    NormStage,
+    QuantiseStage,
+    Stage,
+    StageList,
+    buffer_row_bytes,
+    inputs_of,
+    operands_of,
+)
+from shortfin_apps.llm.builder.lowering.lowering import Values
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of one function of the module so far."""
+
+    counters: Tensor
+    number: int = 0
+
+
+class FusedLayers:
+    """Implements FusedKernels of Norm, Linear and GatedLinear; with an `attention`, of a decode's Attend.
+
+    `operations` are the model's.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: WeightTypes,
+        render: Render,
+        operations: Sequence[Operation],
+        kernels: StageKernels,
+    ) -> None:
+        self.attention: DecodeAttention | None = None
+        self._kernels = kernels
+        self._spec = spec
+        self._weights = weights
+        self._render = render
+        self._calls: WeakKeyDictionary[Emitter, _Calls] = WeakKeyDictionary()
+        # A run ends before an operation of another kind.
+        self._most_calls = 1 + sum(not isinstance(each, Norm | Linear | GatedLinear) for each in operations)
+        self._row_bytes = buffer_row_bytes(operations, spec, weights, kernels.kept_bytes)
+
+    def takes(self, operations: Sequence[Operation], values: Values) -> int:
+        """Operations up to the next attention, beginning with one if it is that of a decode."""
+        length = 0
+        for operation in operations:
+            if not self._is_fused(operation, values) or (length and isinstance(operation, Attend)):
+                break
+            length += 1
+        return length
+
+    def _is_fused(self, operation: Operation, values: Values) -> bool:
+        if isinstance(operation, Attend):
+            return self.attention is not None and values.batch.chunk == 1
+        return isinstance(operation, Norm | Linear | GatedLinear)
+
+    def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
+        reads = values.tensors(inputs_of(run))
+        stages = StageList(run, reads.keys(), values, self._weights, self.attention, self._spec.activation)
+        first = stages[0]
+        prefix = ""
+        if isinstance(first, AttendStage):
+            prefix = "decode_" if first.geometry.window is None else "windowed_decode_"
+        buffers = {stages.buffer(name): stages.features[name] for name in results}
+        name = f"{prefix}fused_layer_{'_'.join(results)}{self._types_of(stages)}"
+        made = self._run(e, name, stages, reads, buffers)
+        for name, tensor in zip(results, made, strict=True):
+            values[name] = tensor
+
+    def _types_of(self, stages: Sequence[Stage]) -> str:
+        """The end of a kernel's name: a layer's weights may have blocks of other types than another's."""
+        matmuls = [stage for stage in stages if isinstance(stage, MatmulStage)]
+        blocks = [self._weights.layout(stage.weight).blocks for stage in matmuls]
+        return "".join(f"_{each or 'floats'}" for each in blocks) if any(blocks) else ""
+
+    def _run(
+        self,
+        e: Emitter,
+        name: str,
+        stages: Sequence[Stage],
+        reads: dict[str, Tensor],
+        results: dict[str, int],
+    ) -> list[Tensor]:
+        """Dispatches the stages. `results`: outputs that leave the dispatch, f32, with their features."""
+        first = stages[0]
+        attend = first if isinstance(first, AttendStage) else None
+        rows = (attend.qkv if attend else next(iter(reads.values()))).shape[0]
+        if attend:
+            reads = attend.reads() | reads
+        beside = attend.geometry.beside(attend.out) if attend else {}
+        stays = {name for stage in stages for name in _written_by(stage)} - results.keys() - beside.keys()
+        scratch = {name: size for name, size in self._row_bytes.items() if name in stays}
+        weights = self._load(e, stages, attend)
+        kernel = self._kernel(name, stages, [*reads, *weights], [*results, *beside], scratch)
+        calls = self._calls_of(e)
+        whole_tiles = e.times(e.ceil_divide(rows, TILE_ROWS), TILE_ROWS)
+        in_place = [calls.counters, attend.batch.cache] if attend else [calls.counters]
+        made = e.dispatch(
+            kernel,
+            [rows],
+            [rows, *(attend.constants() if attend else []), calls.number],
+            [*reads.values(), *weights.values()],
+            [
+                *in_place,
+                *(((rows, features), "f32") for features in results.values()),
+                *(((rows, features), dtype) for features, dtype in beside.values()),
+                ((whole_tiles, sum(scratch.values())), "i8"),
+            ],
+        )
+        calls.counters, calls.number = made[0], calls.number + 1
+        if attend:
+            attend.batch.cache = made[1]
+        return made[len(in_place) :][: len(results)]
+
+    def _load(self, e: Emitter, stages: Sequence[Stage], attend: AttendStage | None) -> dict[str, Tensor]:
+        """The stages' parameters by their names in the kernel."""
+        sinks = self.attention.sinks(e, attend.layer) if self.attention and attend else {}
+        return sinks | {
+            _binding(index, nth): tensor
+            for index, stage in enumerate(stages)
+            if isinstance(stage, MatmulStage | NormStage)
+            for nth, tensor in enumerate(self._weights.load(e, stage.weight))
+        }
+
+    def _kernel(
+        self,
+        name: str,
+        stages: Sequence[Stage],
+        reads: list[str],
+        results: list[str],
+        scratch: dict[str, int],
+    ) -> str:
+        described = tuple(
+            StageGeometry(index, self._kernels.geometry(stage), _operands(index, stage))
+            for index, stage in enumerate(stages)
+        )
+        g = FusedLayerGeometry(
+            described, tuple(reads), tuple(results), Regions(scratch), self._kernels.architecture
+        )
+        return self._render("fused/layer", name, g=g)
+
+    def _calls_of(self, e: Emitter) -> _Calls:
+        if e not in self._calls:
+            shape = (self._most_calls, FusedLayerGeometry.call_bytes // 4)
+            self._calls[e] = _Calls(e.fill("0", shape, "i32"))
+        return self._calls[e]
+
+
+def _written_by(stage: Stage) -> list[str]:
+    """Names of buffers."""
+    if isinstance(stage, MatmulStage) and stage.quantised:
+        return [stage.out, stage.quantised]
+    if isinstance(stage, NormStage | QuantiseStage) and operands_of(stage.layout) == "int8":
+        return [stage.out, f"{stage.out}.scales"]
+    return [stage.out]
+
+
+def _binding(stage: int, parameter: int) -> str:
+    """The name of a stage's weight, or, second, its scales."""
+    return f"{'ws'[parameter]}{stage}"
+
+
+def _operands(index: int, stage: Stage) -> dict[str, str]:
+    """The buffers of stage `index` by the arguments of its function, whichever kernel that is."""
+    if isinstance(stage, AttendStage):
+        return {"all_out": stage.out, "sinks": "sinks" if stage.geometry.has_sinks else "all_qkv"}
+    if isinstance(stage, MatmulStage):
+        return {
+            "x": stage.x,
+            "x_scales": f"{stage.x}.scales",
+            "w": _binding(index, 0),
+            "w_scales": _binding(index, 1),
+            "residual": stage.residual or stage.x,
+            "out": stage.out,
+            "quantised": stage.quantised or stage.out,
+        }
+    weight = _binding(index, 0) if isinstance(stage, NormStage) else stage.x
+    made = {"y": stage.out, "tiles": stage.out, "x_scales": f"{stage.out}.scales"}
+    return {"x": stage.x, "weight": weight, "norm": weight} | made

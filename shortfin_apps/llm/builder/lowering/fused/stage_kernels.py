@@ -1,0 +1,160 @@
+"""The kernel of each stage of a fused layer, by the target and the layout of its weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry, MatmulInt8Geometry
+from shortfin_apps.llm.builder.kernels.fused.layer import KernelGeometry
+from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBlockInt8Geometry, MatmulGeometry
+from shortfin_apps.llm.builder.kernels.fused.matmul_floats import MatmulFloatsGeometry
+from shortfin_apps.llm.builder.kernels.fused.matmul_int8_vectors import MatmulInt8VectorsGeometry
+from shortfin_apps.llm.builder.kernels.fused.stages import (
+    QuantiseBlocksGeometry,
+    QuantiseRowsGeometry,
+    RmsNormGeometry,
+)
+from shortfin_apps.llm.builder.lowering.fused.stages import (
+    AttendStage,
+    MatmulStage,
+    NormStage,
+    QuantiseStage,
+    Stage,
+)
+from shortfin_apps.llm.builder.model.spec import FloatType, ModelSpec
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import (
+    FLOAT_DTYPES,
+    Int8Panels,
+    QuantisedPanels,
+    fills_tiles,
+)
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+
+@dataclass(frozen=True, slots=True)
+class StageKernels:
+    """Kernels of the model's stages, whose activations in floats are `activations`."""
+
+    spec: ModelSpec
+    weights: WeightTypes
+    activations: FloatType
+    target: Target
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether matmuls are in AMX's tiles, and activations for them, too."""
+        return fills_tiles(self.spec, self.activations, self.target)
+
+    @property
+    def _vectors(self) -> dict[str, bool]:
+        """The target's vectors, as kernels of integers ask for them."""
+        return {"has_wide_vectors": self.target.has_wide_vectors, "has_neon": self.target.has_neon_dot}
+
+    @property
+    def _is_shifted(self) -> bool:
+        """Whether bytes of int8 activations are stored 128 larger than they are worth."""
+        return not self.has_tiles and self.target.has_block_dot and not self.target.has_neon_dot
+
+    @property
+    def architecture(self) -> str:
+        return self.target.architecture
+
+    @property
+    def _has_pairs(self) -> bool:
+        """Whether matmuls take dot products of bf16 pairs."""
+        has_dot = self.target.has_bf16_dot or self.target.has_neon_bf16_dot
+        return self.activations == "bf16" and has_dot
+
+    @property
+    def kept(self) -> FloatType:
+        """The type of activations that one stage keeps for another: without tiles or dot products, x is
+        widened anyway."""
+        return self.activations if self.has_tiles or self._has_pairs else "f32"
+
+    @property
+    def kept_bytes(self) -> int:
+        return FLOAT_DTYPES[self.kept].itemsize
+
+    def geometry(self, stage: Stage) -> KernelGeometry:
+        match stage:
+            case AttendStage():
+                return stage.geometry
+            case MatmulStage():
+                return self._matmul(stage)
+            case NormStage():
+                return self._rows(stage, self.spec.hidden_size, self._norm)
+            case QuantiseStage():
+                return self._rows(stage, stage.size, None)
+
+    @property
+    def _norm(self) -> RmsNormGeometry:
+        eps, has_bf16 = self.spec.rms_norm_eps, self.target.has_bf16_dot
+        return RmsNormGeometry(self.spec.hidden_size, eps, self.has_tiles, self.kept, has_bf16)
+
+    def _rows(
+        self, stage: NormStage | QuantiseStage, size: int, norm: RmsNormGeometry | None
+    ) -> KernelGeometry:
+        is_tiled = stage.x_kept and self.has_tiles
+        if isinstance(stage.layout, Int8Panels):
+            return QuantiseRowsGeometry(size, is_tiled, norm, self._is_shifted, **self._vectors)
+        if stage.layout.blocks:
+            dtype = self.kept if stage.x_kept else self.activations
+            return QuantiseBlocksGeometry(size, is_tiled, norm, dtype=dtype, **self._vectors)
+        assert norm  # floats are not quantised
+        return norm
+
+    def _matmul(self, stage: MatmulStage) -> MatmulGeometry:
+        layout = self.weights.layout(stage.weight)
+        if isinstance(layout, Int8Panels):
+            return self._in_bytes(stage, layout)
+        if isinstance(layout, QuantisedPanels):
+            return self._in_blocks(stage, layout)
+        return self._in_floats(stage)
+
+    def _in_bytes(self, stage: MatmulStage, layout: Int8Panels) -> MatmulGeometry:
+        n, k_size = self.weights.shape(stage.weight)
+        if self.has_tiles:
+            return MatmulInt8Geometry(n=n, k_size=k_size, epilogue=stage.epilogue)
+        return MatmulInt8VectorsGeometry(
+            n=n,
+            k_size=k_size,
+            epilogue=stage.epilogue,
+            pair=layout.pair,
+            has_bf16=self.target.has_bf16_dot,
+            has_dot=self.target.has_block_dot,
+            **self._vectors,
+        )
+
+    def _in_blocks(self, stage: MatmulStage, layout: QuantisedPanels) -> MatmulGeometry:
+        n, k_size = self.weights.shape(stage.weight)
+        return MatmulBlockInt8Geometry(
+            n=n,
+            k_size=k_size,
+            epilogue=stage.epilogue,
+            blocks=layout.blocks,
+            pair=layout.pair,
+            has_tiles=self.has_tiles,
+            has_bf16=self.target.has_bf16_dot,
+            has_dot=self.target.has_block_dot,
+            **self._vectors,
+        )
+
+    def _in_floats(self, stage: MatmulStage) -> MatmulGeometry:
+        n, k_size = self.weights.shape(stage.weight)
+        if self.has_tiles:
+            return MatmulFloatTilesGeometry(
+                n=n, k_size=k_size, epilogue=stage.epilogue, dtype=self.activations, is_tiled=stage.x_kept
+            )
+        return MatmulFloatsGeometry(
+            n=n,
+            k_size=k_size,
+            epilogue=stage.epilogue,
+            dtype=self.activations,
+            x_dtype=self.kept if stage.x_kept else self.activations,
+            gated_dtype=self.kept,
+            pair=2 if self._has_pairs else 1,
+            has_bf16=self.target.has_bf16_dot,
+            has_wide_vectors=self.target.has_wide_vectors,
+            has_neon=self.target.has_neon_bf16_dot,
+        )

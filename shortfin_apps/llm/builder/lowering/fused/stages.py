@@ -1,0 +1,253 @@
+"""The stages of a fused layer: what a run of operations becomes within one dispatch, and in which buffers.
+
+A value goes from stage to stage in a buffer of its name, or of that and the operands it was quantised to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from shortfin_apps.llm.builder.graph.batch import Batch
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.activations import Int8Blocks, Int8Tiles
+from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
+from shortfin_apps.llm.builder.kernels.fused.layer import AttentionGeometry
+from shortfin_apps.llm.builder.lowering.lowering import Values
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Narrow, Norm, Operation
+from shortfin_apps.llm.builder.model.spec import Activation, ModelSpec
+from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+
+# What matmuls multiply: floats, blocks of 8-bit integers, or 8-bit integers with a scale for each row.
+Operands = Literal["floats", "block_int8", "int8"]
+
+
+class DecodeAttention(Protocol):
+    """Kernels of Attend that have one for a stage of a fused layer."""
+
+    def decode_geometry(self, layer: int, batch: Batch) -> AttentionGeometry:
+        """The geometry of the kernel for rows of one token each."""
+        ...
+
+    def sinks(self, e: Emitter, layer: int) -> dict[str, Tensor]:
+        """The layer's sinks, by the name of their operand, if it has any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulStage:
+    """A stage: `x` times `weight`, to `out`, with the epilogue's `residual` added, or its activation of gate
+    times up.
+
+    Buffers go by name; `x` holds operands for the weight's layout. It is `x_kept` if a stage of the dispatch
+    has made it, but attention: then it is as the target's stages keep activations (stage_kernels.py). A gated
+    stage over weights in blocks also writes its result quantised, to `quantised`.
+    """
+
+    weight: str
+    x: str
+    x_kept: bool
+    out: str
+    epilogue: Epilogue = "store"
+    residual: str | None = None
+    quantised: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttendStage:
+    """The first stage of a decode's layer: its attention, to `out` [rows, heads * head_dim] in floats.
+
+    It writes to the batch's cache.
+    """
+
+    out: str
+    qkv: Tensor
+    layer: int
+    batch: Batch
+    geometry: AttentionGeometry
+
+    def constants(self) -> list[Dim]:
+        return [self.batch.width, self.batch.pages, self.batch.place_of(self.layer)]
+
+    def reads(self) -> dict[str, Tensor]:
+        batch = self.batch
+        return {
+            "all_qkv": self.qkv,
+            "all_rotary": batch.rotary,
+            "starts": batch.starts,
+            "seq_lens": batch.seq_lens,
+            "blocks": batch.blocks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NormStage:
+    """A stage: RMS norm of `x` by `weight`, to `out`, as the operand of weights in `layout`."""
+
+    weight: str
+    x: str
+    x_kept: bool
+    out: str
+    layout: WeightLayout
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseStage:
+    """A stage: `x` [rows, size] in floats, quantised to `out`, as the operand of weights in `layout`."""
+
+    x: str
+    x_kept: bool
+    out: str
+    layout: WeightLayout
+    size: int
+
+
+Stage = AttendStage | MatmulStage | NormStage | QuantiseStage
+
+
+class StageList(list[Stage]):
+    """The stages of `run`, and the buffers that hold its values.
+
+    `reads` are the values that it gets from other dispatches, whose buffers it cannot write.
+    """
+
+    def __init__(
+        self,
+        run: Sequence[Operation],
+        reads: Collection[str],
+        values: Values,
+        weights: WeightTypes,
+        attention: DecodeAttention | None,
+        activation: Activation,
+    ) -> None:
+        super().__init__()
+        self._activation = activation
+        self._reads = reads
+        self._values = values
+        self._weights = weights
+        self._attention = attention
+        self._held: dict[str, dict[Operands | None, str]] = {name: {None: name} for name in reads}
+        self._kept: set[str] = set()
+        self.features: dict[str, int] = {}  # of matmuls' results
+        for index, operation in enumerate(run):
+            self._add(operation, run[index + 1 :])
+
+    def buffer(self, value: str) -> str:
+        """The buffer that holds the value as it was computed."""
+        return next(iter(self._held[value].values()))
+
+    def _add(self, operation: Operation, rest: Sequence[Operation]) -> None:
+        match operation:
+            case Attend():
+                self._add_attend(operation)
+            case Norm():
+                reader = next(
+                    o for o in rest if operation.out in o.reads and isinstance(o, Linear | GatedLinear)
+                )
+                self._add_norm(operation, self._weights.layout(reader.weight))
+            case GatedLinear():
+                self._add_gated(operation)
+            case Linear():
+                self._add_linear(operation)
+
+    def _add_attend(self, operation: Attend) -> None:
+        assert self._attention is not None
+        qkv, batch = self._values[operation.x], self._values.batch
+        geometry = self._attention.decode_geometry(operation.layer, batch)
+        self.append(AttendStage(operation.out, qkv, operation.layer, batch, geometry))
+        self._held[operation.out] = {"floats": operation.out}
+
+    def _add_norm(self, operation: Norm, layout: WeightLayout) -> None:
+        operands, x = operands_of(layout), self.buffer(operation.x)
+        out = _buffer_name(operation.out, operands)
+        self.append(NormStage(operation.weight, x, x in self._kept, out, layout))
+        self._held[operation.out] = {operands: out}
+        self._kept.add(out)
+
+    def _add_gated(self, operation: GatedLinear) -> None:
+        x, out, weight = self._operand(operation.x, operation.weight), operation.out, operation.weight
+        held: dict[Operands | None, str] = {"floats": out}
+        if operands_of(self._weights.layout(weight)) == "block_int8":
+            held["block_int8"] = _buffer_name(out, "block_int8")
+        quantised = held.get("block_int8")
+        self.append(MatmulStage(weight, x, x in self._kept, out, self._activation, quantised=quantised))
+        self._held[out] = held
+        self._kept.add(quantised or out)
+
+    def _add_linear(self, operation: Linear) -> None:
+        x, weight = self._operand(operation.x, operation.weight), operation.weight
+        residual = self.buffer(operation.residual) if operation.residual else None
+        out = f"new_{operation.out}" if operation.out in self._reads else operation.out
+        epilogue: Epilogue = "residual" if residual else "store"
+        self.append(MatmulStage(weight, x, x in self._kept, out, epilogue, residual))
+        self._held[operation.out] = {None: out}
+        self.features[operation.out] = self._weights.shape(weight)[0]
+
+    def _operand(self, value: str, weight: str) -> str:
+        """The buffer with the value as the weight's matmul takes it; quantises the value if there is none."""
+        layout, held = self._weights.layout(weight), self._held[value]
+        operands = operands_of(layout)
+        x = self.buffer(value)
+        if operands == "floats":
+            return x
+        if operands not in held:
+            held[operands] = out = _buffer_name(value, operands)
+            size = self._weights.shape(weight)[1]
+            self.append(QuantiseStage(x, x in self._kept, out, layout, size))
+            self._kept.add(out)
+        return held[operands]
+
+
+def inputs_of(run: Sequence[Operation]) -> set[str]:
+    """The values that a run reads before it writes them, but for what an attention reads."""
+    inputs: set[str] = set()
+    written: set[str] = set()
+    for operation in run:
+        if not isinstance(operation, Attend):
+            inputs |= set(operation.reads) - written
+        written |= set(operation.writes)
+    return inputs
+
+
+def buffer_row_bytes(
+    operations: Sequence[Operation], spec: ModelSpec, weights: WeightTypes, kept_bytes: int
+) -> dict[str, int]:
+    """Bytes of a row of each buffer that may stay within a dispatch: f32 first, then operands of matmuls, of
+    which an element in floats takes `kept_bytes`."""
+    sums: dict[str, int] = {}
+    operands: dict[str, int] = {}
+    for operation in operations:
+        match operation:
+            case Linear():
+                sums[operation.out] = 4 * weights.shape(operation.weight)[0]
+            case Norm():
+                operands |= operand_bytes(kept_bytes, operation.out, weights.shape(operation.weight)[0])
+            case Narrow():
+                operands |= operand_bytes(kept_bytes, operation.out, spec.hidden_size)
+            case GatedLinear():
+                operands |= operand_bytes(kept_bytes, operation.out, weights.shape(operation.weight)[0] // 2)
+            case Attend():
+                operands |= operand_bytes(kept_bytes, operation.out, spec.num_attention_heads * spec.head_dim)
+    return sums | operands
+
+
+def operands_of(layout: WeightLayout) -> Operands:
+    if isinstance(layout, Int8Panels):
+        return "int8"
+    return "block_int8" if layout.blocks else "floats"
+
+
+def operand_bytes(kept_bytes: int, name: str, features: int) -> dict[str, int]:
+    """Bytes of a row of the buffer `name`, and of what it is quantised to."""
+    return {
+        name: kept_bytes * features,
+        f"{name}_block_int8": Int8Blocks(features).row_bytes,
+        f"{name}_int8": Int8Tiles(features).row_bytes,
+        f"{name}_int8.scales": 4,
+    }
+
+
+def _buffer_name(value: str, operands: Operands) -> str:
+    return value if operands == "floats" else f"{value}_{operands}"

@@ -1,0 +1,240 @@
+"""Matmuls of weights in blocks of every type within a fused layer: against numpy, and the same bits on every
+kind of CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.builder.blocks import BLOCK, Q4_1, Q8_0, BlockType
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
+from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
+from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels, Values
+from shortfin_apps.llm.builder.model.operations import Attend, GatedLinear, Linear, Norm, Operation
+from shortfin_apps.llm.builder.model.spec import Activation, BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.components.runtime.device import Device
+from tests.builder.agreement import expect, prefill_row
+from tests.builder.compiled_kernels import (
+    F32,
+    NO_TILES,
+    ROWS,
+    ConstantWeights,
+    Load,
+    cpu_or_skip,
+    function,
+    load,
+    narrow,
+)
+from tests.builder.compiled_model import DTYPES, HOST, TINY, CompiledModel
+from tests.builder.random_blocks import BLOCK_TYPES, GROUPED
+
+INTEGERS = [each for each in BLOCK_TYPES if not each.is_e2m1]  # floats become such of 8 bits
+# Groups of GPTQ may have any multiple of 32.
+THREE_BLOCKS = BlockType(4, has_minima=True, group=96)
+GATES: tuple[Activation, ...] = ("silu", "gelu")
+NORM, GATE_UP, DOWN = (f"blk.0.ffn_{name}.weight" for name in ("norm", "gate_up", "down"))
+PLAIN: list[Operation] = [Linear("h", "out", DOWN)]
+FEED_FORWARD: list[Operation] = [
+    Norm("x", "normed", NORM),
+    GatedLinear("normed", "gated", GATE_UP),
+    Linear("gated", "x", DOWN, residual="x"),
+]
+
+CASES: list[tuple[str, BlockType, Activation]] = [
+    *((cpu, kind, "silu") for cpu in ("amx", "avx512") for kind in (*INTEGERS, THREE_BLOCKS)),
+    *((cpu, kind, "silu") for cpu in ("avx512-no-bf16", "avx512-no-vnni") for kind in (Q8_0, Q4_1)),
+    *((cpu, kind, "silu") for cpu in ("avx-vnni", "avx2") for kind in (Q8_0, Q4_1, THREE_BLOCKS)),
+    *((cpu, GROUPED[0], "silu") for cpu in ("avx512-no-vnni", "avx-vnni", "avx2")),
+    *((cpu, Q4_1, "gelu") for cpu in ("amx", "avx512", "avx2")),
+]
+
+
+def sizes(kind: BlockType, activation: Activation) -> ModelSpec:
+    """Without groups, matrices have an odd number of blocks and of panels; else `h` has two chunks of K."""
+    hidden, ffn = (kind.spread, 768) if kind.spread > BLOCK else (160, 352)
+    return replace(
+        TINY,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_attention_heads=ffn // 32,
+        num_key_value_heads=1,
+        head_dim=32,
+        activation=activation,
+    )
+
+
+def quantised(x: F32) -> F32:
+    """What blocks of 8 bits leave of `x`, as quantise_blocks_function.mlir.j2 rounds it."""
+    blocks = x.reshape(len(x), -1, BLOCK)
+    peak = np.maximum(np.abs(blocks).max(axis=2, keepdims=True), np.float32(1e-30))
+    quants = np.rint(blocks * (np.float32(127) / peak))
+    rounded: F32 = (quants * (peak / np.float32(127))).reshape(x.shape)
+    return rounded
+
+
+def in_bf16(x: F32) -> F32:
+    rounded: F32 = x.astype(DTYPES["bf16"]).astype(np.float32)
+    return rounded
+
+
+def random_weights(spec: ModelSpec, kind: BlockType, target: Target) -> ConstantWeights:
+    """Those of a feed-forward, with matrices in blocks of `kind`."""
+    hidden, ffn = spec.hidden_size, spec.intermediate_size
+    options = BuildOptions(weights="q8_0", block_types=((GATE_UP, kind), (DOWN, kind)))
+    rng = np.random.default_rng(4)
+    shapes = {NORM: (hidden,), GATE_UP: (2 * ffn, hidden), DOWN: (hidden, ffn)}
+    values = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    layouts = {name: weight_layout(name, spec, options, target) for name in shapes}
+    assert layouts[DOWN].blocks == kind
+    return ConstantWeights(values, layouts)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """`plain`: h . w^T, and `feed_forward`: x + down(silu(gate) * up) of x normed, with weights in blocks."""
+
+    module: Any
+    weights: ConstantWeights
+    spec: ModelSpec
+    target: Target
+
+    @classmethod
+    def build(
+        cls, kind: BlockType, target: Target, activation: Activation, folder: Path, load: Load = load
+    ) -> Kernels:
+        spec = sizes(kind, activation)
+        weights = random_weights(spec, kind, target)
+        rendered = RenderedKernels()
+        stages = StageKernels(spec, weights, "bf16", target)
+        operations = [Attend("qkv", "h", 0), *PLAIN, *FEED_FORWARD]
+        fused = FusedLayers(spec, weights, rendered.render, operations, stages)
+
+        def body(run: Sequence[Operation], out: str) -> Callable[[Emitter, Tensor], list[Tensor]]:
+            def lower(e: Emitter, x: Tensor) -> list[Tensor]:
+                values = Values({"x": x} if run is FEED_FORWARD else {"h": narrow(e, x, "bf16")})
+                fused.lower(e, run, values, [out])
+                return [values[out]]
+
+            return lower
+
+        functions = [
+            function("plain", {"h": ("?", spec.intermediate_size)}, body(PLAIN, "out")),
+            function("feed_forward", {"x": ("?", spec.hidden_size)}, body(FEED_FORWARD, "x")),
+        ]
+        lines = ["module @kernels {", *weights.declarations(), *rendered.texts.values(), *functions, "}"]
+        return cls(load("\n".join(lines), folder), weights, spec, target)
+
+    def inputs(self, rows: int) -> dict[str, F32]:
+        """`h` and `x` in bf16, of which some columns are large and row 3 is zeros."""
+        rng = np.random.default_rng(rows)
+        widths = {"h": self.spec.intermediate_size, "x": self.spec.hidden_size}
+        inputs = {name: rng.standard_normal((rows, width), np.float32) for name, width in widths.items()}
+        for each in inputs.values():
+            each[:, 5] *= 20
+            each[3:4] = 0
+        return {name: in_bf16(each) for name, each in inputs.items()}
+
+    def run(self, inputs: dict[str, F32], rows: int) -> dict[str, F32]:
+        """The results for the first `rows` rows."""
+        return {
+            "plain": self.module.plain(inputs["h"][:rows]).to_host(),
+            "out": self.module.feed_forward(inputs["x"][:rows]).to_host(),
+        }
+
+    def reference_feed_forward(self, x: F32, activation: Activation) -> F32:
+        w = self.weights.values
+        inverse = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.spec.rms_norm_eps)
+        gate, up = np.split(quantised(x * inverse * w[NORM]) @ w[GATE_UP].T, 2, axis=1)
+        power = gate if activation == "silu" else 1.59576912 * (gate + 0.044715 * gate**3)
+        gated = in_bf16(gate / (1 + np.exp(-power.clip(-80, 80))) * up)
+        past: F32 = x + quantised(gated) @ w[DOWN].T
+        return past
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    cpu, kind, activation = request.param
+    return Kernels.build(kind, cpu_or_skip(cpu), activation, tmp_path_factory.mktemp("blocks"))
+
+
+def test_only_activations_are_rounded(kernels: Kernels) -> None:
+    inputs = kernels.inputs(ROWS[-1])
+    w = kernels.weights.values[DOWN].astype(np.float64)
+    expected = quantised(inputs["h"]).astype(np.float64) @ w.T
+    scale = np.abs(expected).max()
+    found = kernels.run(inputs, ROWS[-1])["plain"]
+    np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=2e-6)
+
+
+def test_feed_forwards_agree_with_numpy(kernels: Kernels) -> None:
+    """By a tolerance that tells gates apart, as theirs cannot leave the dispatch."""
+    inputs = kernels.inputs(ROWS[-1])
+    found = kernels.run(inputs, ROWS[-1])["out"]
+
+    def deviation(activation: Activation) -> Any:
+        expected = kernels.reference_feed_forward(inputs["x"], activation)
+        return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+    deviations = {gate: deviation(gate) for gate in GATES}
+    own = deviations.pop(kernels.spec.activation)
+    assert own < 1e-3
+    assert min(deviations.values()) > 4e-3
+
+
+@pytest.fixture(scope="module")
+def of_vnni(kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """The same for this CPU's vectors, which have AVX-512 VNNI."""
+    if kernels.target == NO_TILES or not HOST.has_int8_dot:
+        pytest.skip("nothing to compare with")
+    kind = kernels.weights.layout(DOWN).blocks
+    assert kind is not None
+    return Kernels.build(kind, NO_TILES, kernels.spec.activation, tmp_path_factory.mktemp("vnni"))
+
+
+def test_results_have_the_bits_of_vnni(kernels: Kernels, of_vnni: Kernels) -> None:
+    """But for gates on narrow vectors, which have another exponential."""
+    inputs = kernels.inputs(ROWS[-1])
+    found, expected = (each.run(inputs, ROWS[-1]) for each in (kernels, of_vnni))
+    for name in ("plain", "out") if kernels.target.has_wide_vectors else ("plain",):
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("cpu", ["avx512", "avx512-no-vnni", "avx2"])
+def test_a_model_agrees_with_numpy(cpu: str, device: Device, tmp_path: Path) -> None:
+    target, spec = cpu_or_skip(cpu), replace(TINY, head_dim=32)
+    options = BuildOptions(weights="q4", prefill_batch_sizes=(1,), decode_batch_sizes=(2,), top_k=4)
+    model = CompiledModel.build(spec, options, device, tmp_path, target)
+    tokens = (np.arange(1, 42) * 37) % spec.vocab_size
+    table = np.array([[7, 3, 9], [4, 5, 6]])
+    last = len(tokens) - 1
+    expect(model, prefill_row(model, tokens[:last], table[:1], 16).logits[0], tokens[:last])
+    decoded = model.decode("decode_bs2", tokens[[[last], [0]]], np.array([last, 0]), table)
+    expect(model, decoded.logits[0], tokens)
+
+
+def test_a_row_has_the_same_bits_in_every_batch(kernels: Kernels) -> None:
+    inputs = kernels.inputs(ROWS[-1])
+    everything = kernels.run(inputs, ROWS[-1])
+    for rows in ROWS:
+        for name, found in kernels.run(inputs, rows).items():
+            np.testing.assert_array_equal(found, everything[name][:rows], err_msg=f"{name} of {rows}")
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_row_with_nan_or_infinity_is_nan_and_no_other(kernels: Kernels, odd: float) -> None:
+    inputs = kernels.inputs(20)
+    clean = kernels.run(inputs, 20)
+    for each in inputs.values():
+        each[[3, 17], 40] = odd
+    others = np.delete(np.arange(20), [3, 17])
+    for name, found in kernels.run(inputs, 20).items():
+        assert np.isnan(found[[3, 17]]).all(), name
+        np.testing.assert_array_equal(found[others], clean[name][others])

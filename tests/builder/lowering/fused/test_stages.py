@@ -1,0 +1,56 @@
+"""The stages that a layer becomes, by the operands that its weights are multiplied with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shortfin_apps.llm.builder.graph.emitter import Tensor
+from shortfin_apps.llm.builder.lowering.fused.stages import MatmulStage, StageList, inputs_of
+from shortfin_apps.llm.builder.lowering.lowering import Values
+from shortfin_apps.llm.builder.model.family import operations
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.parameters import WeightTypes
+from tests.builder.compiled_model import TINY
+
+SPEC = replace(TINY, head_dim=32)
+LAYER = slice(4, 10)  # from the first attention's result to the next layer's q, k and v
+Q8 = ["attended_block_int8", "sum", "normed_block_int8", "gated", "new_x", "normed_block_int8", "qkv"]
+INT8 = [name.replace("block_", "") for name in Q8]
+BF16 = ["sum", "normed", "gated", "new_x", "normed", "qkv"]
+
+
+def stages(weights: WeightType, part: slice = LAYER) -> StageList:
+    run = operations(SPEC)[part]
+    reads = inputs_of(run)
+    types = WeightTypes(SPEC, BuildOptions(weights=weights), resolve_target("cpu:sapphirerapids"))
+    return StageList(
+        run, reads, Values({name: Tensor(f"%{name}", (1,), "f32") for name in reads}), types, None, "silu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [("bf16", BF16), ("q8_0", Q8), ("q4", Q8), ("int8", [*INT8[:4], "gated_int8", *INT8[4:]])],
+)
+def test_values_are_quantised_for_the_weights_that_multiply_them(
+    weights: WeightType, expected: list[str]
+) -> None:
+    assert [stage.out for stage in stages(weights)] == expected
+
+
+def test_a_value_that_the_run_was_given_is_written_to_a_new_buffer() -> None:
+    layer = stages("bf16")
+    assert (layer.buffer("x"), layer.features["x"]) == ("new_x", SPEC.hidden_size)
+    residuals = [stage.residual for stage in layer if isinstance(stage, MatmulStage)]
+    assert residuals == ["x", None, "sum", None]
+
+
+def test_a_gate_over_blocks_leaves_its_result_quantised_for_the_next() -> None:
+    _, _, _, gate, down, *_ = stages("q4")
+    assert isinstance(gate, MatmulStage)
+    assert isinstance(down, MatmulStage)
+    assert gate.quantised == down.x == "gated_block_int8"
+    assert down.x_kept
