@@ -99,7 +99,11 @@ def test_a_missing_path_is_reported(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "files", [[], ["notes.txt"], [file_names.VMFB, file_names.PARAMETERS, file_names.CONFIG]]
+    "files",
+    [
+        *([], ["notes.txt"], [file_names.VMFB, file_names.PARAMETERS, file_names.CONFIG]),
+        ["model.haswell.vmfb", file_names.CONFIG],
+    ],
 )
 def test_a_folder_without_a_model_names_the_missing_file(files: list[str]) -> None:
     Path("empty").mkdir()

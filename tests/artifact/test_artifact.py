@@ -83,8 +83,8 @@ def test_pages_may_be_changed_at_deploy_time(folder: Path) -> None:
 
 def test_a_newer_format_is_refused(folder: Path) -> None:
     path = folder / file_names.MANIFEST
-    path.write_text(json.dumps({"format_version": 2, "what": "ever"}))
-    with pytest.raises(ArtifactError, match="format 2 is newer"):
+    path.write_text(json.dumps({"format_version": 3, "what": "ever"}))
+    with pytest.raises(ArtifactError, match="format 3 is newer"):
         Artifact.open(folder)
 
 

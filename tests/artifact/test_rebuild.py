@@ -23,6 +23,7 @@ EVERYTHING = BuildOptions(
     context_length=4096,
     device_block_count=100,
     top_k=8,
+    batch_invariant=True,
 )
 
 

@@ -22,8 +22,11 @@ from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
+from shortfin_apps.llm.builder.self_test.make import make_self_test
+from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.errors import ArtifactError, BuildError
+from shortfin_apps.llm.self_test_file import SelfTestFile
 from tests.builder.model_files import write_gguf, write_hf
 
 OPTIONS = BuildOptions()
@@ -298,7 +301,8 @@ def test_a_cache_that_cannot_be_written_is_a_build_error(
 
 def test_every_file_of_the_builder_is_in_a_cache_key_or_known_to_matter_for_none() -> None:
     folders = {name.partition("/")[0] for name in builder._code_hashes()}
-    assert folders == {*builder.WEIGHTS_CODE, *builder.PROGRAM_CODE, *builder.NEITHER}
+    known = {*builder.WEIGHTS_CODE, *builder.PROGRAM_CODE, *builder.SELF_TEST_CODE, *builder.NEITHER}
+    assert folders == known
 
 
 def test_a_manifest_without_kernels_still_opens(compiler: FakeCompiler, tmp_path: Path) -> None:
@@ -325,3 +329,35 @@ def test_the_compiler_of_kernels_is_part_of_a_program_for_a_gpu(monkeypatch: pyt
     assert builder.triton_version(resolve_target("cpu")) is None
     installed.clear()
     assert builder.triton_version(gpu) is None
+
+
+def test_without_a_self_test_an_artefact_opens_and_a_build_with_one_replaces_it(
+    compiler: FakeCompiler, tmp_path: Path
+) -> None:
+    without = build("random:tiny", tmp_path / "a", OPTIONS, QuietProgress(), self_test=False)
+    assert without.self_test is None
+    assert names(tmp_path / "a") == {*file_names.FILES, file_names.MANIFEST} - {file_names.SELF_TEST}
+    assert build("random:tiny", tmp_path / "a", OPTIONS, QuietProgress(), self_test=False) == without
+    again = build_tiny(tmp_path / "a")
+    assert again.self_test == tmp_path / "a" / file_names.SELF_TEST
+    assert compiler.calls == 1
+
+
+def test_a_self_test_comes_from_the_cache_unless_weights_or_pages_are_others(
+    compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_tiny(tmp_path / "a")
+    made: list[BuildOptions] = []
+
+    def counted(
+        source: ModelSource, options: BuildOptions, target: Target, advance: Callable[[int], None]
+    ) -> SelfTestFile:
+        made.append(options)
+        return make_self_test(source, options, target, advance)
+
+    monkeypatch.setattr(builder, "make_self_test", counted)
+    build_tiny(tmp_path / "b", replace(OPTIONS, decode_batch_sizes=(1,)))
+    assert not made
+    for options in (replace(OPTIONS, weights="f32"), replace(OPTIONS, block_seq_stride=8)):
+        build_tiny(tmp_path / "c", options)
+        assert made.pop() == replace(options, device="cpu")

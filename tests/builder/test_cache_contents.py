@@ -62,6 +62,7 @@ def test_every_kind_is_listed_with_its_use(tmp_path: Path, monkeypatch: pytest.M
         ("model", "random:tiny", "cpu"),
         ("weights", "random:tiny", "cpu"),
         ("program", "random:tiny", "cpu"),
+        ("self-test", "random:tiny", "cpu"),
         ("download", "llm-1.0", ""),
     }
     assert all(one.size > 0 for one in contents(tmp_path) if one.kind != "download")

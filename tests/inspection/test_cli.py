@@ -32,8 +32,11 @@ KEYS = {
         "operations",
         "top_k",
     ),
-    *("program_bytes", "parameters", "cache", "entries", "chip", "kernels", "notes"),
+    *("programs", "program_bytes", "parameters", "cache", "entries", "chip", "kernels", "notes"),
 }
+
+
+LOOSE_WITH_CPU = ["--vmfb", "model.vmfb", "--model-config", "config.json", "--cpu", "haswell"]
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def document(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 def test_the_json_of_a_program_for_a_gpu(gpu_artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     doc = document(capsys, str(gpu_artifact.vmfb.parent))
     assert set(doc) == KEYS
-    assert doc["schema"] == "shortfin-llm-inspect/1"
+    assert doc["schema"] == "shortfin-llm-inspect/2"
     assert doc["chip"] == "gfx942"
     assert doc["target"]["device"] == "hip:gfx942"
     assert doc["weights"] == "bf16"
@@ -76,6 +79,37 @@ def test_parameters_by_type_add_up(tiny_artifact: Artifact, capsys: pytest.Captu
     file_bytes = tiny_artifact.parameters[0].stat().st_size
     assert 0.9 * file_bytes < stored < file_bytes  # the rest are names and padding
     assert (doc["chip"], doc["kernels"]) == (None, [])
+
+
+@pytest.fixture
+def several(build_tiny: BuildTiny) -> Path:
+    device = "cpu:x86-64-v3,x86-64-v4,znver4"
+    options = BuildOptions(device=device, prefill_batch_sizes=(1,), decode_batch_sizes=(1,))
+    return build_tiny(options).vmfb.parent
+
+
+def test_the_programs_for_several_cpus(several: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = document(capsys, str(several))
+    assert set(first) == KEYS
+    assert [each["cpu"] for each in first["programs"]] == ["znver4", "x86-64-v4", "x86-64-v3"]
+    for each in first["programs"]:
+        doc = document(capsys, str(several), "--cpu", each["cpu"])
+        assert doc["programs"] == first["programs"]
+        assert (doc["target"]["cpu"], Path(doc["vmfb"]).name) == (each["cpu"], each["vmfb"])
+        assert each["bytes"] == {
+            each[name]: (several / each[name]).stat().st_size for name in ("vmfb", "parameters")
+        }
+        assert doc["program_bytes"] == each["bytes"][each["vmfb"]]
+        assert {group["type"] for group in doc["parameters"]} == {"bf16", "f32"}
+
+
+def test_the_tables_list_the_programs(several: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(several), "--cpu", "x86-64-v4"]) == 0
+    out = capsys.readouterr().out
+    assert "cpu:x86-64-v4 (x86_64, x86-64-v4)" in out
+    assert "x86-64-v3: model.x86-64-v3.vmfb " in out
+    assert main(["inspect", str(several), "--cpu", "haswell"]) == 2
+    assert "no program for haswell; it was built for znver4, x86-64-v4, x86-64-v3" in capsys.readouterr().err
 
 
 def test_loose_files_tell_the_same_program(
@@ -124,7 +158,9 @@ def test_an_unknown_entry_is_named(tiny_artifact: Artifact, capsys: pytest.Captu
     assert "no entry matches verify; there are decode_bs1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [[], ["--vmfb", "model.vmfb"], ["dir", "--vmfb", "model.vmfb"]])
+@pytest.mark.parametrize(
+    "argv", [[], ["--vmfb", "model.vmfb"], ["dir", "--vmfb", "model.vmfb"], LOOSE_WITH_CPU]
+)
 def test_what_to_inspect_has_to_be_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", *argv]) == 2
     assert "name an artefact's directory" in capsys.readouterr().err

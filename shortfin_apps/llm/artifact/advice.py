@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, VMFB
+from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, source_name
 
 SCHEMES = ("hf:", "pypi:", "random:")
@@ -61,7 +61,7 @@ def is_gguf(path: Path) -> bool:
 
 def _is_hugging_face(directory: Path) -> bool:
     """Has a config.json but no VMFB, as an artefact without its manifest would."""
-    return (directory / CONFIG).is_file() and not (directory / VMFB).exists()
+    return (directory / CONFIG).is_file() and not has_program(directory)
 
 
 def _build_and_serve(source: str) -> str:

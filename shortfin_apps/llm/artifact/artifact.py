@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,34 +12,32 @@ from pydantic import TypeAdapter, ValidationError
 from shortfin_apps.llm.artifact.advice import advice
 from shortfin_apps.llm.artifact.file_names import (
     CONFIG,
-    FILES,
     MANIFEST,
     PARAMETERS,
+    SELF_TEST,
+    TEXTS,
     TOKENIZER,
     TOKENIZER_CONFIG,
     VMFB,
 )
-from shortfin_apps.llm.artifact.file_record import FileRecord
+from shortfin_apps.llm.artifact.file_record import FileRecord, wrong_sizes
+from shortfin_apps.llm.artifact.program_record import (
+    ProgramRecord,
+    TargetRecord,
+    choose_program,
+    reasons_against,
+)
 from shortfin_apps.llm.artifact.rebuild import rebuild_command
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
-from shortfin_apps.llm.host_cpu import is_of_another_architecture, missing_features
+from shortfin_apps.llm.host_cpu import HostCpu, this_host
 from shortfin_apps.llm.iree_release import runtime_release
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetRecord:
-    """The target that the program was compiled for; `features` are LLVM's names, empty for a GPU."""
-
-    device: str
-    architecture: str
-    cpu: str
-    features: tuple[str, ...]
+SEVERAL_PROGRAMS = 2  # the format that has them, which versions that know of one alone refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,11 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Manifest: the provenance of an artefact. Equal artefacts have equal `identity`."""
+    """Manifest: the provenance of an artefact. Equal artefacts have equal `identity`.
+
+    `target`, `compile_flags` and `kernels` are those of the program in use, and in the file of the first.
+    `programs` are those of several kinds of CPU, the best first, and empty where there is one program.
+    """
 
     format_version: int
     identity: str
@@ -66,6 +69,34 @@ class Manifest:
     vocab_size: int
     files: dict[str, FileRecord]
     kernels: tuple[str, ...] = ()  # for each kind of operation what computes it, and why
+    programs: tuple[ProgramRecord, ...] = ()
+
+    @property
+    def every_program(self) -> tuple[ProgramRecord, ...]:
+        """All programs, also where there is one."""
+        if self.programs:
+            return self.programs
+        flags, kernels = self.compile_flags, self.kernels
+        return (
+            ProgramRecord(
+                vmfb=VMFB,
+                parameters=PARAMETERS,
+                target=self.target,
+                compile_flags=flags,
+                kernels=kernels,
+            ),
+        )
+
+    @property
+    def file_names(self) -> set[str]:
+        """The files of the artefact, but for the manifest."""
+        optional = {SELF_TEST} & self.files.keys()
+        return {*TEXTS, *optional, *(name for program in self.every_program for name in program.files)}
+
+    def using(self, program: ProgramRecord) -> Manifest:
+        """The same with the target, flags and kernels of `program`, one of these."""
+        flags, kernels = program.compile_flags, program.kernels
+        return replace(self, target=program.target, compile_flags=flags, kernels=kernels)
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
@@ -73,10 +104,10 @@ class Manifest:
         try:
             text = path.read_bytes()
             version = _FORMAT.validate_json(text).get("format_version")
-            if isinstance(version, int) and version > FORMAT_VERSION:
+            if isinstance(version, int) and version > SEVERAL_PROGRAMS:
                 raise ArtifactError(
                     f"{path}: format {version} is newer than this version of shortfin-llm reads "
-                    f"({FORMAT_VERSION}); upgrade it or rebuild the artefact"
+                    f"({SEVERAL_PROGRAMS}); upgrade it or rebuild the artefact"
                 )
             return _MANIFEST.validate_json(text)
         except OSError as error:
@@ -89,7 +120,9 @@ class Manifest:
             ) from None
 
     def to_json(self) -> bytes:
-        return _MANIFEST.dump_json(self, indent=2) + b"\n"
+        """With one program, as versions that know no others write it."""
+        without = None if self.programs else {"programs"}
+        return _MANIFEST.dump_json(self, indent=2, exclude=without) + b"\n"
 
 
 _FORMAT = TypeAdapter(dict[str, object])
@@ -98,7 +131,11 @@ _MANIFEST = TypeAdapter(Manifest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """The files a server needs; all paths exist. `manifest` is None if the VMFB has none beside it."""
+    """The files a server needs; all paths exist. `manifest` is None if the VMFB has none beside it.
+
+    `self_test` is None where the artefact was built without, or is loose files. `choice` says which of
+    several programs suits this CPU best, and why not the others.
+    """
 
     vmfb: Path
     parameters: tuple[Path, ...]
@@ -107,31 +144,50 @@ class Artifact:
     tokenizer_config: Path | None
     manifest: Manifest | None
     is_loose: bool = False
+    choice: str | None = None
+    self_test: Path | None = None
 
     @classmethod
-    def open(cls, directory: Path, *, for_this_host: bool = True, check_sizes: bool = True) -> Artifact:
+    def open(
+        cls,
+        directory: Path,
+        *,
+        for_this_host: bool = True,
+        check_sizes: bool = True,
+        host: HostCpu | None = None,
+        cpu: str | None = None,
+    ) -> Artifact:
         """Opens a directory written by `shortfin-llm build`.
 
+        Of programs for several kinds of CPU it takes the best that `host`, by default this one, can execute;
+        if `for_this_host` is False, the one for `cpu`, by default the first.
         Raises ArtifactError when a file is missing or damaged, the format is newer than this program, or it
-        was compiled by another release of IREE than the one that runs here, or for a CPU with features that
+        was compiled by another release of IREE than the one that runs here, or for CPUs with features that
         this one lacks (the last two are not checked if `for_this_host` is False).
         """
         _check_is_artifact(directory)
         manifest = Manifest.load(directory / MANIFEST)
-        for name in FILES:
+        has_self_test = SELF_TEST in manifest.files
+        for name in (*TEXTS, SELF_TEST) if has_self_test else TEXTS:
             _require(directory / name)
-        for name in (VMFB, PARAMETERS) if check_sizes else ():
-            _check_size(directory / name, manifest)
         if for_this_host:
             _check_release(directory, manifest)
-            _check_host(directory, manifest.target)
+            program, choice = _program_for(directory, manifest, host or this_host())
+        else:
+            program, choice = _named_program(directory, manifest, cpu), None
+        for name in program.files:
+            _require(directory / name)
+            if check_sizes:
+                _check_size(directory / name, manifest)
         return cls(
-            vmfb=directory / VMFB,
-            parameters=(directory / PARAMETERS,),
+            vmfb=directory / program.vmfb,
+            parameters=(directory / program.parameters,),
             config=ModelConfig.load(directory / CONFIG),
             tokenizer=directory / TOKENIZER,
             tokenizer_config=directory / TOKENIZER_CONFIG,
-            manifest=manifest,
+            manifest=manifest.using(program),
+            choice=choice,
+            self_test=directory / SELF_TEST if has_self_test else None,
         )
 
     @classmethod
@@ -148,8 +204,8 @@ class Artifact:
         """Opens files given one by one, as upstream's flags do.
 
         If there is a manifest beside the VMFB, its compiler, its CPU and the sizes of the files beside it are
-        checked. `tokenizer_config_json` defaults to `<stem>_config.json` beside the tokenizer, if it exists.
-        Raises ArtifactError.
+        checked, and that they belong together. `tokenizer_config_json` defaults to `<stem>_config.json`
+        beside the tokenizer, if it exists. Raises ArtifactError.
         """
         if not parameters:
             raise ArtifactError("no parameters were given; name at least one .irpa file")
@@ -163,7 +219,10 @@ class Artifact:
                 if is_covered(path, vmfb, manifest):
                     _check_size(path.resolve(), manifest)
             _check_release(vmfb.parent, manifest)
-            _check_host(vmfb, manifest.target)
+            program = _program_in(vmfb.resolve(), manifest)
+            _check_parameters(vmfb, parameters, program, manifest)
+            _check_host(vmfb, manifest, (program,), this_host())
+            manifest = manifest.using(program)
         beside = tokenizer_json.with_name(f"{tokenizer_json.stem}_config.json")
         return cls(
             vmfb=vmfb,
@@ -227,17 +286,87 @@ def _check_release(directory: Path, manifest: Manifest) -> None:
         )
 
 
-def _check_host(directory: Path, target: TargetRecord) -> None:
-    if is_of_another_architecture(target.architecture):
+def _program_for(directory: Path, manifest: Manifest, host: HostCpu) -> tuple[ProgramRecord, str | None]:
+    """The program that this CPU takes, and the sentence on its choice. Raises ArtifactError."""
+    program = _check_host(directory, manifest, manifest.every_program, host)
+    if not manifest.programs:
+        return program, None
+    _tell_unused(directory, manifest, program)
+    others = "; ".join(reasons_against(manifest.programs, program, host))
+    return program, f"the program for {program.target.description} suits this CPU best; {others}"
+
+
+def _tell_unused(directory: Path, manifest: Manifest, program: ProgramRecord) -> None:
+    names = {name for each in manifest.programs for name in each.files} - set(program.files)
+    unused = {name: manifest.files[name] for name in sorted(names) if name in manifest.files}
+    for name, reason in wrong_sizes(directory, unused).items():
+        logger.warning("%s %s; it is for another CPU, and not used here", directory / name, reason)
+
+
+def _named_program(directory: Path, manifest: Manifest, cpu: str | None) -> ProgramRecord:
+    programs = manifest.every_program
+    if cpu is None:
+        return programs[0]
+    for program in programs:
+        if program.target.name == cpu:
+            return program
+    names = ", ".join(program.target.name for program in programs)
+    raise ArtifactError(f"{directory}: has no program for {cpu}; it was built for {names}")
+
+
+def _program_in(vmfb: Path, manifest: Manifest) -> ProgramRecord:
+    """The program in that file, which the manifest beside it knows."""
+    programs = manifest.every_program
+    return next((each for each in programs if each.vmfb == vmfb.name), programs[0])
+
+
+def _check_parameters(
+    vmfb: Path, parameters: tuple[Path, ...], program: ProgramRecord, manifest: Manifest
+) -> None:
+    """Refuses those that are stored for another CPU's program: sizes may fit where layouts do not."""
+    others = {each.parameters for each in manifest.programs} - {program.parameters}
+    for path in parameters:
+        if is_covered(path, vmfb, manifest) and path.resolve().name in others:
+            raise ArtifactError(
+                f"{path}: stored for the program of another CPU than {vmfb.name}; give "
+                f"{path.with_name(program.parameters)}"
+            )
+
+
+def _check_host(
+    path: Path, manifest: Manifest, programs: Sequence[ProgramRecord], host: HostCpu
+) -> ProgramRecord:
+    """The program that the CPU takes. Raises ArtifactError if it can run none."""
+    first = programs[0].target
+    if host.is_of_another_architecture(first.architecture):
         raise ArtifactError(
-            f"{directory}: compiled for {target.cpu}, a CPU of another architecture ({target.architecture}); "
-            "rebuild it here with `shortfin-llm build`"
+            f"{path}: compiled for {first.cpu}, a CPU of another architecture ({first.architecture}); "
+            f"{_build_here(path, manifest)}"
         )
-    if missing := missing_features(target.features):
+    if program := choose_program(programs, host):
+        return program
+    if len(programs) > 1:
+        needs = "; ".join(reasons_against(programs, None, host))
         raise ArtifactError(
-            f"{directory}: compiled for a CPU ({target.cpu}) with {', '.join(missing)}, "
-            "which this CPU lacks; rebuild it here with `shortfin-llm build`"
+            f"{path}: this CPU lacks what each of its programs needs: {needs}; "
+            f"{_build_here(path, manifest, _with_this_host(programs))}"
         )
+    raise ArtifactError(
+        f"{path}: compiled for a CPU ({first.cpu}) with {', '.join(host.missing(first.features))}, "
+        f"which this CPU lacks; {_build_here(path, manifest)}"
+    )
+
+
+def _build_here(path: Path, manifest: Manifest, device: str = "cpu") -> str:
+    directory = path if path.is_dir() else path.parent
+    command = rebuild_command(directory, manifest.source.uri, replace(manifest.options, device=device))
+    return f"rebuild it here with `{command}`"
+
+
+def _with_this_host(programs: Sequence[ProgramRecord]) -> str:
+    """The device for which a build here makes the same programs, and one for this CPU."""
+    names = [program.target.name for program in programs]
+    return f"cpu:{','.join(dict.fromkeys([*names, 'host']))}"
 
 
 def _require(path: Path) -> None:

@@ -19,7 +19,8 @@ def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
     for option in fields(BuildOptions):
         value = getattr(options, option.name)
         if value != getattr(defaults, option.name) and option.name not in _WEIGHTS:
-            words += [_FLAGS.get(option.name, f"--{option.name.replace('_', '-')}"), _text(value)]
+            flag = _FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
+            words += [flag] if value is True else [flag, _text(value)]
     return shlex.join(words)
 
 

@@ -1,8 +1,8 @@
 """Verification: compares the hashes of an artefact's files with its manifest while a server loads.
 
-Program and tokenizer are hashed before anything is loaded; the parameters, which take longest, in a thread
-while the model loads and warms up. The other files may be edited at deployment: a difference is logged, and
-the edited file is used.
+Program, tokenizer and self-test are hashed before anything is loaded; the parameters, which take longest, in
+a thread while the model loads and warms up. The other files may be edited at deployment: a difference is
+logged, and the edited file is used. Programs for other kinds of CPU, and their parameters, are not read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from shortfin_apps.llm.artifact.artifact import Artifact, Manifest, is_covered
 from shortfin_apps.llm.artifact.file_names import (
     CONFIG,
     GENERATION_CONFIG,
-    PARAMETERS,
+    SELF_TEST,
     TOKENIZER,
     TOKENIZER_CONFIG,
-    VMFB,
 )
 from shortfin_apps.llm.artifact.file_record import FileRecord, total_bytes, wrong_files
 from shortfin_apps.llm.errors import ArtifactError
@@ -29,8 +28,6 @@ from shortfin_apps.llm.errors import ArtifactError
 logger = logging.getLogger(__name__)
 
 Verify = Literal["none", "size", "hash"]
-BEFORE_LOADING = (VMFB, TOKENIZER)
-WHILE_LOADING = (PARAMETERS,)
 EDITABLE = (CONFIG, TOKENIZER_CONFIG, GENERATION_CONFIG)
 MIN_REPORT_BYTES = 1 << 30  # about a second
 
@@ -46,10 +43,11 @@ def verifying(artifact: Artifact, verify: Verify) -> Iterator[Callable[[], None]
         yield lambda: None
         return
     folder, files = artifact.vmfb.resolve().parent, _covered(artifact, artifact.manifest)
-    _refuse(folder, wrong_files(folder, _some(files, BEFORE_LOADING)))
+    _refuse(folder, wrong_files(folder, _some(files, (artifact.vmfb.resolve().name, TOKENIZER, SELF_TEST))))
     for name, reason in wrong_files(folder, _some(files, EDITABLE)).items():
         logger.warning("%s %s: it was edited since the build; the edited file is used", name, reason)
-    with _in_background(folder, _some(files, WHILE_LOADING)) as wrong:
+    parameters = tuple(path.resolve().name for path in artifact.parameters)
+    with _in_background(folder, _some(files, parameters)) as wrong:
         yield lambda: _refuse(folder, wrong())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,8 +18,15 @@ from pydantic import TypeAdapter
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact import file_names
-from shortfin_apps.llm.artifact.artifact import FORMAT_VERSION, Artifact, Manifest, SourceRecord, TargetRecord
-from shortfin_apps.llm.artifact.file_record import record, total_bytes, wrong_files
+from shortfin_apps.llm.artifact.artifact import (
+    FORMAT_VERSION,
+    SEVERAL_PROGRAMS,
+    Artifact,
+    Manifest,
+    SourceRecord,
+)
+from shortfin_apps.llm.artifact.file_record import FileRecord, record, total_bytes, wrong_files
+from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
 from shortfin_apps.llm.builder.cache import (
     BUILD,
     DOWNLOADS,
@@ -29,16 +36,18 @@ from shortfin_apps.llm.builder.cache import (
     content_key,
     user_cache,
 )
+from shortfin_apps.llm.builder.cpu_list import cpu_name, listed_device, resolve_targets
 from shortfin_apps.llm.builder.model.config import model_config
 from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions, WeightType
 from shortfin_apps.llm.builder.output import exclusive, replace_output, resolve_output, staging
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
+from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.sources.base import ModelSource, TokenizerFiles
 from shortfin_apps.llm.builder.sources.catalogue import open_source
-from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
-from shortfin_apps.llm.builder.weights.parameters import parameter_types
+from shortfin_apps.llm.builder.weights.parameters import weight_layouts
 from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError, BuildError
@@ -48,7 +57,8 @@ LIBRARIES = ("iree-base-compiler", "gguf", "safetensors", "tokenizers", "numpy",
 
 _CODE = Path(__file__).parent
 _CODE_SUFFIXES = (".py", ".j2", ".mlir")
-_SHARED_CODE = ("abi.py", "irpa.py", "sampling_rule.py")  # of the whole package, beside this folder
+# Of the whole package, beside this folder.
+_SHARED_CODE = ("abi.py", "irpa.py", "sampling_rule.py", "self_test_file.py")
 # The folders and files whose code the parameters depend on, those that the program depends on, and the rest.
 WEIGHTS_CODE = ("blocks.py", "irpa.py", "model", "quantise.py", "sources", "weights")
 PROGRAM_CODE = (
@@ -65,6 +75,7 @@ PROGRAM_CODE = (
     ),
     "weights",
 )
+SELF_TEST_CODE = (*WEIGHTS_CODE, "reference", "self_test", "self_test_file.py")
 NEITHER = (
     "__init__.py",
     "builder.py",
@@ -73,6 +84,7 @@ NEITHER = (
     "cache_list.py",
     "cache_prune.py",
     "cli.py",
+    "cpu_list.py",
     "output.py",
     "progress.py",
 )
@@ -100,18 +112,20 @@ def build(
     use_cache: bool = True,
     own_types: bool = False,
     accepted: Collection[str] = (),
+    self_test: bool = True,
 ) -> Artifact:
     """Builds `source` into the folder `out` and opens it; quick when that is there already.
 
-    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host. With
-    `own_types`, weights keep the types of the source, whatever the options say. `accepted` are fields of the
-    model's description, unknown here, that are passed over.
+    All or nothing: `out` is the artefact as it was, or the new one. It may be for another host, and for
+    several kinds of CPU; it is opened with the program for the best of them. With `own_types`, weights keep
+    the types of the source, whatever the options say. `accepted` are fields of the model's description,
+    unknown here, that are passed over. Without `self_test`, the artefact has none.
     Raises BuildError.
     """
     progress = progress or default_progress()
     try:
         out = resolve_output(out)
-        plan = _plan(source, options, progress, own_types, accepted)
+        plan = _plan(source, options, progress, own_types, accepted, self_test)
         with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
             return _build(plan, out, progress, use_cache)
     except OSError as error:
@@ -119,13 +133,19 @@ def build(
 
 
 def _plan(
-    source: str, options: BuildOptions, progress: BuildProgress, own_types: bool, accepted: Collection[str]
+    source: str,
+    options: BuildOptions,
+    progress: BuildProgress,
+    own_types: bool,
+    accepted: Collection[str],
+    self_test: bool,
 ) -> _Plan:
     model = open_source(source, user_cache() / DOWNLOADS, progress, accepted)
     if own_types:
         options = with_own_types(model, options)
-    config = model_config(model.spec, options)
-    plan = _Plan(source, model, options, config, resolve_target(options.device))
+    targets = resolve_targets(options.device)
+    options = replace(options, device=listed_device(targets))
+    plan = _Plan(source, model, options, model_config(model.spec, options), targets, self_test)
     if own_types:
         progress.note(f"weights: {_own_weights(plan)}; {_alternative(plan)}")
     else:
@@ -163,7 +183,11 @@ def _tell_weights(plan: _Plan, progress: BuildProgress) -> None:
 
 
 def _megabytes(plan: _Plan, options: BuildOptions) -> str:
-    return f"{stored_bytes(plan.model.spec, options, plan.target) / 1e6:,.1f} MB"
+    """The size of all parameter archives, where weights are as in `options`."""
+    spec = plan.model.spec
+    targets = [each.target for each in plan.programs]
+    archives = {repr(weight_layouts(spec, options, target)): target for target in targets}
+    return f"{sum(stored_bytes(spec, options, target) for target in archives.values()) / 1e6:,.1f} MB"
 
 
 def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> Artifact:
@@ -181,69 +205,157 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
     return Artifact.open(out, for_this_host=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """A program to be made: its target, options for that alone, file names, and the keys of its parts."""
+
+    target: Target
+    options: BuildOptions
+    vmfb: str
+    parameters: str
+    weights_key: str
+    program_key: str
+
+
 class _Plan:
-    """A build to be done, and the keys of its parts."""
+    """A build to be done: its programs, the best first, and the keys of its parts."""
 
     def __init__(
-        self, uri: str, model: ModelSource, options: BuildOptions, config: ModelConfig, target: Target
+        self,
+        uri: str,
+        model: ModelSource,
+        options: BuildOptions,
+        config: ModelConfig,
+        targets: tuple[Target, ...],
+        self_test: bool,
     ) -> None:
         self.uri = uri
         self.model = model
         self.options = options
         self.config = config
-        self.target = target
         self.use = Use(uri, options.device)
         code = _code_hashes()
-        weights_code = {name: value for name, value in code.items() if _folder(name) in WEIGHTS_CODE}
-        program_code = {name: value for name, value in code.items() if _folder(name) in PROGRAM_CODE}
-        parameters = parameter_types(model.spec, options, target)
-        self.weights_key = content_key(
-            model.sha256, options.weights, options.block_types, parameters, weights_code
+        self.programs = _named([_program(model, options, target, code) for target in targets])
+        self.self_test_key = _self_test_key(model, options, self.programs[0], code) if self_test else None
+        keys = [(each.weights_key, each.program_key) for each in self.programs]
+        self.identity = content_key(
+            *(keys[0] if len(keys) == 1 else (keys,)),
+            *(model.spec, options, config, __version__, code, self.self_test_key),
         )
+
+
+def _program(model: ModelSource, options: BuildOptions, target: Target, code: dict[str, str]) -> _Program:
+    options = replace(options, device=target.device)
+    weights_code = {name: value for name, value in code.items() if _folder(name) in WEIGHTS_CODE}
+    program_code = {name: value for name, value in code.items() if _folder(name) in PROGRAM_CODE}
+    layouts = weight_layouts(model.spec, options, target)
+    return _Program(
+        target=target,
+        options=options,
+        vmfb=file_names.VMFB,
+        parameters=file_names.PARAMETERS,
+        weights_key=content_key(model.sha256, options.weights, options.block_types, layouts, weights_code),
         # Neither the model's name nor the number of pages is in the program: the slab's size is dynamic.
-        self.program_key = content_key(
+        program_key=content_key(
             replace(model.spec, name=""),
             replace(options, device_block_count=None),
             (target.architecture, target.cpu, sorted(target.features)),
             version("iree-base-compiler"),
             triton_version(target),
             program_code,
+        ),
+    )
+
+
+def _self_test_key(model: ModelSource, options: BuildOptions, first: _Program, code: dict[str, str]) -> str:
+    """Of all programs, as the weights of each are worth the same, however they lie in its parameters."""
+    own_code = {name: value for name, value in code.items() if _folder(name) in SELF_TEST_CODE}
+    shapes = (options.kv, options.block_seq_stride, options.context_length)
+    return content_key(first.weights_key, replace(model.spec, name=""), shapes, own_code)
+
+
+def _named(programs: list[_Program]) -> tuple[_Program, ...]:
+    """The programs with file names of their own where there are several; equal weights are one file."""
+    if len(programs) == 1:
+        return tuple(programs)
+    readers = _grouped(programs, lambda each: each.weights_key)
+    return tuple(
+        replace(
+            each,
+            vmfb=file_names.of_cpu(file_names.VMFB, cpu_name(each.target)),
+            parameters=each.parameters
+            if len(readers) == 1
+            else file_names.of_cpu(each.parameters, cpu_name(readers[each.weights_key][0].target)),
         )
-        self.identity = content_key(
-            self.weights_key, self.program_key, model.spec, options, config, __version__, code
-        )
+        for each in programs
+    )
 
 
 def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgress) -> None:
     """Fills `folder` with the artefact's files."""
     tokenizer = plan.model.tokenizer_files()
-    weights = _cached_weights(plan, cache, progress)
-    program = _cached_program(plan, cache, progress)
+    weights = {
+        name: _cached_weights(plan, readers, cache, progress)
+        for name, readers in _grouped(plan.programs, lambda each: each.parameters).items()
+    }
+    programs = {each.vmfb: _cached_program(plan, each, cache, progress) for each in plan.programs}
+    self_tests = _cached_self_tests(plan, cache, progress)
     with progress.stage("write"):
-        weights.place(file_names.PARAMETERS, folder / file_names.PARAMETERS)
-        program.place(file_names.VMFB, folder / file_names.VMFB)
+        files = _place(weights, file_names.PARAMETERS, folder) | _place(programs, file_names.VMFB, folder)
+        files |= _place(self_tests, file_names.SELF_TEST, folder)
         _write_texts(plan, tokenizer, folder)
-        compiled = _COMPILE_RECORD.validate_json((program.directory / COMPILE_RECORD).read_bytes())
-        files = {
-            name: weights.files.get(name) or program.files.get(name) or record(folder / name)
-            for name in file_names.FILES
-        }
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            identity=plan.identity,
-            product_version=__version__,
-            versions=_versions(plan.target),
-            source=SourceRecord(uri=plan.uri, sha256=plan.model.sha256),
-            spec=plan.model.spec,
-            options=plan.options,
-            target=compiled.target,
-            compile_flags=compiled.flags,
-            entries=compiled.entries,
-            kernels=compiled.kernels,
-            vocab_size=plan.model.spec.vocab_size,
-            files=files,
-        )
-        (folder / file_names.MANIFEST).write_bytes(manifest.to_json())
+        files |= {name: record(folder / name) for name in file_names.TEXTS}
+        compiled = [
+            _COMPILE_RECORD.validate_json((entry.directory / COMPILE_RECORD).read_bytes())
+            for entry in programs.values()
+        ]
+        (folder / file_names.MANIFEST).write_bytes(_manifest(plan, compiled, files).to_json())
+
+
+def _grouped(programs: Sequence[_Program], key: Callable[[_Program], str]) -> dict[str, list[_Program]]:
+    """The programs by their key, each group in their order."""
+    groups: dict[str, list[_Program]] = {}
+    for each in programs:
+        groups.setdefault(key(each), []).append(each)
+    return groups
+
+
+def _place(entries: dict[str, CacheEntry], kept_as: str, folder: Path) -> dict[str, FileRecord]:
+    """Places the file `kept_as` of each entry under its name in `folder`; returns the files' records."""
+    for name, entry in entries.items():
+        entry.place(kept_as, folder / name)
+    return {name: entry.files[kept_as] for name, entry in entries.items()}
+
+
+def _manifest(plan: _Plan, compiled: Sequence[CompileRecord], files: dict[str, FileRecord]) -> Manifest:
+    first, has_several = compiled[0], len(compiled) > 1
+    programs = tuple(map(_program_record, plan.programs, compiled))
+    return Manifest(
+        format_version=SEVERAL_PROGRAMS if has_several else FORMAT_VERSION,
+        identity=plan.identity,
+        product_version=__version__,
+        versions=_versions(plan.programs[0].target),
+        source=SourceRecord(uri=plan.uri, sha256=plan.model.sha256),
+        spec=plan.model.spec,
+        options=plan.options,
+        target=first.target,
+        compile_flags=first.flags,
+        entries=first.entries,
+        kernels=first.kernels,
+        vocab_size=plan.model.spec.vocab_size,
+        files=files,
+        programs=programs if has_several else (),
+    )
+
+
+def _program_record(program: _Program, compiled: CompileRecord) -> ProgramRecord:
+    return ProgramRecord(
+        vmfb=program.vmfb,
+        parameters=program.parameters,
+        target=compiled.target,
+        compile_flags=compiled.flags,
+        kernels=compiled.kernels,
+    )
 
 
 def triton_version(target: Target) -> str | None:
@@ -261,21 +373,27 @@ def _versions(target: Target) -> dict[str, str]:
     return versions if triton is None else {**versions, "triton": triton}
 
 
-def _cached_weights(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
+def _cached_weights(
+    plan: _Plan, readers: Sequence[_Program], cache: BuildCache, progress: BuildProgress
+) -> CacheEntry:
+    program = readers[0]
+
     def make(folder: Path) -> None:
-        total = stored_bytes(plan.model.spec, plan.options, plan.target)
+        total = stored_bytes(plan.model.spec, program.options, program.target)
         with progress.stage("weights", total) as stage:
-            stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}")
+            cpus = f" for {', '.join(cpu_name(each.target) for each in readers)}"
+            has_several = len(plan.programs) > 1
+            stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}{cpus if has_several else ''}")
             path = folder / file_names.PARAMETERS
-            write_weights(plan.model, plan.options, plan.target, path, stage.advance)
+            write_weights(plan.model, program.options, program.target, path, stage.advance)
 
-    return cache.get_or_make("weights", plan.weights_key, make, plan.use)
+    return cache.get_or_make("weights", program.weights_key, make, plan.use)
 
 
-def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
+def _cached_program(plan: _Plan, program: _Program, cache: BuildCache, progress: BuildProgress) -> CacheEntry:
     def make(folder: Path) -> None:
         with progress.stage("compile") as stage:
-            result = compile_model(plan.model.spec, plan.options, folder / file_names.VMFB, stage.say)
+            result = compile_model(plan.model.spec, program.options, folder / file_names.VMFB, stage.say)
         target = result.target
         made = CompileRecord(
             flags=result.flags,
@@ -290,7 +408,23 @@ def _cached_program(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> 
         )
         (folder / COMPILE_RECORD).write_bytes(_COMPILE_RECORD.dump_json(made))
 
-    return cache.get_or_make("program", plan.program_key, make, plan.use)
+    return cache.get_or_make("program", program.program_key, make, plan.use)
+
+
+def _cached_self_tests(plan: _Plan, cache: BuildCache, progress: BuildProgress) -> dict[str, CacheEntry]:
+    """By its name in the artefact; none of a build without."""
+    if plan.self_test_key is None:
+        return {}
+    program = plan.programs[0]
+
+    def make(folder: Path) -> None:
+        with progress.stage("self-test", plan.model.spec.num_hidden_layers) as stage:
+            stage.say("what the model computes for a few prompts, in f32 (`--no-self-test` leaves it out)")
+            made = make_self_test(plan.model, program.options, program.target, stage.advance)
+        (folder / file_names.SELF_TEST).write_bytes(made.to_json())
+
+    entry = cache.get_or_make("self-test", plan.self_test_key, make, plan.use)
+    return {file_names.SELF_TEST: entry}
 
 
 def _write_texts(plan: _Plan, tokenizer: TokenizerFiles, folder: Path) -> None:
@@ -324,11 +458,7 @@ def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact |
     except ArtifactError:
         return None
     manifest = current.manifest
-    if (
-        manifest is None
-        or manifest.identity != identity
-        or not manifest.files.keys() >= set(file_names.FILES)
-    ):
+    if manifest is None or manifest.identity != identity or not manifest.files.keys() >= manifest.file_names:
         return None
     with progress.stage("verify", total_bytes(manifest.files)) as stage:
         stage.say(str(out))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -16,6 +17,7 @@ from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, sourc
 from shortfin_apps.llm.errors import BuildError
 
 if TYPE_CHECKING:
+    from shortfin_apps.llm.artifact.artifact import Manifest
     from shortfin_apps.llm.cli import Subparsers
 
 DESCRIPTION = f"""\
@@ -28,6 +30,7 @@ examples:
   shortfin-llm build llama-3.2-1b.gguf -o llama --weights f16
   shortfin-llm build hf:HuggingFaceTB/SmolLM2-360M-Instruct    # into ./artifacts/SmolLM2-360M-Instruct
   shortfin-llm build ./my-llama --device hip:gfx942            # compiled here, run on an MI300X
+  shortfin-llm build ./my-llama --device cpu:x86-64-v3,x86-64-v4,sapphirerapids   # run on any of these CPUs
   shortfin-llm build random:tiny -o tiny                       # random weights in seconds, for tests
   shortfin-llm serve smollm2                                   # what to do with it; `serve SOURCE` does both
 
@@ -62,6 +65,11 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="say which kernel computes each kind of operation, and why",
     )
+    parser.add_argument(
+        "--no-self-test",
+        action="store_true",
+        help="leave out what `serve` and `verify` compare the model's results with (docs/self_test.md)",
+    )
     parser.add_argument("--no-cache", action="store_true", help="make everything anew and keep no copy")
     parser.add_argument(
         "--accept-field",
@@ -91,17 +99,27 @@ def run(args: argparse.Namespace) -> int:
         use_cache=not args.no_cache,
         own_types=own_types,
         accepted=args.accept_field,
+        self_test=not args.no_self_test,
     )
     if args.in_cache:
         os.utime(out)  # its last use
     if args.verbose and artifact.manifest:
-        print("\n".join(artifact.manifest.kernels), file=sys.stderr)
+        print("\n".join(_kernels(artifact.manifest)), file=sys.stderr)
     if options.device.startswith("hip"):
         from shortfin_apps.llm.inspection.summary import summary  # reads the kernels' machine code
 
         print("\n".join(summary(out)), file=sys.stderr)
     print(out)
     return 0
+
+
+def _kernels(manifest: Manifest) -> Iterator[str]:
+    """What computes each kind of operation; for several kinds of CPU, under the name of each."""
+    if not manifest.programs:
+        yield from manifest.kernels
+    for program in manifest.programs:
+        yield f"{program.target.name}:"
+        yield from (f"  {line}" for line in program.kernels)
 
 
 def _require_compiler() -> None:
@@ -132,6 +150,7 @@ def options_of(args: argparse.Namespace) -> BuildOptions:
         context_length=args.context_length,
         device_block_count=args.pages,
         top_k=args.top_k,
+        batch_invariant=args.batch_invariant,
     )
 
 
@@ -142,7 +161,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.device,
         metavar="DEVICE",
         help="cpu (this host), cpu:NAME (LLVM's name of an x86-64 or aarch64 CPU, as in cpu:znver4 or "
-        "cpu:neoverse-v1), hip:CHIP, as in hip:gfx942, or, with the newest IREE, cuda:CHIP, as in cuda:sm_90 "
+        "cpu:neoverse-v1), cpu:NAME,NAME (one artefact for several, of which "
+        "the best that the CPU can execute is loaded; `host` is this one), hip:CHIP, as in hip:gfx942, or, "
+        "with the newest IREE, cuda:CHIP, as in cuda:sm_90 "
         "(default: %(default)s)",
     )
     group.add_argument(
@@ -151,7 +172,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=OWN_TYPES,
         help="type the weights are stored in; auto is the source's own, bf16 for floats; q8_0 and q4 are "
         "blocks of 8 and 4 bits as in GGUF files, whose own blocks are kept; fp8 multiplies in 8-bit floats, "
-        "on GPUs that can; int8 multiplies in 8-bit integers, which needs a CPU with AVX-512 VNNI "
+        "on GPUs that can; int8 multiplies in 8-bit integers, which needs a CPU with AVX2 or SDOT "
         "(default: %(default)s)",
     )
     group.add_argument(
@@ -160,6 +181,12 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.kv,
         help="type of the KV cache; q8_0 is 8 bits with a scale for each token and head, about half of "
         "bf16's memory (default: %(default)s)",
+    )
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="on AMD GPUs, give a token the same bits whether a prefill or a decode computes it, as after a "
+        "preemption (docs/determinism.md); on CPUs it has them anyway",
     )
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.errors import ArtifactError, BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
 
@@ -139,11 +140,19 @@ def _refuse_foreign(out: Path) -> None:
     names = {path.name for path in out.iterdir()}
     if names and MANIFEST not in names:
         raise BuildError(f"{out}: exists and is not an artefact; choose another folder or remove it")
-    if others := sorted(names - {*FILES, MANIFEST}):
+    if others := sorted(names - {*FILES, MANIFEST, *_program_files(out)}):
         raise BuildError(
             f"{out}: contains `{others[0]}`, which is not part of an artefact and would be deleted; move it "
             "or choose another folder"
         )
+
+
+def _program_files(out: Path) -> set[str]:
+    """The files of the programs in an artefact, as far as its manifest can be read."""
+    try:
+        return Manifest.load(out / MANIFEST).file_names
+    except ArtifactError:
+        return set()
 
 
 def _require_writable(out: Path) -> None:

@@ -25,13 +25,20 @@ from shortfin_apps.llm.components.invocation.page_count import (
 )
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.kv_events.options import KVEventOptions, KVEventsError
-from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache
 from shortfin_apps.llm.components.kvcache.events import PageListener
+from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.check import check_program, check_results, check_vocabulary
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.runtime.names import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
 from shortfin_apps.llm.components.runtime.parameters import embedding_rows
+from shortfin_apps.llm.components.self_test.locate import Locator
+from shortfin_apps.llm.components.self_test.options import NO_SELF_TEST, SelfTestOptions
+from shortfin_apps.llm.components.self_test.report import Subject
+from shortfin_apps.llm.components.self_test.self_test import SelfTest
+from shortfin_apps.llm.components.self_test.watch import SelfTestWatch
 from shortfin_apps.llm.components.speculation.draft import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.components.speculative_loading import (
     DraftFiles,
@@ -43,7 +50,7 @@ from shortfin_apps.llm.components.speculative_loading import (
     speculation_options,
 )
 from shortfin_apps.llm.config import ModelConfig
-from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.errors import ArtifactError, SelfTestError
 
 if TYPE_CHECKING:  # an extra
     from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
@@ -69,6 +76,8 @@ class EngineOptions:
     are proposed: "auto" where the model takes proposed tokens, "on" needs that. `vocab_size` is the size of
     the model's vocabulary by its manifest, which the tokenizer's must fit. `stall_timeout_s` is how long a
     step may take. `kv_events` is where changes of the prefix cache are published; None is nowhere.
+    `flight_recorder` has the last minute's invocations kept, and dumped when something fails.
+    `self_test` is what the program must compute before anything is served.
     """
 
     device: str = "cpu"
@@ -90,7 +99,10 @@ class EngineOptions:
     vocab_size: int | None = None
     tokenizer_vocab_size: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
+    tune: bool = False
     kv_events: KVEventOptions | None = None
+    flight_recorder: RecorderOptions | None = None
+    self_test: SelfTestOptions = NO_SELF_TEST
 
 
 def load_engine(
@@ -104,8 +116,8 @@ def load_engine(
 ) -> AsyncEngine:
     """Loads, checks and warms up; the engine is ready for `start`. Takes seconds.
 
-    Raises ArtifactError and KVEventsError. `confirm` is called last; if it raises, the device is closed and
-    the error passed on.
+    Raises ArtifactError, SelfTestError and KVEventsError. `confirm` is called last but for the tuning; if it
+    raises, the device is closed and the error passed on.
     """
     with ExitStack() as opened:
         publisher = None
@@ -116,8 +128,17 @@ def load_engine(
             options.device, options.runtime, threads=options.threads, device_ids=options.device_ids
         )
         opened.callback(device.close)
-        engine = make_engine(device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, publisher)
+        recorder = None if options.flight_recorder is None else FlightRecorder()
+        try:
+            engine, watch = _make_engine(
+                device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, publisher, recorder
+            )
+        except SelfTestError:
+            confirm()  # a damaged file explains it
+            raise
         confirm()
+        if options.tune and options.device not in GPU_NAMES and options.mode.leaves_least_budget_open:
+            engine.tune()  # last: what verifies the parameters would take part of the CPU
         close = opened.pop_all().close
     return AsyncEngine(
         engine,
@@ -125,7 +146,24 @@ def load_engine(
         max_queue_tokens=options.max_queue_tokens,
         stall_timeout_s=options.stall_timeout_s,
         on_close=close,
+        dumps=_dumps(recorder, options, device.name, engine),
+        idle_test=watch if options.self_test.when == "hourly" else None,
     )
+
+
+def _dumps(
+    recorder: FlightRecorder | None, options: EngineOptions, device: str, engine: Engine
+) -> Dumps | None:
+    if recorder is None or options.flight_recorder is None:
+        return None
+    stats = engine.stats()
+    facts = DeviceFacts(
+        device=f"{options.device} ({device})",
+        num_pages=stats.pages.total + 1,
+        num_window_pages=0 if stats.window_pages is None else stats.window_pages.total + 1,
+        stride=stats.page_tokens,
+    )
+    return Dumps(recorder, options.flight_recorder, facts)
 
 
 def _publisher(options: KVEventOptions, page_tokens: int) -> KVEventPublisher:
@@ -149,12 +187,31 @@ def make_engine(
     options: EngineOptions,
     on_warm_up: OnProgress = lambda done, total: None,
     listener: PageListener | None = None,
+    recorder: FlightRecorder | None = None,
 ) -> Engine:
     """The engine alone, on a device that the caller owns; it runs when the caller calls `step`.
 
     `on_warm_up` is told the number of entries that have run once, and of all; `listener` which pages of the
-    cache are published.
+    cache are published; `recorder` what runs on the device.
     """
+    engine, _ = _make_engine(
+        device, config, vmfb, parameters, eos_token_ids, options, on_warm_up, listener, recorder
+    )
+    return engine
+
+
+def _make_engine(
+    device: Device,
+    config: ModelConfig,
+    vmfb: Path,
+    parameters: Sequence[Path],
+    eos_token_ids: frozenset[int],
+    options: EngineOptions,
+    on_warm_up: OnProgress,
+    listener: PageListener | None,
+    recorder: FlightRecorder | None,
+) -> tuple[Engine, SelfTestWatch | None]:
+    """The engine, and the self-test that it has passed, if it has one."""
     check_vocabulary(options.vocab_size, options.tokenizer_vocab_size)
     program = device.load_program(vmfb, parameters, config.module_name)
     check_program(program, config, options.tokenizer_vocab_size)
@@ -177,15 +234,16 @@ def make_engine(
     draft = _draft_program(device, options, max_running)
     num_pages = _num_pages(device, program, config, options, max_running, tokens_ahead, draft)
     num_window_pages = window_page_count(config, num_pages, tokens_ahead)
-    runner = make_runner(device, program, config, num_pages, num_window_pages)
+    runner = make_runner(device, program, config, num_pages, num_window_pages, recorder)
     logger.info("batch mode %s", next(name for name, kind in BATCH_MODES.items() if type(mode) is kind))
     _check_decode_ahead(runner, options)
     cache = make_page_cache(config, options.prefix_cache, num_pages, num_window_pages, listener)
     _warm_up(runner, config, options, on_warm_up)
+    watch = _passed_self_test(device, program, config, runner, cache, options)
     draft_model = None
     if draft is not None:
         draft_model = make_draft_model(device, draft, runner, num_pages * config.stride, options.prefix_cache)
-    return Engine(
+    engine = Engine(
         scheduler=Scheduler(cache, batch_mode, max_running, options.scheduling),
         cache=cache,
         runner=runner,
@@ -193,7 +251,33 @@ def make_engine(
         decode_ahead=options.decode_ahead != "off",
         speculation=speculation,
         draft_model=draft_model,
+        recorder=recorder,
     )
+    if watch is not None:
+        engine.count_self_test(None)
+    return engine, watch
+
+
+def _passed_self_test(
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    runner: BatchRunner,
+    cache: KVCache,
+    options: EngineOptions,
+) -> SelfTestWatch | None:
+    """Raises SelfTestError."""
+    chosen = options.self_test
+    if chosen.file is None or chosen.when == "off":
+        return None
+    watch = SelfTestWatch(
+        SelfTest(runner, cache, chosen.file),
+        Locator(device, program, config, chosen.file, same_bits=chosen.same_bits),
+        Subject(device=device.name, identity=chosen.identity, kernels=chosen.kernels),
+        hourly=chosen.when == "hourly",
+    )
+    watch.run()
+    return watch
 
 
 def _check_decode_ahead(runner: BatchRunner, options: EngineOptions) -> None:

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from shortfin_apps.llm import __version__
+from shortfin_apps.llm.artifact.artifact import Manifest
+from shortfin_apps.llm.artifact.program_record import ProgramRecord
 from shortfin_apps.llm.components.runtime.vmfb import check_file
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 from shortfin_apps.llm.inspection.entries import EntryFacts, read_entries
@@ -16,7 +18,7 @@ from shortfin_apps.llm.inspection.remarks import remarks
 from shortfin_apps.llm.inspection.sizes import CacheSizes, ParameterGroup, cache_sizes, parameter_groups
 from shortfin_apps.llm.inspection.subject import Subject
 
-SCHEMA = "shortfin-llm-inspect/1"
+SCHEMA = "shortfin-llm-inspect/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def document(report: Report) -> dict[str, Any]:
         "source": manifest and asdict(manifest.source),
         "built_with": manifest and {"shortfin-llm": manifest.product_version, **manifest.versions},
         "target": manifest and asdict(manifest.target),
+        "programs": [_program(each, manifest) for each in manifest.every_program] if manifest else [],
         "weights": manifest and manifest.options.weights,
         "operations": manifest and list(manifest.kernels),
         "top_k": config.top_k,
@@ -105,6 +108,16 @@ def document(report: Report) -> dict[str, Any]:
         "chip": report.code and report.code.chip,
         "kernels": [_kernel(kernel) for kernel in report.kernels],
         "notes": list(report.notes),
+    }
+
+
+def _program(program: ProgramRecord, manifest: Manifest) -> dict[str, Any]:
+    """A program of the artefact, this one or another, by what the manifest says."""
+    return {
+        "cpu": program.target.name,
+        "vmfb": program.vmfb,
+        "parameters": program.parameters,
+        "bytes": {name: manifest.files[name].size_bytes for name in program.files if name in manifest.files},
     }
 
 

@@ -20,9 +20,12 @@ class Subject:
     manifest: Manifest | None = None
 
 
-def open_directory(directory: Path) -> Subject:
-    """An artefact, for whichever machine it was built. Raises ArtifactError."""
-    artifact = Artifact.open(directory, for_this_host=False)
+def open_directory(directory: Path, cpu: str | None = None) -> Subject:
+    """An artefact, for whichever machine it was built; of several programs the one for `cpu`, or the first.
+
+    Raises ArtifactError.
+    """
+    artifact = Artifact.open(directory, for_this_host=False, cpu=cpu)
     return Subject(
         name=artifact.name,
         vmfb=artifact.vmfb,

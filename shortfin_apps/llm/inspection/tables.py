@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from rich.console import RenderableType
 from rich.table import Table
 
+from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.inspection.entries import EntryFacts
 from shortfin_apps.llm.inspection.kernels import KernelFacts
 from shortfin_apps.llm.inspection.remarks import Remark, remarks
@@ -60,6 +61,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "target", f"{target.device} ({target.architecture}, {target.cpu})"
         if target.features:
             yield "CPU features", " ".join(target.features)
+        yield from _programs(manifest)
         yield "weights", manifest.options.stored_weights
     elif report.code is not None:
         yield "target", report.code.chip
@@ -77,6 +79,17 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "built with", ", ".join(f"{name} {version}" for name, version in built_with.items())
         for index, line in enumerate(manifest.kernels):
             yield "" if index else "operations", line.partition(";")[0]  # what was chosen, less the others
+
+
+def _programs(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """The programs for several kinds of CPU, the best first, with their files."""
+    for index, each in enumerate(manifest.programs):
+        sizes = ", ".join(
+            f"{name} {_megabytes(manifest.files[name].size_bytes)}"
+            for name in each.files
+            if name in manifest.files
+        )
+        yield "" if index else "programs", f"{each.target.name}: {sizes}"
 
 
 def _entries(report: Report) -> Table:

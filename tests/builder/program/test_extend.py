@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.builder.reference.forward import forward
 from tests.builder.compiled_model import NAN_BYTE, OTHERS, TINY, CompiledModel, Result, block_table
-from tests.builder.reference import forward
 
 STRIDE = 16
 BUCKET = 64

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from shortfin_apps.llm.builder.model.spec import ModelSpec
+from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.errors import BuildError
 from tests.builder.golden_families import MODELS, POSITIONS, PROMPT, GoldenFamily, stored_weights
-from tests.builder.reference import forward
 
 # What GGUF files of a family cannot say, and what its converter makes another family.
 NOT_IN_GGUF = (

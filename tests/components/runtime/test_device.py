@@ -176,19 +176,25 @@ def test_waiting_releases_the_gil(device: Device, program: Program) -> None:
             rounds[0] += 1
             time.sleep(0)  # gives the lock up
 
+    def wait_until_it_ran(submissions: int) -> None:
+        """Waits for invocations until the other thread ran meanwhile: a busy machine delays its turn."""
+        before = rounds[0]
+        for _ in range(100):
+            for _ in range(submissions - 1):
+                program.submit("slow", [image])
+            program.submit("slow", [image]).wait()
+            if rounds[0] > before:
+                return
+        pytest.fail(f"no other thread ran during 100 waits for {submissions} invocations")
+
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        before = rounds[0]
-        program.submit("slow", [image]).wait()
-        first = rounds[0]
-        program.submit("slow", [image])
-        program.submit("slow", [image]).wait()
-        second = rounds[0]
+        wait_until_it_ran(submissions=1)
+        wait_until_it_ran(submissions=2)
     finally:
         stop.set()
         thread.join()
-    assert before < first < second
 
 
 def test_other_threads_may_use_the_device(device: Device, program: Program) -> None:

@@ -116,7 +116,9 @@ def byte_tokenizer() -> Tokenizer:
     reserved = [f"<|reserved_{index}|>" for index in range(NUM_RESERVED)]
     vocab = {token: index for index, token in enumerate([*characters, *SPECIAL_TOKENS, *reserved])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # Words are split, as real tokenizers split them: `tokenizers` keeps a cache of words, which would else
+    # be whole prompts.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True, normalized=False) for token in (*SPECIAL_TOKENS, *reserved)]
     tokenizer.add_special_tokens(special)

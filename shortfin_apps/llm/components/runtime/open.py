@@ -56,6 +56,16 @@ def check_gpu(device: str) -> None:
         available_gpus(driver)
 
 
+def gpus_at_hand(device: str) -> int:
+    """How many GPUs of that kind there are. Opens none."""
+    from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
+
+    try:
+        return len(available_gpus(GPU_NAMES[device]))
+    except ArtifactError:
+        return 0
+
+
 def has_shortfin() -> bool:
     return importlib.util.find_spec("_shortfin") is not None
 
