@@ -1,10 +1,13 @@
-"""Sets up llama.cpp's server and vLLM's CPU build on this machine, and compares them with this server.
+"""Sets up other engines on this machine, and compares their servers with this one: llama.cpp, vLLM's CPU
+build, OpenVINO GenAI and onnxruntime-genai.
 
-    python -m bench.peers                          # set up what is missing, then W1 to W5, all three in turns
+    python -m bench.peers                          # set up what is missing, then W1 to W5, all in turns
     python -m bench.peers --set-up-only
     python -m bench.peers --preset W2 --repeat 1   # a short run
-    python -m bench.peers --weights q8_0,q4_1      # beside llama.cpp's own 8-bit and 4-bit models
-    python -m bench.peers --weights bf16,q8_0,q4_1 --servers ours,ours-extend,llama,vllm    # everything
+    python -m bench.peers --weights q8_0,q4_1      # beside the peers' 8-bit and 4-bit models
+    python -m bench.peers --servers ours,openvino  # only these two
+    python -m bench.peers --weights bf16,q8_0,q4_1 \\
+        --servers ours,ours-extend,llama,vllm,vllm-zen,openvino,ort    # everything
     python -m bench.peers --model FILE.gguf --weights own      # a file as it is, beside llama.cpp
     python -m bench.peers --servers ours,llama --device cpu:haswell    # without newer instructions
 
@@ -17,27 +20,23 @@ import argparse
 import asyncio
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
 
-from bench.peers.cache import Cache, SetUpError
+from bench.peers.cache import SetUpError
 from bench.peers.campaign import Contender, Stage, run_peers
 from bench.peers.comparison import comparison_table
+from bench.peers.contenders import DEFAULT_SERVERS, SERVERS, chosen_contenders
 from bench.peers.kinds import KINDS
-from bench.peers.llama_cpp import LlamaCpp
-from bench.peers.ours import Ours
 from bench.peers.requirements import Needs, check
-from bench.peers.subject import SMOLLM2, Subject
-from bench.peers.vllm_cpu import VllmCpu
+from bench.peers.subject import SMOLLM2
 from shortfin_apps.llm.bench.console import positive, progress_bar, table_console, write_json
 from shortfin_apps.llm.bench.workload import Workload, chosen_presets
 from shortfin_apps.llm.errors import LlmError
 
-SERVERS = ("ours", "llama", "vllm")
-EXTEND = "ours-extend"
 DEFAULT_CACHE = user_cache_path("shortfin-llm-peers")
 
 
@@ -67,9 +66,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument(
-        "--servers", type=_names, default=list(SERVERS), metavar="NAME,..",
-        help="which, in this order (default: ours,llama,vllm); ours-extend is ours with --batch-mode "
-        "extend-attention, and vllm is left out where the weights are not bf16",
+        "--servers", type=_names, default=list(DEFAULT_SERVERS), metavar="NAME,..",
+        help=f"of {', '.join(SERVERS)}, in this order (default: {','.join(DEFAULT_SERVERS)}); ours-extend is "
+        "ours with --batch-mode extend-attention, vllm-zen is vllm with AMD's zentorch, and each is left out "
+        "where it does not take the weights",
     )  # fmt: skip
     made.add_argument(
         "--weights", type=_names, default=["bf16"], metavar="KIND,..",
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
         "--vllm-python",
         default=sys.executable,
         metavar="FILE",
-        help="interpreter for vLLM (default: this one)",
+        help="interpreter for all peers on torch: vLLM, OpenVINO and onnxruntime (default: this one)",
     )
     made.add_argument("--artefact", type=Path, metavar="DIR", help="what ours serves (default: build it)")
     made.add_argument(
@@ -115,35 +115,6 @@ def chosen_kinds(args: argparse.Namespace) -> list[str]:
         raise SetUpError("an artefact has one kind of weights: give one `--weights` with `--artefact`")
     chosen: list[str] = args.weights
     return chosen
-
-
-def chosen_contenders(args: argparse.Namespace, weights: str) -> list[Contender]:
-    """The servers that support these weights. Raises SetUpError for an unknown name, or if none is left."""
-    subject = Subject(args.model, args.device)
-    cache = Cache(args.cache, lambda line: print(line, file=sys.stderr, flush=True))
-    makers: dict[str, Callable[[], Contender]] = {
-        "ours": lambda: Ours(cache, args.threads, subject, args.artefact, args.ours_arg),
-        EXTEND: lambda: Ours(
-            cache,
-            args.threads,
-            subject,
-            args.artefact,
-            [*args.ours_arg, "--batch-mode=extend-attention"],
-            EXTEND,
-        ),
-        "llama": lambda: LlamaCpp(cache, args.threads, args.jobs, subject),
-        "vllm": lambda: VllmCpu(cache, args.threads, args.vllm_python),
-    }
-    if unknown := [name for name in args.servers if name not in makers]:
-        raise SetUpError(f"there is no server {unknown[0]!r}; choose from {', '.join(makers)}")
-    has_vllm = KINDS[weights].has_vllm and subject == Subject()
-    names = [name for name in args.servers if name != "vllm" or has_vllm]
-    if not names:
-        raise SetUpError(
-            "vLLM's CPU build is measured on SmolLM2 with bf16 weights and this host's instructions only, "
-            f"not on {subject.name} with {weights}; leave it out"
-        )
-    return [makers[name]() for name in names]
 
 
 def needs_of(contenders: Mapping[str, Sequence[Contender]]) -> list[Needs]:

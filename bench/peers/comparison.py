@@ -1,4 +1,4 @@
-"""The comparison table: every server's figures, and the ratios of ours to the better peer."""
+"""The comparison table: every server's figures, and the ratios of ours to the best peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Figures = Mapping[str, Any]
 
 OURS = "ours"  # also a prefix: ours with other settings
 TOKENS_PER_S, TTFT, ITL_P99 = "output_tokens_per_s", "ttft_ms_p50", "itl_ms_p99"
-# The figure of each ratio, and which of two peers is better in it.
+# The figure of each ratio, and which of the peers is best in it.
 RATIOS = {TOKENS_PER_S: max, TTFT: min, ITL_P99: min}
 
 
@@ -23,7 +23,7 @@ def is_ours(label: str) -> bool:
 def ratio(
     runs: Sequence[Figures], workload: str, figure: str, label: str = OURS
 ) -> tuple[float, float, float] | None:
-    """Ours over the better peer of the same repeat: median, minimum, maximum; None without both."""
+    """Ours over the best peer of the same repeat: median, minimum, maximum; None without both."""
     found = list(_ratios(runs, workload, figure, label))
     return (median(found), min(found), max(found)) if found else None
 
@@ -40,7 +40,7 @@ def _ratios(runs: Sequence[Figures], workload: str, figure: str, label: str) -> 
 def comparison_table(doc: Figures) -> Table:
     """One line per workload and server; ratios are in the lines of our server."""
     table = Table(
-        title=f"{doc['model']}, {doc['weights']}, {doc['threads']} threads; ratios: ours / better peer"
+        title=f"{doc['model']}, {doc['weights']}, {doc['threads']} threads; ratios: ours / best peer"
     )
     for heading in ("workload", "server"):
         table.add_column(heading)

@@ -8,18 +8,22 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class WeightKind:
     """`ours` is for `shortfin-llm build --weights`, and `llama` for llama-quantize: None takes the file as it
-    is. vLLM's CPU build is measured where `has_vllm`.
+    is. vLLM's CPU build is measured where `has_vllm`; `openvino` is for optimum-cli's `--weight-format` and
+    `ort` for onnxruntime-genai's model builder: None where they are not measured.
     """
 
     ours: str
     llama: str | None
     has_vllm: bool = False
+    openvino: str | None = None
+    ort: str | None = None
 
 
 KINDS = {
-    "bf16": WeightKind("bf16", "BF16", has_vllm=True),
-    "q8_0": WeightKind("q8_0", "Q8_0"),
-    "q4_1": WeightKind("q4", None),  # the type of the model's GGUF file
-    "int8": WeightKind("int8", "Q8_0"),
+    # onnxruntime-genai has no kernels for bf16 on a CPU.
+    "bf16": WeightKind("bf16", "BF16", has_vllm=True, openvino="fp16", ort="fp32"),
+    "q8_0": WeightKind("q8_0", "Q8_0", openvino="int8", ort="int8"),
+    "q4_1": WeightKind("q4", None, openvino="int4", ort="int4"),  # the type of the model's GGUF file
+    "int8": WeightKind("int8", "Q8_0", openvino="int8", ort="int8"),
     "own": WeightKind("auto", None),  # the types of the GGUF file, tensor by tensor
 }

@@ -19,6 +19,7 @@ from bench.peers.cache import SetUpError
 
 LOOK_LIMIT_S = 60  # for what takes a second
 LDCONFIG = Path("/sbin/ldconfig")
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,14 @@ def python_headers(python: str) -> list[str]:
     if _run([python, "-c", code]).stdout.strip() == "True":
         return []
     return [f"Python.h of {python}; on Debian: apt-get install python3-dev"]
+
+
+def zen_cpu() -> list[str]:
+    """A CPU on which vLLM takes zentorch: elsewhere it does not, and says so in its log only."""
+    text = CPU_INFO.read_text(encoding="utf-8")
+    if "AuthenticAMD" in text and "avx512" in text:
+        return []
+    return ["a CPU by AMD with AVX-512, which vllm-zen is for; leave it out"]
 
 
 def wheel(python: str, name: str, version: str) -> list[str]:

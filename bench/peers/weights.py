@@ -10,12 +10,23 @@ from typing import Any
 import ml_dtypes
 from safetensors.numpy import save_file
 
+from bench.peers.cache import Cache
+from bench.peers.subject import Subject
 from shortfin_apps.llm.builder.model.family import tensor_shapes
 from shortfin_apps.llm.builder.model.spec import ModelSpec
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import GGUF_NAMES
 
 _HUGGING_FACE_NAMES = {gguf: name for name, gguf in GGUF_NAMES.items()}
+
+
+def model_directory(cache: Cache) -> Path:
+    """The Hugging Face directory of SmolLM2, which is written if it is missing. Raises SetUpError."""
+    directory = cache.root / "model-hf"
+    gguf = Subject().gguf(cache.root / "downloads")
+    what = f"bf16 safetensors of {gguf.name}"
+    cache.once(directory.name, what, lambda: write_hugging_face(gguf, directory))
+    return directory
 
 
 def write_hugging_face(gguf: Path, directory: Path) -> None:

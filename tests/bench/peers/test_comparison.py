@@ -25,7 +25,7 @@ RUNS = [
 ]
 
 
-def test_ours_is_compared_with_the_better_peer_of_each_repeat() -> None:
+def test_ours_is_compared_with_the_best_peer_of_each_repeat() -> None:
     assert ratio(RUNS, "W2", TOKENS_PER_S) == pytest.approx((2.0, 1.5, 2.5))
     assert ratio(RUNS, "W2", TTFT) == pytest.approx((0.75, 0.5, 1.0))
 

@@ -12,7 +12,7 @@ from bench.peers.kinds import KINDS
 from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.requirements import CXX, C, Language, Needs, check
 from bench.peers.subject import Subject
-from bench.peers.vllm_cpu import INSTALLED, VllmCpu
+from bench.peers.vllm_cpu import VllmCpu
 
 PLENTY_BYTES = 1 << 62
 
@@ -109,13 +109,38 @@ def test_a_finished_set_up_needs_no_space_or_compiler(nothing_there: Path, tmp_p
     cache = Cache(tmp_path, lambda _: None)
     llama = LlamaCpp(cache, 1, 1, Subject())
     cache.once(llama.stamp, llama.compiled, lambda: None)
-    cache.once("vllm", INSTALLED, lambda: None)
+    finished = VllmCpu(cache, 1, sys.executable)
+    cache.once(finished.label, finished.installed, lambda: None)
     assert llama.needs(KINDS["bf16"]) == Needs()
     assert LlamaCpp(cache, 1, 1, Subject(device="cpu:haswell")).needs(KINDS["bf16"]).disk_bytes
-    vllm = VllmCpu(cache, 1, sys.executable).needs(KINDS["bf16"])
+    vllm = finished.needs(KINDS["bf16"])
     assert vllm.disk_bytes == 0
     assert not any("torch" in sentence for sentence in vllm.missing)
     assert any("tcmalloc" in sentence for sentence in vllm.missing)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "fits"),
+    [
+        ("vendor_id: AuthenticAMD\nflags: avx2 avx512f", True),
+        ("vendor_id: AuthenticAMD\nflags: avx2", False),
+        ("vendor_id: GenuineIntel\nflags: avx2 avx512f", False),
+    ],
+)
+def test_zentorch_is_for_amd_cpus_with_avx_512(
+    cpu: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpu, encoding="utf-8")
+    monkeypatch.setattr(requirements, "CPU_INFO", tmp_path / "cpuinfo")
+    cache = Cache(tmp_path, lambda _: None)
+    named = [
+        any(
+            "AMD" in sentence
+            for sentence in VllmCpu(cache, 1, sys.executable, zen).needs(KINDS["bf16"]).missing
+        )
+        for zen in (False, True)
+    ]
+    assert named == [False, not fits]
 
 
 def test_the_real_machine_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
