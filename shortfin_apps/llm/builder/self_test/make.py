@@ -1,0 +1,149 @@
+"""Computes a self-test with the reference, one layer's weights in memory at a time.
+
+It needs no device, so that of an artefact for another machine is made as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from shortfin_apps.llm.builder.model.config import context_length, within
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.reference.forward import KeysValues, embedded, normed, run_layer
+from shortfin_apps.llm.builder.reference.pointwise import capped
+from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
+from shortfin_apps.llm.builder.self_test.tolerances import tolerance_of
+from shortfin_apps.llm.builder.sources.base import ModelSource
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.self_test_file import (
+    FORMAT_VERSION,
+    NUM_BEST,
+    ExpectedLogits,
+    PageSums,
+    SelfTestFile,
+    TestLayout,
+    TestPrompt,
+)
+
+F32 = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int64]
+
+SEED = 2011
+NUM_SAMPLED = 64
+# Texts, as of tokens at random, which a model has never seen in a row, some are far off in types of few bits.
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog. Once upon a time, in a small village by the sea, there "
+    "lived an old clockmaker who repaired everything that people brought to him: watches, toys and radios. ",
+    "def mean(values):\n    total = 0\n    for value in values:\n        total += value\n    return total / "
+    "len(values)\n\n\nprint(mean([1, 2, 3, 4, 5]))  # prints 3.0, the sum of five numbers divided by five\n",
+)
+
+
+def make_self_test(
+    source: ModelSource, options: BuildOptions, target: Target, on_progress: Callable[[int], None]
+) -> SelfTestFile:
+    """The self-test of what is built of `source`. `on_progress` is told each layer that is done."""
+    spec = _built_spec(source.spec, options)
+    layout = TestLayout.of(options.block_seq_stride, spec.max_position_embeddings)
+    rng = np.random.default_rng(SEED)
+    prompts = _prompts(source, layout.length)
+    sample_ids = np.sort(rng.permutation(spec.vocab_size)[:NUM_SAMPLED])
+    weights = StoredWeights(source, options, target)
+    streams = [_embed(spec, weights, tokens) for tokens in prompts]
+    pages: list[list[PageSums]] = [[] for _ in prompts]
+    for layer in range(spec.num_hidden_layers):
+        block = weights.block(layer)
+        for index, x in enumerate(streams):
+            streams[index], kept = run_layer(spec, layer, block, x, has_quantised_cache=options.kv == "q8_0")
+            pages[index] += _page_sums(layer, kept, layout)
+        on_progress(1)
+    logits = _logits(spec, weights, [x[list(layout.checked)] for x in streams])
+    return SelfTestFile(
+        format_version=FORMAT_VERSION,
+        stride=options.block_seq_stride,
+        slabs=spec.slabs,
+        tolerance=tolerance_of(spec, options),
+        sample_ids=tuple(sample_ids.tolist()),
+        prompts=tuple(
+            TestPrompt(
+                token_ids=tuple(tokens.tolist()),
+                logits=tuple(
+                    _expected(position, row, sample_ids)
+                    for position, row in zip(layout.checked, rows, strict=True)
+                ),
+                pages=tuple(sums),
+            )
+            for tokens, rows, sums in zip(prompts, logits, pages, strict=True)
+        ),
+    )
+
+
+def _built_spec(spec: ModelSpec, options: BuildOptions) -> ModelSpec:
+    """The model within the context that it is built for, by which some rotations and windows are chosen."""
+    context = context_length(spec, options)
+    return replace(within(spec, context), max_position_embeddings=context)
+
+
+def _prompts(source: ModelSource, length: int) -> list[Tokens]:
+    """The first `length` tokens of each text, which is repeated if it has fewer."""
+    tokenizer = Tokenizer.from_str(source.tokenizer_files().tokenizer)
+    token_ids = [np.array(tokenizer.encode(text).ids, np.int64) for text in TEXTS]
+    return [np.resize(each, length) % source.spec.vocab_size for each in token_ids]
+
+
+def _embed(spec: ModelSpec, weights: StoredWeights, tokens: Tokens) -> F32:
+    return embedded(spec, weights.rows("token_embd.weight", tokens))
+
+
+def _logits(spec: ModelSpec, weights: StoredWeights, streams: Sequence[F32]) -> list[F32]:
+    """[positions, vocab] of each stream [positions, hidden]."""
+    norm = weights.whole("output_norm.weight")
+    hidden = np.concatenate([normed(spec, x, norm) for x in streams])
+    products = [hidden @ rows.T for rows in weights.slices(spec.head_weight)]
+    logits = capped(np.concatenate(products, axis=1), spec.logit_cap)
+    return np.split(logits, np.cumsum([len(x) for x in streams])[:-1])
+
+
+def _expected(position: int, row: F32, sample_ids: npt.NDArray[np.int64]) -> ExpectedLogits:
+    best = np.argsort(-row, kind="stable")[:NUM_BEST]
+    return ExpectedLogits(
+        position=position,
+        sampled=_rounded(row[sample_ids]),
+        best_ids=tuple(best.tolist()),
+        best=_rounded(row[best]),
+    )
+
+
+def _page_sums(layer: int, kept: KeysValues | None, layout: TestLayout) -> list[PageSums]:
+    """Those of a layer; a state has none."""
+    if kept is None:
+        return []
+    return [
+        PageSums(
+            layer=layer,
+            start=start,
+            stop=stop,
+            keys=_sums(kept.keys[start:stop]),
+            values=_sums(kept.values[start:stop]),
+        )
+        for start, stop in layout.summed
+    ]
+
+
+def _sums(x: F32) -> tuple[float, float]:
+    wide = x.astype(np.float64)
+    return _significant(wide.sum()), _significant((wide * wide).sum())
+
+
+def _rounded(values: F32) -> tuple[float, ...]:
+    """In six digits, which is more than any tolerance sees."""
+    return tuple(_significant(value) for value in values)
+
+
+def _significant(value: float) -> float:
+    return float(f"{float(value):.6g}")

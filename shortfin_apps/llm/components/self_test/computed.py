@@ -1,0 +1,149 @@
+"""What an entry computed for a row of a test prompt, and how far it is from what is expected."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.self_test_file import ExpectedLogits, SelfTestFile
+
+Array = npt.NDArray[Any]
+
+# A token that a device draws must be the best one where the second is this many tolerances behind, and no
+# token may be so far before those that the reference has before it.
+CLEAR = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """One row of one invocation.
+
+    `error` is by SelfTestFile; `problem` says what is wrong besides. `bits` is a digest of the logits, or
+    of a drawn token. `row` tells the rows of an entry apart.
+    """
+
+    entry: str
+    row: int
+    prompt: int
+    position: int
+    error: float = 0.0
+    problem: str | None = None
+    bits: bytes = b""
+    is_drawn: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What is the same of the same row in another run."""
+        return self.entry, self.row, self.prompt, self.position
+
+    def passes(self, tolerance: float) -> bool:
+        return self.problem is None and self.error <= tolerance
+
+
+def compare_row(
+    entry: str,
+    row: int,
+    prompt: int,
+    expected: ExpectedLogits,
+    file: SelfTestFile,
+    logits: Array,
+    values: Array,
+    indices: Array,
+) -> Computed:
+    """A row of logits [V] with its candidates, values and indices [K]."""
+    finite = bool(np.isfinite(logits).all())
+    problem: str | None = "its logits are not finite"
+    if finite:
+        problem = _problem_of(logits, values, indices) or _unexpected(logits, expected, file)
+    return Computed(
+        entry=entry,
+        row=row,
+        prompt=prompt,
+        position=expected.position,
+        error=_error(logits, expected, file) if finite else float("inf"),
+        problem=problem,
+        bits=_digest(logits),
+    )
+
+
+def compare_token(
+    entry: str, row: int, prompt: int, expected: ExpectedLogits, file: SelfTestFile, token_id: int
+) -> Computed:
+    """A token that the entry drew greedily from logits that nobody sees."""
+    clear = _clear(expected, file)
+    likely = {
+        token
+        for token, value in zip(expected.best_ids, expected.best, strict=True)
+        if value >= expected.best[0] - clear
+    }
+    problem = None
+    if token_id not in likely and len(likely) < len(expected.best_ids):
+        problem = f"it draws token {token_id}, where token {expected.best_ids[0]} is the best"
+    return Computed(
+        entry=entry,
+        row=row,
+        prompt=prompt,
+        position=expected.position,
+        problem=problem,
+        bits=token_id.to_bytes(8, "little", signed=True),
+        is_drawn=True,
+    )
+
+
+def drawn_as_seen(entry: str, row: int, prompt: int, position: int, logits: Array, token_id: int) -> Computed:
+    """A token that the entry drew greedily from `logits`: the best, of equals the lowest id."""
+    best = int(np.argmax(logits))
+    problem = None if token_id == best else f"it draws token {token_id} of logits whose best is {best}"
+    return Computed(
+        entry=entry,
+        row=row,
+        prompt=prompt,
+        position=position,
+        problem=problem,
+        bits=token_id.to_bytes(8, "little", signed=True),
+        is_drawn=True,
+    )
+
+
+def _problem_of(logits: Array, values: Array, indices: Array) -> str | None:
+    """What is wrong with the candidates of `logits`: they are to be its best, best first, bit by bit."""
+    if not (indices.min() >= 0 and indices.max() < len(logits)) or len(np.unique(indices)) < len(indices):
+        return "its candidates are no distinct tokens of the vocabulary"
+    if not np.array_equal(logits[indices], values):
+        return "its candidates' values are not their logits"
+    if (np.diff(values) > 0).any() or np.count_nonzero(logits > values[-1]) >= len(values):
+        return "its candidates are not the best of its logits"
+    return None
+
+
+def _unexpected(logits: Array, expected: ExpectedLogits, file: SelfTestFile) -> str | None:
+    """A token that is far better than the reference has it, though nothing else is known of it."""
+    others = logits.copy()
+    others[list(expected.best_ids)] = -np.inf
+    token_id = int(np.argmax(others))
+    if others[token_id] <= expected.best[-1] + _clear(expected, file):
+        return None
+    return f"token {token_id} is among the best, where token {expected.best_ids[-1]} is better"
+
+
+def _clear(expected: ExpectedLogits, file: SelfTestFile) -> float:
+    return CLEAR * file.tolerance * _deviation(expected)
+
+
+def _deviation(expected: ExpectedLogits) -> float:
+    return float(np.std(expected.sampled)) or 1.0
+
+
+def _error(logits: Array, expected: ExpectedLogits, file: SelfTestFile) -> float:
+    """The larger of the errors at the sampled tokens and at the best ones."""
+    pairs = ((file.sample_ids, expected.sampled), (expected.best_ids, expected.best))
+    differences = [logits[list(ids)].astype(np.float64) - np.asarray(known) for ids, known in pairs]
+    return max(float(np.sqrt(np.mean(each * each))) for each in differences) / _deviation(expected)
+
+
+def _digest(logits: Array) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(logits).view(np.uint8).data, digest_size=16).digest()

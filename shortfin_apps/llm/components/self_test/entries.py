@@ -1,0 +1,225 @@
+"""Runs each entry of a program on full rows of the test prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from shortfin_apps.llm.abi import MIN_BLOCKS, NO_TOP_K, Entry, EntryFamily, Layout, SamplingField
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import Shape
+from shortfin_apps.llm.components.invocation.row_draws import RowDraw
+from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
+from shortfin_apps.llm.components.sampling.row_edits import RowEdits
+from shortfin_apps.llm.components.sampling.weights import scale_of
+from shortfin_apps.llm.components.self_test.computed import (
+    Computed,
+    compare_row,
+    compare_token,
+    drawn_as_seen,
+)
+from shortfin_apps.llm.components.self_test.rows import Row, TestPages
+from shortfin_apps.llm.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
+
+# Prefills come first: what they write is what the others read.
+_ORDER = (
+    Layout.PREFILL,
+    Layout.PACKED,
+    Layout.DECODE,
+    Layout.LOOP,
+    Layout.SAMPLE,
+    Layout.ADJUSTED_SAMPLE,
+)
+# Rows of an `extend`: those that decode, and all of one that takes any number.
+_PACKED_DECODES = 4
+_DYNAMIC_ROWS = 6
+
+
+class EntryRuns:
+    """The invocations of a self-test, entry by entry, on pages of `cache` that `release` gives back."""
+
+    def __init__(self, runner: BatchRunner, cache: KVCache, file: SelfTestFile) -> None:
+        self._runner = runner
+        self._file = file
+        self._layout = TestLayout(stride=file.stride, length=len(file.prompts[0].token_ids))
+        self._pages = TestPages(runner, cache, file.prompts)
+        self._has_prefixes = False
+        shapes = runner.buckets.smallest_shapes()
+        self.shapes = sorted(shapes, key=lambda each: (_ORDER.index(each.layout), each.rows, each.entry))
+        self.rows: list[Row] = []  # of the last invocation
+
+    def of(self, shape: Shape) -> Generator[list[Computed]]:
+        """Runs the entry, and yields what each of its invocations computed, while its pages are held.
+
+        Nothing where there are too few pages for one row. Raises InvocationError.
+        """
+        runs = {
+            Layout.PREFILL: self._prefill,
+            Layout.PACKED: self._extend,
+            Layout.DECODE: self._decode,
+            Layout.LOOP: self._loop,
+            Layout.SAMPLE: self._sample,
+            Layout.ADJUSTED_SAMPLE: self._sample,
+        }
+        self._pages.clear_suspects()
+        try:
+            if shape.layout is not Layout.PREFILL and not self._has_prefixes:
+                self._has_prefixes = self._fill_prefixes()
+                yield []
+            if shape.layout is Layout.PREFILL or self._has_prefixes:
+                yield from runs[shape.layout](shape)
+        finally:
+            self._pages.release_rows()
+
+    def release(self) -> None:
+        self._has_prefixes = False
+        self._pages.release()
+
+    def _fill_prefixes(self) -> bool:
+        """Computes the full pages that rows which decode begin with; False if there are too few pages."""
+        base = max(self._layout.bases)
+        if not base:
+            return True
+        if (rows := self._pages.prefix_rows(base)) is None:
+            return False
+        for row in rows:
+            self._runner.run_as(*self._nearest_prefill(row.task(0, base)))
+        return True
+
+    def _nearest_prefill(self, task: LlmTaskInput) -> tuple[Shape, Batch]:
+        batch = Batch(EntryFamily.PREFILL, (task,))
+        return self._runner.buckets.nearest(batch), batch
+
+    def _prefill(self, shape: Shape) -> Generator[list[Computed]]:
+        """Whole prompts in two chunks, the second of which reads what the first has written."""
+        self.rows = self._pages.prefilling(shape.rows)
+        entry = Entry.parse(shape.entry)
+        static = None if entry is None else entry.length
+        total = self._layout.length
+        ends = range(static, total, static) if static else (min(self._layout.stride, total),)
+        start = 0
+        for stop in (*ends, total):
+            if self.rows and stop > start:
+                tasks = [row.task(start, stop) for row in self.rows]
+                yield self._run(self._chunk_shape(shape, start, stop, static), EntryFamily.PREFILL, tasks)
+            start = stop
+
+    def _chunk_shape(self, shape: Shape, start: int, stop: int, static: int | None) -> Shape:
+        stride = self._layout.stride
+        length = static or -(-(stop - start) // stride) * stride
+        blocks = max(MIN_BLOCKS, start // stride + length // stride)
+        return Shape(shape.entry, shape.layout, shape.rows, shape.rows * length, blocks)
+
+    def _decode(self, shape: Shape) -> Generator[list[Computed]]:
+        self.rows = self._pages.decoding(shape.rows, self._layout.bases)
+        for step in range(DECODE_STEPS):
+            tasks = [row.task(row.start + step, row.start + step + 1) for row in self.rows]
+            if tasks:
+                blocks = max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))
+                wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, blocks)
+                yield self._run(wide, EntryFamily.DECODE, tasks)
+
+    def _extend(self, shape: Shape) -> Generator[list[Computed]]:
+        """Decodes and whole prompts in one invocation, as many as the entry takes."""
+        entry = Entry.parse(shape.entry)
+        length = None if entry is None else entry.length
+        prompt_length = self._layout.length
+        most_rows = self._runner.buckets.most_rows(shape.entry) or _DYNAMIC_ROWS
+        num_decodes = max(1, min(most_rows - 1, _PACKED_DECODES, length or most_rows))
+        decodes = self._pages.decoding(num_decodes, self._layout.bases)
+        room = most_rows - len(decodes)
+        if length is not None:
+            room = min(room, (length - len(decodes)) // prompt_length)
+        prefills = self._pages.prefilling(room)
+        self.rows = [*decodes, *prefills]
+        if not self.rows:
+            return
+        tasks = [row.task(row.start, row.start + 1) for row in decodes]
+        tasks += [row.task(0, prompt_length) for row in prefills]
+        total = sum(len(task.token_ids) for task in tasks)
+        blocks = max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))
+        packed = Shape(shape.entry, shape.layout, len(tasks), length or total, blocks)
+        yield self._run(packed, EntryFamily.EXTEND, tasks)
+
+    def _loop(self, shape: Shape) -> Generator[list[Computed]]:
+        self.rows = self._pages.decoding(shape.rows, self._layout.bases)
+        if len(self.rows) < shape.rows:
+            return  # a smaller entry would take them
+        tasks = [row.task(row.start, row.start + 1) for row in self.rows]
+        loop = self._runner.start_loop(Batch(EntryFamily.DECODE, tuple(tasks)), self._sampling(tasks))
+        assert loop is not None, "the program has a loop for so many rows"
+        loop.queue()
+        token_ids, _, _ = loop.wait()
+        computed = []
+        for index, (row, token_id) in enumerate(zip(self.rows, token_ids, strict=True)):
+            if (expected := self._file.prompts[row.prompt].at(row.start)) is not None:
+                computed.append(compare_token(shape.entry, index, row.prompt, expected, self._file, token_id))
+        yield computed
+
+    def _sample(self, shape: Shape) -> Generator[list[Computed]]:
+        """Draws from the rows of a decode, each as often as it takes to fill the entry."""
+        decode = self._runner.buckets.decode_of(shape.rows)
+        rows = self.rows = self._pages.decoding(decode.rows, self._layout.bases)
+        if not rows:
+            return
+        tasks = [row.task(row.start, row.start + 1) for row in rows]
+        blocks = max(MIN_BLOCKS, *(len(task.page_ids) for task in tasks))
+        wide = Shape(decode.entry, decode.layout, decode.rows, decode.tokens, blocks)
+        result = self._runner.run_as(wide, Batch(EntryFamily.DECODE, tuple(tasks)))
+        yield []
+        is_adjusted = shape.layout is Layout.ADJUSTED_SAMPLE
+        sampling = self._sampling(tasks) if is_adjusted else [_best_of_whole_row(each) for each in tasks]
+        draws = [
+            RowDraw(i % len(rows), rows[i % len(rows)].start, sampling[i % len(rows)], _no_edits(is_adjusted))
+            for i in range(shape.rows)
+        ]
+        token_ids = self._runner.draw(result, draws)
+        computed = []
+        for index, (draw, token_id) in enumerate(zip(draws, token_ids, strict=True)):
+            logits = result.row(draw.row, with_logits=True).logits
+            assert logits is not None, "asked for"
+            prompt = rows[draw.row].prompt
+            computed.append(drawn_as_seen(shape.entry, index, prompt, draw.position, logits, token_id))
+        yield computed
+
+    def _sampling(self, tasks: Sequence[LlmTaskInput]) -> list[list[int]]:
+        draws_rows = self._runner.buckets.draws_rows
+        num_candidates = self._runner.num_candidates
+        return [sampling_fields(task.request, num_candidates, draws_rows=draws_rows) for task in tasks]
+
+    def _run(self, shape: Shape, family: EntryFamily, tasks: Sequence[LlmTaskInput]) -> list[Computed]:
+        result = self._runner.run_as(shape, Batch(family, tuple(tasks)))
+        return [
+            computed
+            for index, task in enumerate(tasks)
+            if (computed := self._compared(shape.entry, index, task, result)) is not None
+        ]
+
+    def _compared(self, entry: str, index: int, task: LlmTaskInput, result: BatchResult) -> Computed | None:
+        prompt = self.rows[index].prompt
+        expected = self._file.prompts[prompt].at(task.seq_len - 1)
+        if expected is None:
+            return None
+        row = result.row(index, with_logits=True)
+        assert row.logits is not None, "asked for"
+        return compare_row(entry, index, prompt, expected, self._file, row.logits, row.values, row.token_ids)
+
+
+def _best_of_whole_row(task: LlmTaskInput) -> list[int]:
+    """The fields by which the best token alone is drawn without a top-k: it has top-p's share by itself."""
+    fields = {
+        SamplingField.SCALE: int(scale_of(1.0).view(np.int32)),
+        SamplingField.TOP_K: NO_TOP_K,
+        SamplingField.SHARE: 1,
+        SamplingField.LEAST_WEIGHT: 0,
+        SamplingField.SEED: task.request.seed,
+        SamplingField.PROMPT_LENGTH: task.seq_len,
+    }
+    return [fields[field] for field in SamplingField]
+
+
+def _no_edits(is_adjusted: bool) -> RowEdits | None:
+    return RowEdits() if is_adjusted else None

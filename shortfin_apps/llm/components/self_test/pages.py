@@ -1,0 +1,70 @@
+"""Keys and values of each layer in the bytes of a page, in whichever order their elements are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.config import SCALE_BYTES, ModelConfig, cache_row_elements
+
+Array = npt.NDArray[Any]
+Planes = dict[int, tuple[Array, Array]]  # K and V of each layer, f32 or as they are stored
+
+
+def read_planes(page: Sequence[Array], config: ModelConfig, slabs: Sequence[Sequence[int]]) -> list[Planes]:
+    """The layers of a page [elements] of each slab; `slabs` are the layers in each.
+
+    A cache in bytes has its scales behind each token's row, or behind each head's elements, as the program's
+    attention lays pages out: two readings, of which one is right. Layers with a state have no keys.
+    """
+    cache = config.paged_kv_cache
+    if cache.state_block_count:
+        page, slabs = page[:1], slabs[:1]
+    if cache.dtype != np.int8:
+        return [_joined(page, slabs, _floats)]
+    heads, dim, stride = cache.attention_head_count_kv, config.attn_head_dim, config.stride
+
+    def by_token(layer: Array) -> tuple[Array, Array]:
+        rows = layer.reshape(2, stride, -1)
+        used = heads * (dim + SCALE_BYTES)
+        quants = rows[..., : heads * dim].reshape(2, stride, heads, dim).astype(np.float32)
+        scales = np.ascontiguousarray(rows[..., heads * dim : used]).view(np.float32)
+        k, v = quants * scales[..., None]
+        return k, v
+
+    def by_head(layer: Array) -> tuple[Array, Array]:
+        planes = layer[: 2 * heads * stride * (dim + SCALE_BYTES)].reshape(2, heads, -1)
+        quants = planes[..., : stride * dim].astype(np.float32)
+        scales = np.ascontiguousarray(planes[..., stride * dim :]).view(np.float32)
+        k = quants[0].reshape(heads, dim, stride) * scales[0][:, None, :]
+        v = quants[1].reshape(heads, stride, dim) * scales[1][:, :, None]
+        return k, v
+
+    # The wrong reading takes quants for scales, which may be any numbers.
+    with np.errstate(all="ignore"):
+        return [
+            _joined(page, slabs, by_token, 2 * stride * cache_row_elements(heads, dim, cache.dtype)),
+            _joined(page, slabs, by_head, 2 * heads * stride * (dim + SCALE_BYTES)),
+        ]
+
+
+def _floats(layer: Array) -> tuple[Array, Array]:
+    k, v = layer.reshape(2, -1)
+    return k, v
+
+
+def _joined(
+    page: Sequence[Array],
+    slabs: Sequence[Sequence[int]],
+    read: Callable[[Array], tuple[Array, Array]],
+    layer_elements: int | None = None,
+) -> Planes:
+    planes: Planes = {}
+    for elements, layers in zip(page, slabs, strict=True):
+        size = layer_elements or len(elements) // len(layers)
+        for index, layer in enumerate(layers):
+            planes[layer] = read(elements[index * size : (index + 1) * size])
+    return planes

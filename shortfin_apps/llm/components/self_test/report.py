@@ -1,0 +1,116 @@
+"""The report of a self-test that failed, and the sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.components.self_test.computed import Computed
+from shortfin_apps.llm.components.self_test.locate import Location
+from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome
+from shortfin_apps.llm.iree_release import installed_version
+
+_LIBRARIES = ("iree-base-runtime", "shortfin", "numpy")
+_CPUINFO = Path("/proc/cpuinfo")
+# Kinds of operations by the manifest's lines on kernels.
+_IN_LAYERS = (
+    *("Norm", "AddNormed", "Linear", "AddBias", "NormHeads", "NormWhole", "GatedLinear", "Attend"),
+    *("DropGates", "Gate", "Route", "GatedExperts", "SumExperts", "GateTokens", "DeltaRule"),
+)
+_BEHIND = ("Norm", "Linear", "CapLogits", "TopK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is tested: `identity` and `kernels` are the manifest's."""
+
+    device: str
+    identity: str | None = None
+    kernels: tuple[str, ...] = ()
+
+
+def sentence(subject: Subject, failures: Sequence[EntryFailure], location: Location | None) -> str:
+    """What is wrong, by the first entry that failed."""
+    first, others = failures[0], len(failures) - 1
+    parts = [f"self-test: `{first.entry}` {first.problem}"]
+    if location is not None:
+        parts[0] += f", {location}"
+        parts.append(f"computed by {', '.join(kernels_at(subject.kernels, location)) or 'unknown kernels'}")
+    if others:
+        parts.append(f"{others} other {'entries fail' if others > 1 else 'entry fails'} too")
+    return "; ".join(parts)
+
+
+def kernels_at(kernels: Iterable[str], location: Location) -> list[str]:
+    """The names of the kernels that compute what the location names; linalg only where there is no other."""
+    kinds = _BEHIND if location.layer is None else _IN_LAYERS
+    named = [re.match(r"(\w+): ([^,;]+)", line) for line in kernels]
+    found = dict.fromkeys(each[2] for each in named if each is not None and each[1] in kinds)
+    return [name for name in found if name != "linalg"] or list(found)
+
+
+def document(
+    subject: Subject, outcome: Outcome, failures: Sequence[EntryFailure], location: Location | None
+) -> dict[str, Any]:
+    """Everything that is known, for whoever is asked for help; no part of it is a user's."""
+    return {
+        "version": __version__,
+        "versions": {name: installed_version(name) for name in _LIBRARIES},
+        "cpu": cpu_model(),
+        "platform": platform.platform(),
+        "device": subject.device,
+        "artifact": subject.identity,
+        "kernels": list(subject.kernels),
+        "tolerance": outcome.file.tolerance,
+        "failures": [asdict(failure) for failure in failures],
+        "location": None if location is None else asdict(location),
+        "entries": {entry: _entry(outcome, entry) for entry in outcome.entries},
+    }
+
+
+def write(document: dict[str, Any]) -> Path | None:
+    """Writes a report into the folder for temporary files; None where that cannot be written."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="shortfin-llm-self-test-", suffix=".json", delete=False, encoding="utf-8"
+        ) as file:
+            json.dump(document, file, indent=2)
+    except OSError:
+        return None
+    return Path(file.name)
+
+
+def cpu_model() -> str:
+    """The CPU's name as Linux tells it, else its architecture."""
+    try:
+        found = re.search(r"^model name\s*: (.*)$", _CPUINFO.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def _entry(outcome: Outcome, entry: str) -> dict[str, Any]:
+    rows = [row for row in outcome.rows if row.entry == entry]
+    return {
+        "problem": outcome.broken.get(entry),
+        "is_tested": entry not in outcome.untested,
+        "rows": [_row(row) for row in rows],
+    }
+
+
+def _row(row: Computed) -> dict[str, Any]:
+    return {
+        "row": row.row,
+        "prompt": row.prompt,
+        "position": row.position,
+        "error": row.error if row.error != float("inf") else None,
+        "problem": row.problem,
+        "bits": row.bits.hex(),
+    }

@@ -1,0 +1,140 @@
+"""Rows of test prompts on pages of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.kvcache.base import KVCache, Lease
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
+from shortfin_apps.llm.self_test_file import DECODE_STEPS, TestPrompt
+
+SALT = "self-test"  # nothing is published, so no request finds these pages
+_GREEDY = SamplingParams(max_tokens=1, temperature=0, seed=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A test prompt with pages of its own, which an entry computes from position `start` on.
+
+    `summed` are the positions in its first own page whose K and V the file has sums of, once they are
+    computed; `own_page` is that page's column in the block table.
+    """
+
+    prompt: int
+    token_ids: Sequence[int]
+    start: int
+    lease: Lease  # a view of pages that caches lease; no cache knows it
+    summed: tuple[int, int] | None
+    own_page: int
+
+    def task(self, start: int, stop: int) -> LlmTaskInput:
+        """The tokens of positions `start .. stop - 1`."""
+        request = Request(
+            GenerateCall(request_id=SALT, prompt_token_ids=tuple(self.token_ids[: start + 1]), params=_GREEDY)
+        )
+        request.lease, request.num_computed = self.lease, start
+        tokens = self.token_ids[start:stop]
+        return LlmTaskInput(request, tokens, start, stop, self.lease.page_ids, self.lease.window_page_ids)
+
+
+class TestPages:
+    """Pages for rows of the test prompts, until `release`.
+
+    Rows that decode share the full pages before, which the owner fills once: `prefix_rows` are those.
+    """
+
+    __test__ = False  # no class of pytest's
+
+    def __init__(self, runner: BatchRunner, cache: KVCache, prompts: Sequence[TestPrompt]) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._prompts = prompts
+        self._prefixes: list[Lease] = []
+        self._leases: list[Lease] = []
+
+    def prefix_rows(self, base: int) -> list[Row] | None:
+        """A row of each prompt with the pages of its first `base` tokens; None if there are too few."""
+        rows = []
+        for prompt in range(len(self._prompts)):
+            if (lease := self._leased(self._prefixes, base)) is None:
+                return None
+            rows.append(self._row(prompt, 0, _view(lease, None, 0), None))
+        return rows
+
+    def decoding(self, count: int, bases: Sequence[int]) -> list[Row]:
+        """Up to `count` rows, as far as there are pages; their prompts and starts take turns."""
+        rows: list[Row] = []
+        for index in range(count):
+            prompt = index % len(self._prompts)
+            base = bases[index // len(self._prompts) % len(bases)]
+            if (own := self._leased(self._leases, DECODE_STEPS)) is None:
+                break
+            prefix = self._prefixes[prompt] if base else None
+            view = _view(own, prefix, base // self._cache.stride)
+            rows.append(self._row(prompt, base, view, (base, base + 1)))
+        return rows
+
+    def prefilling(self, count: int) -> list[Row]:
+        """Up to `count` rows of whole prompts, as far as there are pages."""
+        rows: list[Row] = []
+        for index in range(count):
+            prompt = index % len(self._prompts)
+            length = len(self._prompts[prompt].token_ids)
+            if (own := self._leased(self._leases, length)) is None:
+                break
+            rows.append(self._row(prompt, 0, _view(own, None, 0), (0, min(self._cache.stride, length))))
+        return rows
+
+    def _row(self, prompt: int, start: int, view: Lease, summed: tuple[int, int] | None) -> Row:
+        tokens = self._prompts[prompt].token_ids
+        return Row(prompt, tokens, start, view, summed, own_page=start // self._cache.stride)
+
+    def clear_suspects(self) -> None:
+        """Zeroes pages that requests left with NaN in them, as an engine does before each invocation."""
+        if self._cache.has_suspects:
+            self._runner.clear_pages(self._cache.suspects, self._cache.window_suspects)
+            self._cache.suspects.clear()
+            self._cache.window_suspects.clear()
+
+    def _leased(self, kept: list[Lease], num_tokens: int) -> Lease | None:
+        lease = self._cache.acquire((), SALT)
+        if not self._cache.reserve(lease, num_tokens):
+            self._cache.release(lease)
+            return None
+        kept.append(lease)
+        return lease
+
+    def release_rows(self) -> None:
+        """Gives back, zeroed, the pages of all rows but the prefixes."""
+        self._release(self._leases)
+
+    def release(self) -> None:
+        """Gives back, zeroed, all pages."""
+        self._release(self._leases)
+        self._release(self._prefixes)
+
+    def _release(self, leases: list[Lease]) -> None:
+        page_ids = [page_id for lease in leases for page_id in lease.page_ids]
+        window_ids = [page_id for lease in leases for page_id in lease.window_page_ids or ()]
+        try:
+            if leases:
+                self._runner.clear_pages(page_ids, window_ids)
+        finally:
+            for lease in leases:
+                self._cache.release(lease)
+            leases.clear()
+
+
+def _view(own: Lease, prefix: Lease | None, num_pages: int) -> Lease:
+    """The first pages of `prefix`, then those of `own`."""
+    if prefix is None:
+        prefix = Lease(window_page_ids=[])
+    windows = None
+    if own.window_page_ids is not None:
+        windows = [*(prefix.window_page_ids or ())[:num_pages], *own.window_page_ids]
+    return Lease(page_ids=[*prefix.page_ids[:num_pages], *own.page_ids], window_page_ids=windows)

@@ -1,0 +1,170 @@
+"""The self-test of a program: every entry against the reference, and against the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.self_test.computed import Computed
+from shortfin_apps.llm.components.self_test.entries import EntryRuns
+from shortfin_apps.llm.errors import InvocationError
+from shortfin_apps.llm.self_test_file import SelfTestFile
+
+Key = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFailure:
+    """An entry that failed: its worst row, or what happened instead of rows."""
+
+    entry: str
+    problem: str
+    error: float | None = None
+    prompt: int | None = None
+    position: int | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a self-test has found so far: `rows` of every entry, and the entries that failed to run.
+
+    `untested` are entries for which there were too few pages.
+    """
+
+    file: SelfTestFile
+    rows: list[Computed] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+    untested: list[str] = field(default_factory=list)
+
+    @property
+    def entries(self) -> list[str]:
+        """In the order in which they ran."""
+        return list(dict.fromkeys([*(row.entry for row in self.rows), *self.broken, *self.untested]))
+
+    @property
+    def bits(self) -> dict[Key, bytes]:
+        """The digest of each row."""
+        return {row.key: row.bits for row in self.rows}
+
+    def worst(self, entry: str) -> Computed | None:
+        """The entry's row that is furthest from what is expected."""
+        rows = [row for row in self.rows if row.entry == entry]
+        return max(rows, key=lambda row: (row.problem is not None, row.error), default=None)
+
+    def failures(
+        self, *, same_bits: bool = False, known_bits: Mapping[Key, bytes] | None = None
+    ) -> list[EntryFailure]:
+        """The entries that failed, in the order in which they ran: the first may explain the others.
+
+        With `same_bits`, all entries must give a position the same bits; with `known_bits`, rows must have
+        those.
+        """
+        found = []
+        others = self.differing_bits() if same_bits else {}
+        for entry in self.entries:
+            if entry in self.broken:
+                found.append(EntryFailure(entry, self.broken[entry]))
+            elif (failure := self._failure(entry, known_bits or {})) is not None:
+                found.append(failure)
+            elif (row := others.get(entry)) is not None:
+                problem = "computes other bits than most entries"
+                found.append(EntryFailure(entry, problem, row.error, row.prompt, row.position))
+        return found
+
+    def _failure(self, entry: str, known_bits: Mapping[Key, bytes]) -> EntryFailure | None:
+        worst = self.worst(entry)
+        if worst is None:
+            return None
+        at = worst.prompt, worst.position
+        if worst.problem is not None:
+            return EntryFailure(entry, f"is wrong: {worst.problem}", None, *at)
+        if not worst.passes(self.file.tolerance):
+            return EntryFailure(
+                entry,
+                f"differs from the reference by {worst.error:.2g} of the logits' deviation (allowed "
+                f"{self.file.tolerance:.2g})",
+                worst.error,
+                *at,
+            )
+        for row in self.rows:
+            if row.entry == entry and known_bits.get(row.key, row.bits) != row.bits:
+                return EntryFailure(
+                    entry,
+                    "computes other bits than it did when the server started",
+                    row.error,
+                    row.prompt,
+                    row.position,
+                )
+        return None
+
+    def differing_bits(self) -> dict[str, Computed]:
+        """A row of each entry whose logits have other bits than most entries' of the same position."""
+        seen: dict[tuple[int, int], Counter[bytes]] = {}
+        for row in self._of_logits():
+            seen.setdefault((row.prompt, row.position), Counter())[row.bits] += 1
+        usual = {at: counts.most_common(1)[0][0] for at, counts in seen.items()}
+        found: dict[str, Computed] = {}
+        for row in self._of_logits():
+            if row.bits != usual[row.prompt, row.position]:
+                found.setdefault(row.entry, row)
+        return found
+
+    def _of_logits(self) -> Iterator[Computed]:
+        return (row for row in self.rows if not row.is_drawn)
+
+
+class SelfTest:
+    """Runs the entries of a program on the test prompts, on pages that it leases from `cache`.
+
+    Not thread-safe: whoever runs the engine calls it, between two invocations.
+    """
+
+    def __init__(self, runner: BatchRunner, cache: KVCache, file: SelfTestFile) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._file = file
+
+    @property
+    def file(self) -> SelfTestFile:
+        return self._file
+
+    def steps(self, outcome: Outcome) -> Generator[None]:
+        """Runs the entries that `outcome` does not have yet, one invocation a step.
+
+        Closing the iterator gives back all pages; what an unfinished entry computed is then dropped.
+        """
+        runs = EntryRuns(self._runner, self._cache, self._file)
+        try:
+            for shape in runs.shapes:
+                if shape.entry in outcome.entries:
+                    continue
+                rows: list[Computed] = []
+                try:
+                    with closing(runs.of(shape)) as invocations:
+                        for computed in invocations:
+                            rows += computed
+                            yield
+                except InvocationError as error:
+                    outcome.broken[shape.entry] = f"failed: {str(error).splitlines()[0]}"
+                    continue
+                if not rows:
+                    outcome.untested.append(shape.entry)
+                outcome.rows += _numbered(rows)
+        finally:
+            runs.release()
+
+    def run(self) -> Outcome:
+        """All entries at once."""
+        outcome = Outcome(self._file)
+        for _ in self.steps(outcome):
+            pass
+        return outcome
+
+
+def _numbered(rows: list[Computed]) -> list[Computed]:
+    """Rows of one entry, told apart also where they are of one place in the batch."""
+    return [replace(row, row=index) for index, row in enumerate(rows)]

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.reference.forward import forward
+from shortfin_apps.llm.builder.self_test.make import make_self_test
+from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
+from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
+from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.self_test_file import SelfTestFile, TestLayout
+
+OPTIONS = BuildOptions(context_length=128)
+
+
+def made(options: BuildOptions = OPTIONS) -> SelfTestFile:
+    steps: list[int] = []
+    file = make_self_test(RandomTinySource(), options, resolve_target("cpu"), steps.append)
+    assert sum(steps) == SPEC.num_hidden_layers
+    return file
+
+
+def test_its_logits_are_the_references() -> None:
+    file = made()
+    stored = StoredWeights(RandomTinySource(), OPTIONS, resolve_target("cpu"))
+    weights = {name: stored.whole(name) for name in stored.names}
+    spec = replace(SPEC, max_position_embeddings=128)
+    for prompt in file.prompts:
+        logits = forward(spec, weights, np.array(prompt.token_ids))
+        assert [each.position for each in prompt.logits] == list(TestLayout.of(16, 128).checked)
+        for each in prompt.logits:
+            row = logits[each.position]
+            np.testing.assert_allclose(each.sampled, row[list(file.sample_ids)], rtol=1e-4, atol=1e-4)
+            assert list(each.best_ids) == np.argsort(-row, kind="stable")[: len(each.best_ids)].tolist()
+            np.testing.assert_allclose(each.best, row[list(each.best_ids)], rtol=1e-4)
+
+
+def test_it_is_the_same_each_time_and_comes_back_from_its_file() -> None:
+    file = made()
+    assert file == made()
+    assert SelfTestFile.from_json(file.to_json()) == file
+
+
+def test_it_has_sums_of_each_layer_and_segment() -> None:
+    file = made()
+    segments = TestLayout.of(16, 128).summed
+    for prompt in file.prompts:
+        found = [(each.layer, each.start, each.stop) for each in prompt.pages]
+        assert found == [(n, *segment) for n in range(SPEC.num_hidden_layers) for segment in segments]
+
+
+def test_a_short_context_has_a_shorter_prompt() -> None:
+    file = made(replace(OPTIONS, context_length=20))
+    assert {len(prompt.token_ids) for prompt in file.prompts} == {20}
+
+
+def test_of_another_device_it_is_made_here() -> None:
+    options = BuildOptions.for_device("hip:gfx942", context_length=64, weights="fp8")
+    file = make_self_test(RandomTinySource(), options, resolve_target("hip:gfx942"), lambda count: None)
+    assert file.tolerance == 1.0
