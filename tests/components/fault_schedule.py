@@ -11,13 +11,15 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.scheduler import SchedulingOptions
+from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.row_reader import Rows
 from shortfin_apps.llm.components.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
 from shortfin_apps.llm.components.kvcache.base import Lease
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.speculation.draft import SpeculationOptions
 from shortfin_apps.llm.errors import (
@@ -41,7 +43,15 @@ INVOCATION_S = 1.0
 ENOUGH_TURNS = 5_000
 REPEATS = 0.6  # of the model, so that proposed tokens are right and wrong
 
-Answer = tuple[list[int], list[Any], FinishReason | None]
+
+class Answer(NamedTuple):
+    tokens: list[int]
+    logprobs: list[Any]
+    logits: list[Any]
+    reason: FinishReason | None
+
+    def starts_with(self, other: Answer) -> bool:
+        return all(mine[: len(its)] == its for mine, its in zip(self[:3], other[:3], strict=True))
 
 
 @lru_cache(maxsize=1)
@@ -57,10 +67,7 @@ def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
     prompt = rng.choice(stems)[: rng.randint(1, rng.choice([6, MAX_PROMPT_TOKENS]))]
     prompt = [*prompt[: MAX_PROMPT_TOKENS - 2], *(rng.randrange(9) for _ in range(rng.randrange(3)))]
     params: dict[str, Any] = {"max_tokens": rng.randint(1, MAX_TOKENS), "ignore_eos": rng.random() < 0.5}
-    if rng.random() < 0.4:
-        params |= {"temperature": 0.8, "seed": rng.randrange(99), "top_k": rng.choice([0, 3, 9])}
-    if rng.random() < 0.3:
-        params["logprobs"] = rng.randrange(3)
+    params |= random_sampling(rng)
     if rng.random() < 0.2:
         params["stop_token_ids"] = frozenset(rng.sample(range(32), 3))
         params["min_tokens"] = rng.randint(0, params["max_tokens"])
@@ -70,19 +77,35 @@ def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
     return call("", prompt, **params)
 
 
+def random_sampling(rng: random.Random) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    if rng.random() < 0.4:
+        params |= {"temperature": 0.8, "seed": rng.randrange(99), "top_k": rng.choice([0, 3, 9])}
+    if rng.random() < 0.3:
+        params["logprobs"] = rng.randrange(3)
+    return params
+
+
 def undisturbed(asked: GenerateCall) -> Answer:
     rig = make_rig(fake_config(stride=STRIDE, pages=32), prefix_cache="none", eos=EOS, repeats=REPEATS)
-    rig.engine.add(asked)
+    return answered_alone(rig.engine, asked)
+
+
+def answered_alone(engine: Engine, asked: GenerateCall) -> Answer:
+    engine.add(asked)
     deltas: list[Delta] = []
-    while rig.engine.has_work:
-        deltas += rig.engine.step()
-    return _joined(deltas)
+    while engine.has_work:
+        deltas += engine.step()
+    return joined(deltas)
 
 
-def _joined(deltas: list[Delta]) -> Answer:
-    tokens = [token for delta in deltas for token in delta.token_ids]
-    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
-    return tokens, logprobs, deltas[-1].finish_reason if deltas else None
+def joined(deltas: list[Delta]) -> Answer:
+    return Answer(
+        [token for delta in deltas for token in delta.token_ids],
+        [logprob for delta in deltas for logprob in delta.logprobs],
+        [chosen.logit for delta in deltas for chosen in delta.logits],
+        deltas[-1].finish_reason if deltas else None,
+    )
 
 
 class Client:
@@ -122,21 +145,26 @@ class Client:
     def check(self, was_hit: bool, was_stalled: bool) -> None:
         """Exactly one last delta, and the output is a prefix of the undisturbed one."""
         endings = [delta.finish_reason for delta in self.deltas if delta.finish_reason is not None]
-        tokens, logprobs, reason = _joined(self.deltas)
+        answer = joined(self.deltas)
+        reason = answer.reason
         if self.has_left:
             assert len(endings) <= 1
         else:
             assert endings == [reason], f"{self.request_id} was answered {len(endings)} times"
-        assert tokens == self.expected[0][: len(tokens)], self.request_id
-        assert logprobs == self.expected[1][: len(logprobs)], self.request_id
+        assert self.expected.starts_with(answer), self.request_id
         if reason in (FinishReason.LENGTH, FinishReason.STOP):
-            assert (tokens, logprobs, reason) == self.expected, self.request_id
+            assert answer == self.expected, self.request_id
         if reason is FinishReason.ERROR:
             error = self.deltas[-1].error
             assert was_hit or (was_stalled and isinstance(error, UnavailableError)), (self.request_id, error)
 
 
-def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Callable[[Batch], None]) -> Rig:
+def random_rig(
+    rng: random.Random,
+    clock: Callable[[], float],
+    before_run: Callable[[Batch], None],
+    recorder: FlightRecorder | None = None,
+) -> Rig:
     """An engine of any mode, cache and shapes; mostly with so few pages that requests are preempted."""
     extend_rank = rng.choice([1, 2])
     speculation = SpeculationOptions(
@@ -169,16 +197,21 @@ def random_rig(rng: random.Random, clock: Callable[[], float], before_run: Calla
         scheduling=SchedulingOptions(
             max_long_prefills=rng.randint(1, 2), long_prefill_tokens=12, tenant_weights={"b": 3.0}
         ),
+        recorder=recorder,
         clock=clock,
     )
-    run = rig.engine._run
+    tell_before_run(rig.engine, before_run)
+    return rig
+
+
+def tell_before_run(engine: Engine, before_run: Callable[[Batch], None]) -> None:
+    run = engine._run
 
     def noting(batch: Batch) -> Rows | None:
         before_run(batch)
         return run(batch)
 
-    rig.engine._run = noting  # type: ignore[method-assign]
-    return rig
+    engine._run = noting  # type: ignore[method-assign]
 
 
 def random_draft(rng: random.Random) -> FakeDraft:
@@ -211,6 +244,10 @@ def random_draft(rng: random.Random) -> FakeDraft:
 def random_arrival(rng: random.Random, request_id: str) -> tuple[GenerateCall, Answer]:
     """A request of the catalogue on random terms, and the undisturbed answer to it."""
     asked, expected = rng.choice(catalogue())
+    return on_random_terms(rng, asked, request_id), expected
+
+
+def on_random_terms(rng: random.Random, asked: GenerateCall, request_id: str) -> GenerateCall:
     terms = Terms(
         priority=rng.randint(-2, 2),
         tenant=rng.choice(["", "a", "b"]),
@@ -218,8 +255,7 @@ def random_arrival(rng: random.Random, request_id: str) -> tuple[GenerateCall, A
     )
     salt = rng.choice([None, None, "s"])
     resumes = rng.random() < 0.05
-    asked = replace(asked, request_id=request_id, terms=terms, cache_salt=salt, resumes=resumes)
-    return asked, expected
+    return replace(asked, request_id=request_id, terms=terms, cache_salt=salt, resumes=resumes)
 
 
 class Schedule:
@@ -229,7 +265,7 @@ class Schedule:
         rng = self._rng = random.Random(seed)
         self._clock = SteppedClock()
         self._loop = SteppedLoop(self._clock)
-        self.rig = random_rig(rng, self._clock, self._note)
+        self.rig = self._make_rig()
         self.engine = SteppedEngine(
             self.rig.engine,
             max_requests=rng.randint(2, 12),
@@ -264,6 +300,12 @@ class Schedule:
             self._check()
         finally:
             self._end()
+
+    def _make_rig(self) -> Rig:
+        return random_rig(self._rng, self._clock, self._note)
+
+    def _arrival(self, request_id: str) -> tuple[GenerateCall, Answer]:
+        return random_arrival(self._rng, request_id)
 
     def _end(self) -> None:
         self._loop.close()
@@ -313,7 +355,7 @@ class Schedule:
 
     def _arrive_once(self) -> None:
         request_id = str(len(self.clients))
-        asked, expected = random_arrival(self._rng, request_id)
+        asked, expected = self._arrival(request_id)
         try:
             is_slow = self._rng.random() < 0.2
             self.clients.append(Client(self.engine, asked, expected, is_slow=is_slow))

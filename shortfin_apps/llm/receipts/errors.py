@@ -1,0 +1,9 @@
+"""What can be wrong about a receipt, or about a key."""
+
+from __future__ import annotations
+
+from shortfin_apps.llm.errors import LlmError
+
+
+class ReceiptError(LlmError):
+    """A receipt that cannot be read or verified, or a key that cannot be used."""

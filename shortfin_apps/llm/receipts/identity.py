@@ -1,0 +1,52 @@
+"""Which model answered: hashes of the program in use and of its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.artifact.file_names import CONFIG, GENERATION_CONFIG
+from shortfin_apps.llm.errors import ArtifactError
+from shortfin_apps.llm.receipts.encoding import canonical_json, digest, to_text
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """`artifact` is of the VMFB, its parameters and config.json; `tokenizer` of tokenizer.json and the two
+    files beside it, which say what ends a sequence. Both are base64url of 16 bytes.
+
+    Files have no names in it: a program has the same hash in an artefact for several kinds of CPU.
+    """
+
+    artifact: str
+    tokenizer: str
+
+
+def identity_of(artifact: Artifact) -> ModelIdentity | None:
+    """None if there is no manifest for all of the files. Raises ArtifactError.
+
+    The hashes of the VMFB and of its parameters are the manifest's, which a server compares as it loads
+    (`--verify hash`); of the others, which may be edited, those of what is there.
+    """
+    manifest, tokenizer_config = artifact.manifest, artifact.tokenizer_config
+    if manifest is None or artifact.is_loose or tokenizer_config is None:
+        return None
+    program = [manifest.files[path.name].sha256 for path in (artifact.vmfb, *artifact.parameters)]
+    texts = (artifact.tokenizer, tokenizer_config, artifact.tokenizer.with_name(GENERATION_CONFIG))
+    return ModelIdentity(
+        _joined([*program, _sha256(artifact.vmfb.with_name(CONFIG))]),
+        _joined([_sha256(path) for path in texts]),
+    )
+
+
+def _joined(hashes: list[str]) -> str:
+    return to_text(digest(canonical_json(hashes)))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error

