@@ -1,0 +1,85 @@
+"""Snapshots of an engine, and the invocations between two of them; nothing is kept while nobody looks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from shortfin_apps.llm.abi import Entry, EntryFamily
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.snapshot import InvocationMix, Snapshot
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
+
+MAX_INVOCATIONS = 1024
+LOOK_S = 5.0  # after a look, invocations are recorded for so long
+
+_NONE = EntryCounts()
+
+
+class EngineWatch:
+    """Used by the engine's thread alone, between two steps.
+
+    What a step computed is read from the counters before and after it, so that a step costs nothing more.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._engine = engine
+        self._cpu_clock = cpu_clock
+        self._clock = clock
+        self._invocations: deque[InvocationMix] = deque(maxlen=MAX_INVOCATIONS)
+        self._num_steps = 0  # recorded
+        self._looked_s = 0.0
+        self.is_on = False  # somebody looked within LOOK_S: call `note` after each turn
+
+    def look(self, after: int) -> Snapshot:
+        """The engine now, with the steps behind number `after` as far as they are recorded and kept."""
+        at_s, began_s = self._clock(), self._cpu_clock()
+        self._looked_s = at_s
+        self.is_on = True
+        invocations = tuple(mix for mix in self._invocations if mix.serial > after)
+        snapshot = self._engine.snapshot(at_s)
+        return replace(snapshot, invocations=invocations, taken_s=self._cpu_clock() - began_s)
+
+    def note(self, before: EngineStats, after: EngineStats) -> None:
+        """Records the invocations of a turn, by the counters before and after it."""
+        now_s = self._clock()
+        if now_s - self._looked_s > LOOK_S:
+            self.is_on = False
+            self._invocations.clear()
+            return
+        duration_s = after.step_s - before.step_s
+        mixes = [
+            mix
+            for name, counts in after.entries.items()
+            if counts is not (old := before.entries.get(name, _NONE))  # a copy is made where it changed
+            and (mix := _mix(self._num_steps + 1, now_s, duration_s, name, old, counts)) is not None
+        ]
+        self._num_steps += bool(mixes)
+        self._invocations += mixes
+
+
+def _mix(
+    serial: int, at_s: float, duration_s: float, name: str, before: EntryCounts, after: EntryCounts
+) -> InvocationMix | None:
+    """What an entry computed between two counts; None for one that draws tokens and computes none."""
+    entry = Entry.parse(name)
+    if entry is None or entry.family in (EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE):
+        return None
+    return InvocationMix(
+        serial=serial,
+        at_s=at_s,
+        duration_s=duration_s,
+        entry=name,
+        family=entry.family,
+        prefill_tokens=after.prefill_tokens.total - before.prefill_tokens.total,
+        decode_tokens=after.decode_tokens.total - before.decode_tokens.total,
+        padded_tokens=after.padded_tokens - before.padded_tokens,
+    )

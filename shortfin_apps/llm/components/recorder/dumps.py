@@ -1,0 +1,181 @@
+"""Writes dumps of a flight recorder to a private directory: after faults, and when somebody asks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from shortfin_apps.llm.components.recorder.dump_file import DumpError, write_dump
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder, Recording
+from shortfin_apps.llm.components.recorder.records import FORMAT_VERSION, Header
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 60.0  # between two dumps that nobody asked for
+NUM_KEPT = 10
+SUFFIX = ".jsonl.gz"
+_PREFIX = "dump-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderOptions:
+    """Where dumps go, None for the default, and what they say of the server: see `Header`."""
+
+    directory: Path | None = None
+    model: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str | int | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What a replay needs to know of the device's page table, and the device's name."""
+
+    device: str
+    num_pages: int
+    num_window_pages: int
+    stride: int
+
+
+class WrittenDump(NamedTuple):
+    path: Path
+    num_bytes: int
+
+
+class Dumps:
+    """Dumps of one recorder. Safe on any thread.
+
+    At most NUM_KEPT files are kept in the directory, and dumps that nobody asked for are INTERVAL_S apart.
+    """
+
+    def __init__(
+        self,
+        recorder: FlightRecorder,
+        options: RecorderOptions,
+        facts: DeviceFacts,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        start: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """`start` runs a function in a thread of its own."""
+        self._recorder = recorder
+        self._options = options
+        self._facts = facts
+        self._clock = clock
+        self._start = start or _in_thread
+        self._last_s: float | None = None  # when the last one that nobody asked for was begun
+        self._number = 0
+        self._lock = threading.Lock()  # of the state above
+        self._writing = threading.Lock()
+        recorder.on_fault = self.write_soon
+
+    def write(self, reason: str) -> WrittenDump:
+        """Writes a dump now, which may take seconds. Raises DumpError."""
+        return self._write(reason, self._recorder.recording())
+
+    def write_soon(self, reason: str) -> None:
+        """Writes one in a thread of its own of what is recorded now, unless the last was a moment ago.
+
+        Never raises: whatever keeps it from being written is logged.
+        """
+        try:
+            with self._lock:
+                now_s = self._clock()
+                if self._last_s is not None and now_s - self._last_s < INTERVAL_S:
+                    return
+                self._last_s = now_s
+            recording = self._recorder.recording()
+            self._start(lambda: self._try(reason, recording))
+        except Exception as error:
+            logger.error("flight recorder: %s, but no dump can be written: %s", reason, error)
+
+    def _try(self, reason: str, recording: Recording) -> None:
+        try:
+            self._write(reason, recording)
+        except Exception as error:
+            logger.error("flight recorder: %s, but no dump can be written: %s", reason, error)
+
+    def _write(self, reason: str, recording: Recording) -> WrittenDump:
+        header = self._header(reason)
+        with self._writing:
+            try:
+                directory = self._options.directory or default_directory()
+            except OSError as error:
+                raise DumpError(f"dumps need a --dump-dir: {error}") from error
+            try:
+                _make_private(directory, is_default=self._options.directory is None)
+                path = directory / self._next_name()
+                num_bytes = write_dump(path, header, recording)
+                _remove_oldest(directory)
+            except OSError as error:
+                raise DumpError(
+                    f"{directory}: a dump cannot be written there ({error.strerror or error}); free some "
+                    "space or choose another --dump-dir"
+                ) from error
+        logger.warning(
+            "flight recorder: %s; the last minute's invocations are in %s (%.1f KiB), with the token ids of "
+            "users' requests; `shortfin-llm replay-dump %s DIR` runs them again",
+            *(reason, path, num_bytes / 1024, path),
+        )
+        return WrittenDump(path, num_bytes)
+
+    def _next_name(self) -> str:
+        with self._lock:
+            self._number += 1
+            when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            return f"{_PREFIX}{when}-{os.getpid()}-{self._number}{SUFFIX}"
+
+    def _header(self, reason: str) -> Header:
+        now_s = self._recorder.clock()
+        return Header(
+            format_version=FORMAT_VERSION,
+            reason=reason,
+            written_s=now_s,
+            epoch_s=time.time() - now_s,
+            model=self._options.model,
+            files=dict(self._options.files),
+            versions={**self._options.versions, "python": platform.python_version()},
+            device=self._facts.device,
+            cpu=f"{platform.machine()} {platform.processor()}".strip(),
+            settings=dict(self._options.settings),
+            num_pages=self._facts.num_pages,
+            num_window_pages=self._facts.num_window_pages,
+            stride=self._facts.stride,
+        )
+
+
+def default_directory() -> Path:
+    """In the system's temporary directory, one for each user: nobody else's is written to."""
+    return Path(tempfile.gettempdir()) / f"shortfin-llm-dumps-{os.getuid()}"
+
+
+def _make_private(directory: Path, *, is_default: bool) -> None:
+    """Makes the directory. Raises DumpError if the default one, a known name, is somebody else's."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_default:
+        return
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise DumpError(f"{directory}: is not a directory of this user's alone; choose a --dump-dir")
+
+
+def _remove_oldest(directory: Path) -> None:
+    with suppress(FileNotFoundError):  # another server of this directory may do the same
+        dumps = sorted(directory.glob(f"{_PREFIX}*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        for path in dumps[:-NUM_KEPT]:
+            path.unlink(missing_ok=True)
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="flight recorder", daemon=True).start()

@@ -1,0 +1,365 @@
+"""The flight recorder: a bounded ring of the last minute's invocations, to be run again after a fault.
+
+    engine's thread      run, step, draw, clear, turn  ──>  ring of records
+    any thread           recording  ──>  a copy
+
+A record is made before its invocation is queued, so that a device which never answers leaves one without an
+end. A block table is recorded where it has changed: it is only appended to, or another list. What drops out
+of the ring leaves its changes in the tables that a recording begins with.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.recorder.records import (
+    Array,
+    Clear,
+    Draw,
+    Invocation,
+    KnownRequest,
+    Loop,
+    Pages,
+    Recorded,
+    Run,
+    Step,
+    Task,
+    Turn,
+)
+from shortfin_apps.llm.components.recorder.row_checks import Fetched
+from shortfin_apps.llm.components.request.request import Request
+
+SECONDS = 60.0
+MAX_BYTES = 32 << 20
+# What objects take in memory, about.
+_RECORD_BYTES, _TASK_BYTES, _REQUEST_BYTES, _ID_BYTES = 400, 150, 600, 8
+_EVICTIONS_PER_PURGE = 64
+# Candidates of more bytes are summed at once. Doing that takes longer than all else, the more so as a step of
+# the model leaves nothing of it in the caches of a CPU; of a few rows, a minute's fit into a recorder.
+_MOST_KEPT_BYTES = 16 << 10
+_MOST_ERROR_CHARS = 2_000
+
+
+class Recording(NamedTuple):
+    """A copy of what a recorder has. Invocations under way may still be completed."""
+
+    requests: Sequence[KnownRequest]
+    loops: Sequence[Loop]
+    records: Sequence[Recorded]
+    unsummed: Mapping[int, Fetched] = MappingProxyType({})
+
+    def settle(self) -> None:
+        """Has the records tell the candidates that they had at hand alone; takes milliseconds."""
+        for record in self.records:
+            if isinstance(record, Run) and (candidates := self.unsummed.get(record.number)) is not None:
+                candidates.note(record)
+
+
+class _Seen:
+    """A request of the ring: its table as of the last record of it, and as of the first in the ring."""
+
+    __slots__ = (
+        "arrival_s",
+        "base",
+        "last",
+        "num_pages",
+        "num_prompt_tokens",
+        "num_window_pages",
+        "number",
+        "page_ids",
+        "request_id",
+        "size",
+        "token_ids",
+        "window_base",
+        "window_page_ids",
+    )
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.number = number
+        self.last = 0  # number of the last record
+        self.request_id = request.request_id
+        self.arrival_s = request.arrival_s
+        self.num_prompt_tokens = len(request.call.prompt_token_ids)
+        self.token_ids = request.token_ids  # the request's own list; not the request, which has a grammar
+        self.page_ids: Sequence[int] | None = None  # the lease's own list
+        self.window_page_ids: Sequence[int] | None = None
+        self.num_pages = self.num_window_pages = 0
+        self.base: list[int] = []
+        self.window_base: list[int] = []
+        tokens = self.num_prompt_tokens + request.call.params.max_tokens
+        self.size = _REQUEST_BYTES + _ID_BYTES * tokens
+
+    def is_behind(self, page_ids: Sequence[int]) -> bool:
+        """Whether its tables may have changed since: windows' are looked at each time."""
+        return (
+            page_ids is not self.page_ids
+            or len(page_ids) != self.num_pages
+            or self.window_page_ids is not None
+        )
+
+    def known(self) -> KnownRequest:
+        has_windows = self.window_page_ids is not None
+        return KnownRequest(
+            self.number,
+            self.request_id,
+            self.arrival_s,
+            self.num_prompt_tokens,
+            tuple(self.token_ids),
+            tuple(self.base),
+            tuple(self.window_base) if has_windows else None,
+        )
+
+
+class FlightRecorder:
+    """Keeps the records of the last `seconds` in at most `max_bytes`, about.
+
+    The engine's thread tells it; `recording` is safe on any thread, also while that one is stuck in a device.
+    `on_fault` is called by `fault`, on its thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        seconds: float = SECONDS,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock = clock
+        self.on_fault: Callable[[str], None] = lambda reason: None
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()  # of everything below; never held while a device is called
+        self._ring: deque[Recorded] = deque()
+        self._seen: dict[int, _Seen] = {}  # by the identity of the list of tokens, which is kept
+        self._by_number: dict[int, _Seen] = {}
+        self._loops: dict[int, Loop] = {}
+        self._unsummed: dict[int, Fetched] = {}  # candidates by the number of their record
+        self._num_records = self._num_requests = self._num_loops = 0
+        self._num_evicted = 0  # since the last purge
+        self._in_loop: tuple[Loop, list[_Seen]] | None = None  # the requests of the last loop
+        self.num_bytes = 0
+
+    def run(self, entry: str, blocks: int, batch: Batch) -> Run:
+        """A batch that is about to run; the caller completes the record, as with `ended`."""
+        with self._lock:
+            record = Run(
+                number=self._next_number(),
+                began_s=self.clock(),
+                entry=entry,
+                family=batch.family.value,
+                blocks=blocks,
+                tasks=(),
+            )
+            pages: list[Pages] = []
+            record.tasks = [self._task(task, record.number, pages) for task in batch.tasks]
+            num_ids = sum([len(task.token_ids) for task in batch.tasks])
+            record.size = _RECORD_BYTES + _TASK_BYTES * len(batch.tasks) + _ID_BYTES * num_ids
+            self._append(record, pages)
+        return record
+
+    def loop(self, tasks: Sequence[LlmTaskInput], sampling: Sequence[Sequence[int]]) -> Loop:
+        """A decode loop that is about to be started."""
+        with self._lock:
+            self._num_loops += 1
+            noted = [
+                Task(self._seen_of(task.request).number, task.start_position, task.token_ids)
+                for task in tasks
+            ]
+            loop = self._loops[self._num_loops] = Loop(
+                self._num_loops, noted, [tuple(map(int, fields)) for fields in sampling]
+            )
+            self.num_bytes += _size_of_loop(loop)
+        return loop
+
+    def step(self, entry: str, loop: Loop, index: int, requests: Sequence[Request]) -> Step:
+        """A step of a loop that is about to be queued."""
+        with self._lock:
+            number = self._next_number()
+            record = Step(number=number, began_s=self.clock(), entry=entry, loop=loop.number, index=index)
+            pages: list[Pages] = []
+            for seen, request in zip(self._seen_in(loop, requests), requests, strict=True):
+                seen.last = number
+                page_ids = request.page_ids
+                if seen.is_behind(page_ids):
+                    self._note(seen, page_ids, request.window_page_ids, pages)
+            record.size = _RECORD_BYTES + _ID_BYTES * len(requests)
+            self._append(record, pages)
+        return record
+
+    def draw(self, entry: str, arguments: Mapping[str, npt.NDArray[Any]], num_draws: int) -> Draw:
+        """Tokens that are about to be drawn."""
+        held = {
+            name: Array(array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())
+            for name, array in arguments.items()
+        }
+        with self._lock:
+            record = Draw(
+                number=self._next_number(),
+                began_s=self.clock(),
+                entry=entry,
+                arguments=held,
+                num_draws=num_draws,
+            )
+            record.size = _RECORD_BYTES + sum(_TASK_BYTES + len(array.data) for array in held.values())
+            self._append(record, ())
+        return record
+
+    def clear(self, page_ids: Collection[int], window_page_ids: Collection[int]) -> Clear:
+        """Pages that are about to be zeroed."""
+        with self._lock:
+            record = Clear(
+                number=self._next_number(),
+                began_s=self.clock(),
+                page_ids=tuple(page_ids),
+                window_page_ids=tuple(window_page_ids),
+            )
+            record.size = _RECORD_BYTES + _ID_BYTES * (len(page_ids) + len(window_page_ids))
+            self._append(record, ())
+        return record
+
+    def ended(self, record: Invocation, error: BaseException | None = None) -> None:
+        """Completes a record, whose results the caller has filled in if there was no error."""
+        if error is not None:
+            record.error = f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARS]
+        record.ended_s = self.clock()
+
+    def fetched(self, record: Run, candidates: Fetched | None) -> None:
+        """Completes the record of a batch. Its candidates are summed when they are asked for, unless many."""
+        if candidates is not None:
+            num_bytes = candidates.num_bytes
+            if num_bytes > _MOST_KEPT_BYTES:
+                candidates.note(record)
+            else:
+                record.size += num_bytes
+                self.num_bytes += num_bytes
+                self._unsummed[record.number] = candidates
+        record.ended_s = self.clock()
+
+    def turn(
+        self,
+        began_s: float,
+        *,
+        num_running: int,
+        num_waiting: int,
+        num_preemptions: int,
+        ended: Sequence[tuple[str, str]],
+    ) -> None:
+        """A step of the engine that is over now."""
+        record = Turn(
+            began_s=began_s,
+            ended_s=self.clock(),
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_preemptions=num_preemptions,
+            ended=ended,
+            size=_RECORD_BYTES + _TASK_BYTES * len(ended),
+        )
+        with self._lock:
+            self._append(record, ())
+
+    def fault(self, reason: str) -> None:
+        """Something went wrong that should be looked into."""
+        self.on_fault(reason)
+
+    def recording(self) -> Recording:
+        with self._lock:
+            records = list(self._ring)
+            numbers = {record.loop for record in records if isinstance(record, Step)}
+            loops = [loop for number, loop in self._loops.items() if number in numbers]
+            known = [seen.known() for seen in self._seen.values()]
+            return Recording(known, loops, records, self._unsummed.copy())
+
+    def _next_number(self) -> int:
+        self._num_records += 1
+        return self._num_records
+
+    def _seen_of(self, request: Request) -> _Seen:
+        seen = self._seen.get(id(request.token_ids))
+        if seen is None:
+            self._num_requests += 1
+            seen = _Seen(self._num_requests, request)
+            seen.last = self._num_records
+            self._seen[id(seen.token_ids)] = self._by_number[seen.number] = seen
+            self.num_bytes += seen.size
+        return seen
+
+    def _seen_in(self, loop: Loop, requests: Sequence[Request]) -> list[_Seen]:
+        """Those of a loop's requests, which are the same in each of its steps."""
+        if self._in_loop is None or self._in_loop[0] is not loop:
+            self._in_loop = loop, [self._seen_of(request) for request in requests]
+        return self._in_loop[1]
+
+    def _task(self, task: LlmTaskInput, number: int, pages: list[Pages]) -> Task:
+        seen = self._seen_of(task.request)
+        seen.last = number
+        if seen.is_behind(task.page_ids):
+            self._note(seen, task.page_ids, task.window_page_ids, pages)
+        return Task(seen.number, task.start_position, task.token_ids)
+
+    def _note(
+        self, seen: _Seen, page_ids: Sequence[int], window_page_ids: Sequence[int] | None, pages: list[Pages]
+    ) -> None:
+        """Adds to `pages` what has changed in a request's tables."""
+        if page_ids is not seen.page_ids or len(page_ids) != seen.num_pages:
+            offset = seen.num_pages if page_ids is seen.page_ids else 0
+            pages.append(Pages(seen.number, False, offset, tuple(page_ids[offset:])))
+            seen.page_ids, seen.num_pages = page_ids, len(page_ids)
+        if window_page_ids is None:
+            return
+        if window_page_ids is not seen.window_page_ids or len(window_page_ids) != seen.num_window_pages:
+            offset = seen.num_window_pages if window_page_ids is seen.window_page_ids else 0
+            pages.append(Pages(seen.number, True, offset, tuple(window_page_ids[offset:])))
+            seen.window_page_ids, seen.num_window_pages = window_page_ids, len(window_page_ids)
+
+    def _append(self, record: Recorded, pages: Sequence[Pages]) -> None:
+        if pages and isinstance(record, Invocation):
+            record.pages = pages
+            record.size += sum([_TASK_BYTES + _ID_BYTES * len(each.page_ids) for each in pages])
+        self._ring.append(record)
+        self.num_bytes += record.size
+        horizon_s = record.began_s - self._seconds
+        while self._ring[0].began_s < horizon_s or (self.num_bytes > self._max_bytes and len(self._ring) > 1):
+            self._evict()
+
+    def _evict(self) -> None:
+        """Drops the oldest record; its changes of tables become part of what a recording begins with."""
+        record = self._ring.popleft()
+        self.num_bytes -= record.size
+        if isinstance(record, Invocation):
+            for each in record.pages:
+                if (seen := self._by_number.get(each.request)) is not None:
+                    table = seen.window_base if each.is_window else seen.base
+                    table[each.offset :] = each.page_ids
+        if isinstance(record, Step):
+            self._drop_loops(record.loop)
+        elif isinstance(record, Run):
+            self._unsummed.pop(record.number, None)
+        self._num_evicted += 1
+        if self._num_evicted >= _EVICTIONS_PER_PURGE or self.num_bytes > self._max_bytes:
+            self._purge()
+
+    def _drop_loops(self, before: int) -> None:
+        """Forgets loops whose steps have all been evicted, as loops run one after the other."""
+        while (number := next(iter(self._loops), before)) < before:
+            self.num_bytes -= _size_of_loop(self._loops.pop(number))
+
+    def _purge(self) -> None:
+        """Forgets requests that no record is about."""
+        self._num_evicted, self._in_loop = 0, None
+        first = next((record.number for record in self._ring if isinstance(record, Invocation)), 0)
+        for seen in [seen for seen in self._seen.values() if seen.last < first]:
+            del self._seen[id(seen.token_ids)], self._by_number[seen.number]
+            self.num_bytes -= seen.size
+
+
+def _size_of_loop(loop: Loop) -> int:
+    return _RECORD_BYTES + len(loop.tasks) * (2 * _TASK_BYTES)
