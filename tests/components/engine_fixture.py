@@ -17,6 +17,7 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import least_window_pages
 from shortfin_apps.llm.components.kvcache import PrefixCache, WindowOptions, make_cache
 from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import (
     DEFAULT_TERMS,
     Delta,
@@ -167,6 +168,7 @@ def make_rig(
     draft: FakeDraft | None = None,
     repeats: float = 0.0,
     more_window_pages: int = 0,
+    recorder: FlightRecorder | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
     config = config or fake_config()
@@ -193,7 +195,7 @@ def make_rig(
     if window is not None and not config.has_window_table:
         del counts[0]  # which are names alone
     page_table = [device.allocate((pages, config.stride), config.paged_kv_cache.dtype) for pages in counts]
-    runner = BatchRunner(device, program, config, page_table=page_table)
+    runner = BatchRunner(device, program, config, page_table=page_table, recorder=recorder)
     scheduler = Scheduler(cache, batch_mode, max_running, scheduling)
     limits = ModelLimits(max_seq_len=config.max_seq_len, eos_token_ids=eos)
     engine = Engine(
@@ -205,6 +207,7 @@ def make_rig(
         decode_ahead=decode_ahead,
         speculation=speculation,
         draft_model=None if draft is None else draft.model,
+        recorder=recorder,
         clock=clock,
     )
     return Rig(engine, scheduler, cache, runner, program, device, page_table[0], draft)

@@ -116,6 +116,21 @@ def test_equal_short_prompts_overtake_together() -> None:
     assert run_all(budgeted(), requests, has_decodes=True)[0] == ["0", "1", "2"]
 
 
+def test_a_tuned_budget_cuts_a_short_backlog_beside_decodes_and_a_long_one_less() -> None:
+    chunks = budgeted()
+    chunks.tune(96)
+    assert spans(chunks.next_tasks([running("a", 512)], has_decodes=True)) == [(0, 96)]
+    assert spans(chunks.next_tasks([running("a", 512)], has_decodes=False)) == [(0, 512)]
+    many = [running(str(index), 1000) for index in range(4)]
+    assert spans(chunks.next_tasks(many, has_decodes=True)) == [(0, 320)]
+
+
+def test_chunks_of_one_size_are_not_tuned() -> None:
+    chunks = fixed()
+    chunks.tune(32)
+    assert spans(chunks.next_tasks([running("a", 512)], has_decodes=True)) == [(0, 128)]
+
+
 def test_a_budget_smaller_than_the_chunk_cuts_it() -> None:
     requests = [running("a", 300), running("b", 300)]
     assert spans(budgeted(idle=32).next_tasks(requests, has_decodes=False)) == [(0, 32)]

@@ -101,6 +101,20 @@ def test_a_request_that_did_not_fit_does_not_keep_others_from_going_ahead() -> N
     assert target.reserve_next(1)
 
 
+def test_any_running_request_can_be_preempted_and_comes_back_first() -> None:
+    target = scheduler(32)
+    first, second, third = add(target, "a", 8), add(target, "b", 4), add(target, "c", 4)
+    target.plan()
+    before = target.membership
+    target.preempt(first)
+    assert target.running == [second, third]
+    assert list(target.waiting) == [first]
+    assert (first.lease, target.num_preemptions) == (None, 1)
+    assert target.membership != before
+    target.plan()
+    assert target.running == [second, third, first]
+
+
 def test_nothing_is_preempted_for_a_step_ahead() -> None:
     target = scheduler(4)
     requests = [add(target, "a", 4), add(target, "b", 3)]

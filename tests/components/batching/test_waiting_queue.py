@@ -96,3 +96,12 @@ def test_removing_during_iteration_skips_and_repeats_no_request(data: st.DataObj
     assert sorted(map(id, seen)) == sorted(map(id, requests))
     assert sorted(map(id, queue)) == sorted(map(id, kept))
     assert len(queue) == len(kept)
+
+
+def test_counts_are_of_all_that_wait() -> None:
+    queue = queue_of(request("a0", tenant="a"), request("a1", tenant="a"), request("b0", tenant="b"))
+    queue.add_first(request("b1", tenant="b"))
+    assert queue.counts() == {"a": 2, "b": 2}
+    for one in list(queue):
+        queue.remove(one)
+    assert not queue.counts()

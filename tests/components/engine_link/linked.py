@@ -14,6 +14,7 @@ from shortfin_apps.llm.components.engine_link.commands import Command
 from shortfin_apps.llm.components.engine_link.remote_engine import RemoteEngine, wait_for_engine
 from shortfin_apps.llm.components.frontend.async_engine import MAX_UNREAD_TOKENS, AsyncEngine
 from shortfin_apps.llm.components.grammar.source import GrammarSource
+from shortfin_apps.llm.components.recorder.dumps import Dumps
 from shortfin_apps.llm.components.request.grammar import Grammar
 from tests.components.engine_fixture import Rig
 from tests.components.frontend.test_beam_search import PATIENCE_S
@@ -61,10 +62,15 @@ class Linked:
 
 @asynccontextmanager
 async def linked(
-    rig: Rig, max_requests: int = 64, max_unread_tokens: int = MAX_UNREAD_TOKENS
+    rig: Rig,
+    max_requests: int = 64,
+    max_unread_tokens: int = MAX_UNREAD_TOKENS,
+    dumps: Dumps | None = None,
 ) -> AsyncIterator[Linked]:
     """Asserts at the end that all pages are free, whatever became of the API processes."""
-    engine = AsyncEngine(rig.engine, max_requests=max_requests, max_unread_tokens=max_unread_tokens)
+    engine = AsyncEngine(
+        rig.engine, max_requests=max_requests, max_unread_tokens=max_unread_tokens, dumps=dumps
+    )
     engine.start()
     links = ApiLinks()
     await links.serve(engine, NoGrammars())

@@ -32,6 +32,8 @@ from shortfin_apps.llm.components.engine_link.messages import (
 )
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.messages import (
+    ChosenLogit,
+    ComputedTask,
     Delta,
     FinishReason,
     GenerateCall,
@@ -74,6 +76,7 @@ CALLS = st.builds(
     params=PARAMS,
     cache_salt=st.none() | IDS,
     resumes=st.booleans(),
+    is_traced=st.booleans(),
     terms=st.builds(Terms, priority=st.integers(-9, 9), tenant=IDS, timeout_s=st.none() | st.floats(0, 1e9)),
 )
 LOGPROBS = st.builds(
@@ -82,6 +85,17 @@ LOGPROBS = st.builds(
     top=st.lists(st.tuples(TOKENS, FLOATS), max_size=3).map(tuple),
     rank=st.integers(1, 99),
 )
+COMPUTED = st.builds(
+    ComputedTask,
+    began_s=FLOATS,
+    ended_s=FLOATS,
+    device_before_s=FLOATS,
+    device_after_s=FLOATS,
+    start_position=TOKENS,
+    num_tokens=TOKENS,
+    entry_family=IDS,
+    batch_tasks=TOKENS,
+)
 DELTAS = st.builds(
     Delta,
     request_id=IDS,
@@ -89,9 +103,11 @@ DELTAS = st.builds(
     logprobs=st.lists(LOGPROBS, max_size=2).map(tuple),
     num_cached_tokens=TOKENS,
     queue_s=FLOATS,
+    computed=st.lists(COMPUTED, max_size=2).map(tuple),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     stop_token_id=st.none() | TOKENS,
     error=st.none() | ERRORS,
+    logits=st.lists(st.builds(ChosenLogit, FLOATS, IDS), max_size=4).map(tuple),
 )
 SOURCES = st.builds(GrammarSource, st.sampled_from(GrammarKind), IDS, st.booleans())
 COMMANDS = st.one_of(

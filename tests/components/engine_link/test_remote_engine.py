@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +21,14 @@ from shortfin_apps.llm.components.engine_link.remote_engine import RemoteEngine,
 from shortfin_apps.llm.components.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.recorder.dump_file import read_dump
+from shortfin_apps.llm.components.recorder.dumps import DeviceFacts, Dumps, RecorderOptions
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.errors import (
     InvalidRequestError,
     InvocationError,
+    LlmError,
     OverloadedError,
     RequestAbortedError,
     UnavailableError,
@@ -39,6 +45,8 @@ from tests.components.frontend.test_beam_search import (
     logits,
     search_to_end,
 )
+
+PATIENCE_S = 30.0
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -298,11 +306,28 @@ async def test_a_process_that_does_not_answer_holds_no_command_up(monkeypatch: p
 
 async def test_a_process_that_does_not_read_has_its_requests_ended() -> None:
     """Their output is not kept without end: the connection's buffer fills, then the bound of each stream."""
-    async with linked(make_rig(), max_unread_tokens=3) as each:
+    rig, held_up, aborted = make_rig(), threading.Event(), threading.Event()
+
+    def on_call(name: str) -> None:
+        """The device waits until nobody reads, and then, in the midst of the output, for the abort."""
+        if name == "submit":
+            assert held_up.wait(PATIENCE_S)
+            assert len(rig.program.calls) < 12 or aborted.wait(PATIENCE_S)
+
+    rig.program.faults.call = on_call
+    async with linked(rig, max_unread_tokens=3) as each:
+        abort = each.engine._requests._abort
+
+        def noted_abort(request_id: str, error: LlmError | None) -> None:
+            abort(request_id, error)
+            aborted.set()
+
+        each.engine._requests._abort = noted_abort
         remote, link = await each.api_process()
         other, _ = await each.api_process()
         stream = await remote.submit(call("a", PROMPT, max_tokens=40))
         link._connection.is_held_up = True
+        held_up.set()
         await each.engine._requests.until_none_left()
         assert await tokens_of(await other.submit(call("b", PROMPT))) == greedy_continuation(PROMPT, 4)
         link._connection.resume_writing()
@@ -312,3 +337,66 @@ async def test_a_process_that_does_not_read_has_its_requests_ended() -> None:
         tokens = [token for delta in deltas for token in delta.token_ids]
         assert 3 < len(tokens) < 40
         assert tokens == greedy_continuation(PROMPT, 40)[: len(tokens)]
+
+
+async def test_a_dump_is_written_by_the_process_of_the_engine(tmp_path: Path) -> None:
+    recorder = FlightRecorder()
+    facts = DeviceFacts(device="fake", num_pages=32, num_window_pages=0, stride=4)
+    dumps = Dumps(recorder, RecorderOptions(directory=tmp_path / "d"), facts)
+    async with linked(make_rig(recorder=recorder), dumps=dumps) as each:
+        remote, _ = await each.api_process()
+        written = await remote.dump("asked")
+        assert read_dump(written.path).header.reason == "asked"
+        (tmp_path / "d").rename(tmp_path / "e")
+        (tmp_path / "d").touch()
+        with pytest.raises(LlmError, match="--dump-dir"):
+            await remote.dump("asked again")
+
+
+async def test_without_a_recorder_a_dump_is_refused() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        with pytest.raises(InvalidRequestError, match="--no-flight-recorder"):
+            await remote.dump("asked")
+
+
+async def test_a_snapshot_is_the_engines() -> None:
+    rig = make_rig()
+    gate = Gate(rig)
+    async with linked(rig) as each:
+        one, _ = await each.api_process()
+        other, _ = await each.api_process()
+        stream = await one.submit(call("a.0", PROMPT, max_tokens=9))
+        gate.open()
+        await tokens_of(stream)
+        seen = await asyncio.gather(one.snapshot(), other.snapshot(), each.engine.snapshot())
+        assert {snapshot.stats.generation_tokens for snapshot in seen} == {9}
+        assert len({snapshot.page_map for snapshot in seen}) == 1
+        streams = [await other.submit(call(f"b.{i}", PROMPT, max_tokens=9)) for i in range(2)]
+        await asyncio.gather(*map(tokens_of, streams))
+        steps = (await one.snapshot()).invocations
+        assert (await other.snapshot(steps[0].serial)).invocations == steps[1:]
+
+
+async def test_a_snapshot_of_an_engine_that_has_ended_is_refused() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        await each.engine.close()
+        with pytest.raises(UnavailableError):
+            await remote.snapshot()
+
+
+async def test_looks_end_with_the_connection() -> None:
+    rig = make_rig()
+    gate = Gate(rig)
+    async with linked(rig) as each:
+        remote, link = await each.api_process()
+        stream = await remote.submit(call("a.0", PROMPT))
+        await gate.reached()
+        look = asyncio.create_task(remote.snapshot())
+        await asyncio.sleep(0)
+        link._connection.close()
+        with pytest.raises(UnavailableError):
+            await look
+        gate.open()
+        stream.close()

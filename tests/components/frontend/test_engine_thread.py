@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -72,3 +73,58 @@ async def test_close_releases_the_device_once(rig: Rig) -> None:
     await engine.close()
     await engine.close()
     assert closed == ["closed"]
+
+
+class CountedTest:
+    """In the place of a self-test; its runs have three steps, and the second fails if it `fails`."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.steps = self.num_runs = self.notices = 0
+        self.failure: str | None = None
+        self.is_due = threading.Event()
+        self.ran = threading.Event()
+
+    def notice_work(self) -> None:
+        self.notices += 1
+
+    def seconds_until_due(self) -> float | None:
+        return 0.0 if self.is_due.is_set() and self.failure is None else None
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps % 3 == 0:
+            self.num_runs += 1
+            if self.num_runs == 2:
+                self.failure = "the model computes nonsense" if self.fails else None
+                self.is_due.clear()
+                self.ran.set()
+
+
+async def test_an_idle_test_runs_between_requests_and_is_counted(rig: Rig) -> None:
+    idle = CountedTest()
+    engine = AsyncEngine(rig.engine, max_requests=4, idle_test=idle)
+    idle.is_due.set()
+    engine.start()
+    await asyncio.to_thread(idle.ran.wait, 30)
+    assert await tokens_of(engine.admit(call("a", PROMPT))) == greedy_continuation(PROMPT, 4)
+    assert engine.stats().self_tests == 2
+    assert engine.stats().self_test_failures == 0
+    assert engine.healthy
+    assert idle.notices >= 1
+    assert await engine.close()
+
+
+async def test_an_idle_test_that_fails_makes_the_engine_unhealthy_and_refuse_requests(rig: Rig) -> None:
+    idle = CountedTest(fails=True)
+    engine = AsyncEngine(rig.engine, max_requests=4, idle_test=idle)
+    idle.is_due.set()
+    engine.start()
+    await asyncio.to_thread(idle.ran.wait, 30)
+    while not engine.stats().self_test_failures:
+        await asyncio.sleep(0)
+    assert not engine.healthy
+    assert not engine.ready
+    with pytest.raises(UnavailableError, match="nonsense"):
+        engine.admit(call("a", PROMPT))
+    assert await engine.close()

@@ -85,6 +85,8 @@ async def test_engine_counters_are_read_when_scraped() -> None:
         "shortfin_llm:steps_ahead_total": 3,
         "shortfin_llm:discarded_tokens_total": 2,
         "shortfin_llm:padded_tokens_total": 17,
+        "shortfin_llm:self_tests_total": 4,
+        "shortfin_llm:self_test_failures_total": 1,
         "shortfin_llm:step_seconds_total": 0.5,
         "shortfin_llm:device_seconds_total": 0.4,
     }
@@ -195,3 +197,31 @@ def test_counts_of_several_processes_take_the_place_of_its_own() -> None:
         "process_resident_memory_bytes "
     )
     assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+
+
+def test_tokens_are_counted_by_the_names_of_the_tenants_that_have_a_weight() -> None:
+    metrics = ServerMetrics("m", tenants=("alice", "other", "alice"))
+    for tenant in ("alice", "alice", "bob", "", "other"):
+        timer = metrics.start_request(10, 4, tenant=tenant)
+        timer.tokens(2, 0.0)
+        timer.finish(FinishReason.LENGTH)
+    assert value(metrics, "shortfin_llm:tenant_tokens_total", tenant="alice") == 24
+    assert value(metrics, "shortfin_llm:tenant_tokens_total", tenant="other") == 36
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_what_the_probes_say_is_a_gauge(state: bool) -> None:
+    metrics = ServerMetrics("m")
+    metrics.show_state(lambda: state, lambda: not state)
+    assert value(metrics, "shortfin_llm:ready") == state
+    assert value(metrics, "shortfin_llm:healthy") == (not state)
+
+
+def test_a_traced_request_keeps_the_time_of_its_text() -> None:
+    now = iter((0.0, 1.0, 1.5, 9.0))
+    timer = ServerMetrics("m", lambda: next(now)).start_request(1, 1, is_traced=True)
+    with timer.detokenising():
+        pass
+    assert (timer.detokenise_s, timer.computed) == (0.5, [])
+    timer.finish(FinishReason.STOP)
+    assert timer.ended_s == 9.0

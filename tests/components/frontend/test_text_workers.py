@@ -54,3 +54,11 @@ async def test_short_texts_do_not_wait_for_long_ones() -> None:
 async def test_errors_are_raised_to_the_caller() -> None:
     with pytest.raises(ValueError, match="x"):
         await asyncio.wait_for(TextWorkers().run(1, int, "x"), PATIENCE_S)
+
+
+async def test_closing_ends_the_threads() -> None:
+    before = set(threading.enumerate())
+    workers = TextWorkers()
+    assert [await workers.run(num_chars, str, 7) for num_chars in (1, LONG_CHARS)] == ["7", "7"]
+    workers.close()
+    assert set(threading.enumerate()) <= before

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -181,3 +182,12 @@ async def test_what_another_process_has_tried_needs_no_trial(
     assert await grammars.compile_tried(regex("ab|c")) is grammar
     with pytest.raises(InvalidRequestError, match="regular expression"):
         await grammars.compile_tried(regex("(("))
+
+
+async def test_closing_ends_the_thread_and_the_process(grammars: GrammarCompiler) -> None:
+    before = set(threading.enumerate())
+    await grammars.compile(regex("a"), "regex")
+    assert grammars._trials is not None
+    grammars.close()
+    assert grammars._trials.are_over
+    assert set(threading.enumerate()) <= before

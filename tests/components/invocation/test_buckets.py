@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shortfin_apps.llm.abi import EntryFamily, Layout
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -103,10 +105,41 @@ def test_more_rows_than_an_extend_has_results_for_take_the_next() -> None:
     assert made.nearest(Batch(EntryFamily.EXTEND, decodes)).entry == "extend_t16"
 
 
+@given(
+    decode_sizes=st.sets(st.integers(1, 12), min_size=1),
+    extend_sizes=st.sets(st.integers(1, 12)),
+    tasks=st.lists(st.builds(task, st.integers(1, 3), st.integers(0, 9)), min_size=1, max_size=12),
+)
+def test_packed_tokens_take_a_decode_if_they_are_decodes_and_it_computes_no_more_rows(
+    decode_sizes: set[int], extend_sizes: set[int], tasks: list[LlmTaskInput]
+) -> None:
+    decodes, extends = ([f"decode_bs{n}" for n in decode_sizes], [f"extend_t{t}" for t in extend_sizes])
+    made = buckets(*decodes, "prefill_bs1", *extends, "extend")
+    total = sum(len(each.token_ids) for each in tasks)
+    packed_tokens = min((t for t in extend_sizes if t >= total), default=total)
+    fitting = [n for n in decode_sizes if total == len(tasks) <= n <= packed_tokens]
+    shape = made.nearest(Batch(EntryFamily.EXTEND, tuple(tasks)))
+    if fitting:
+        assert shape == made.nearest(Batch(EntryFamily.DECODE, tuple(tasks)))
+        assert shape.rows == min(fitting)
+    else:
+        assert (shape.layout, shape.rows, shape.tokens) == (Layout.PACKED, len(tasks), packed_tokens)
+
+
+def test_tokens_of_one_request_are_no_decodes() -> None:
+    """A `decode` computes its rows at once, so that none sees what another writes."""
+    made = buckets("decode_bs2", "prefill_bs1", "extend")
+    one = task(1, 4)
+    proposed = LlmTaskInput.proposed(one, 1, 7)
+    assert made.nearest(Batch(EntryFamily.EXTEND, (one, proposed))).entry == "extend"
+    assert made.nearest(Batch(EntryFamily.EXTEND, (one, task(1, 5)))).entry == "decode_bs2"
+
+
 def test_an_extend_entry_with_tokens_of_rank_two_is_padded() -> None:
     made = buckets("decode_bs1", "prefill_bs1", "extend", extend_rank=2)
     shape = made.nearest(Batch(EntryFamily.EXTEND, (task(1, 5), task(6, 0))))
     assert shape == Shape("extend", Layout.PREFILL, 2, 16, 3)
+    assert made.nearest(Batch(EntryFamily.EXTEND, (task(1, 5),))).entry == "extend"
 
 
 def test_static_extend_entries_alone_do_not_fit_every_batch() -> None:

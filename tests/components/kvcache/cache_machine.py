@@ -276,6 +276,9 @@ class CacheMachine(RuleBasedStateMachine):
         free, cached, leased = self.num_free(), len(self.unleased()), len(self.tables())
         assert self.cache.usage() == CacheUsage(total=self.total, free=free, cached=cached, leased=leased)
         assert SCRATCH_PAGE not in self.tables()
+        cached_page_ids = self.cache.cached_page_ids()
+        assert len(set(cached_page_ids)) == len(cached_page_ids) == cached
+        assert not {SCRATCH_PAGE, *self.tables()} & set(cached_page_ids)
 
     @invariant()
     def the_mirror_has_the_published_pages(self) -> None:

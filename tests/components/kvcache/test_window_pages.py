@@ -181,6 +181,7 @@ class WindowMachine(CacheMachine):
         )
         total = self.num_window_pages - 1
         assert self.cache.window_usage() == CacheUsage(total=total, free=free, cached=cached, leased=leased)
+        assert set(self.cache.cached_window_page_ids()) == self.unleased_windows()
 
     @invariant()
     def every_sequence_sees_its_own_window(self) -> None:

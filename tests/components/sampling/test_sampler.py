@@ -85,6 +85,7 @@ def test_logits_are_needed_only_when_the_candidates_do_not_decide(
         ({"temperature": 1, "top_k": 5}, 0, False),
         ({"temperature": 1}, 0, False),
         ({"temperature": 0, "logprobs": 0}, 0, False),
+        ({"temperature": 0, "chosen_logits": True}, 0, False),
         ({"temperature": 0, "repetition_penalty": 1.1}, 0, False),
         ({"temperature": 0, "bad_words": ((3,),)}, 0, False),
         ({"temperature": 1, "top_k": 4, "typical_p": 0.5}, 0, False),

@@ -51,6 +51,16 @@ class BatchMode(ABC):
         most = self.max_task_tokens
         return None if most is None else max(most, 2 * stride)
 
+    @property
+    @abstractmethod
+    def has_least_budget(self) -> bool:
+        """Whether there are budgets, so that `tune` has an effect."""
+
+    @abstractmethod
+    def tune(self, least_tokens: int) -> None:
+        """Makes the least budget beside decodes `least_tokens`, in whole pages: so many tokens of a prefill
+        take as long as a few decodes on this device."""
+
     @abstractmethod
     def spare_tokens(self, batch: Batch) -> int:
         """Tokens that the budget has left beside a batch with decodes; may be negative."""
@@ -70,13 +80,20 @@ class ModeOptions(ABC):
 
     Token counts are rounded up to whole pages; None leaves the choice to the mode. `chunk_tokens` is the
     length of a prefill chunk, `token_budget` the most tokens in one invocation (in the default mode, in a
-    prefill), `idle_budget` the same while no request decodes (default: `token_budget` if given). By default,
-    budgets are larger on GPUs.
+    prefill), `idle_budget` the same while no request decodes (default: `token_budget` if given). `min_budget`
+    is that of prompts beside decodes while few prompt tokens wait (default: `token_budget`, or what `tune`
+    sets). By default, budgets are larger on GPUs.
     """
 
     chunk_tokens: int | None = None
     token_budget: int | None = None
     idle_budget: int | None = None
+    min_budget: int | None = None
+
+    @property
+    def leaves_least_budget_open(self) -> bool:
+        """Whether the least budget may be measured."""
+        return self.min_budget is None and self.token_budget is None
 
     def chosen(self, entries: CompiledEntries, *, on_gpu: bool) -> ModeOptions:
         """The options of the mode that suits the entries and the device: these, unless they leave it open."""
@@ -103,6 +120,7 @@ class ModeOptions(ABC):
             while_decoding=whole_pages(self.token_budget or while_decoding, config),
             idle=whole_pages(idle, config),
             context_span=_context_span(config),
+            least=whole_pages(self.min_budget, config) if self.min_budget else None,
         )
 
 

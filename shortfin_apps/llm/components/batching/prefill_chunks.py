@@ -7,6 +7,7 @@ tokens runs beside one of 128, as both fill 8 pages; a chunk of 44 does not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.batching.token_budget import InvocationBudget, TokenBudget
@@ -55,11 +56,21 @@ class PrefillChunks:
         """The most tokens of an invocation while requests decode; without a budget, of a chunk or a page."""
         return self._budget.while_decoding if self._budget else self._chunk_tokens or self._stride
 
+    @property
+    def has_budget(self) -> bool:
+        return self._budget is not None
+
+    def tune(self, least_tokens: int) -> None:
+        """Sets the least budget beside decodes, where there are budgets."""
+        if self._budget is not None:
+            self._budget = replace(self._budget, least=least_tokens)
+
     def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
         """The tasks of the next invocation; `prefills` has at least one prompt, oldest first."""
         if self._budget is None:
             return self._equal_chunks(prefills[0], prefills)
-        budget = self._budget.of_invocation(has_decodes)
+        backlog_tokens = sum(request.num_uncomputed for request in prefills)
+        budget = self._budget.of_invocation(int(has_decodes), backlog_tokens)
         first = self._first(prefills, budget)
         single = LlmTaskInput.next_of(first, self._pages_per_row(first, 1, budget) * self._stride)
         several = self._chunks_in_budget(first, prefills, budget)

@@ -94,6 +94,20 @@ class Scheduler:
             return False
         return self._reserve_running(1) is None
 
+    @property
+    def max_task_tokens(self) -> int | None:
+        """The most tokens of one request in an invocation; None if that may be a whole prompt."""
+        return self._mode.max_task_tokens
+
+    @property
+    def has_least_budget(self) -> bool:
+        """Whether the mode has one, which `tune` sets."""
+        return self._mode.has_least_budget
+
+    def tune(self, least_tokens: int) -> None:
+        """Makes that the mode's least budget beside decodes."""
+        self._mode.tune(least_tokens)
+
     def spare_tokens(self, batch: Batch) -> int:
         """Tokens that the budget has left beside a batch with decodes."""
         return self._mode.spare_tokens(batch)
@@ -146,6 +160,14 @@ class Scheduler:
             self.waiting.remove(request)
         request.discard(self._cache)
 
+    def preempt(self, request: Request) -> None:
+        """Sets a running request back to the head of the queue; its pages are free at once."""
+        self.membership += 1
+        request.preempt(self._cache)
+        self.running.remove(request)
+        self.waiting.add_first(request)
+        self.num_preemptions += 1
+
     def _grow_running(self) -> None:
         while self._reserve_running() is not None:
             self._preempt_youngest()
@@ -187,12 +209,7 @@ class Scheduler:
 
     def _preempt_youngest(self) -> None:
         assert len(self.running) > 1, "a request larger than the cache was admitted"
-        self.membership += 1
-        victim = self.running[-1]
-        victim.preempt(self._cache)
-        self.running.pop()
-        self.waiting.add_first(victim)
-        self.num_preemptions += 1
+        self.preempt(self.running[-1])
 
     def _admit(self) -> None:
         """Starts requests that fit, in order; one that does not is overtaken at most MAX_OVERTAKES times."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Prompt tokens that wait beside decodes, from which on a prefill has more than the least budget.
+LIGHT_BACKLOG_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class InvocationBudget:
@@ -22,6 +25,10 @@ class InvocationBudget:
 class TokenBudget:
     """The most tokens in one invocation: `while_decoding` if any running request decodes, else `idle`.
 
+    With a `least` budget, invocations beside decodes are smaller while few prompt tokens wait: a light load
+    so has even gaps between tokens, and a backlog is worked off in few steps. `least` tokens of prefill are
+    the budget up to LIGHT_BACKLOG_TOKENS, and beyond it grows with the backlog, up to `while_decoding`.
+
     Attention costs more the longer the context is. To bound the time that decodes wait, a page of prefill
     beside them takes 1 + context / `context_span` pages of the budget; `context_span` is the context, in
     tokens, at which attention takes as long as the rest of the model. When idle, each page takes one page.
@@ -30,12 +37,20 @@ class TokenBudget:
     while_decoding: int
     idle: int
     context_span: int
+    least: int | None = None
 
     @property
     def most(self) -> int:
         """The most tokens in any invocation."""
         return max(self.while_decoding, self.idle)
 
-    def of_invocation(self, has_decodes: bool) -> InvocationBudget:
-        tokens = self.while_decoding if has_decodes else self.idle
-        return InvocationBudget(tokens, has_decodes, self.context_span)
+    def of_invocation(self, num_decodes: int, backlog_tokens: int) -> InvocationBudget:
+        """The budget beside `num_decodes` decodes, of which `backlog_tokens` of prompts are to be computed.
+
+        Decodes that run in the same invocation are counted in it, so that prompts have no less for them.
+        """
+        tokens = self.while_decoding if num_decodes else self.idle
+        if num_decodes and self.least is not None:
+            shrunk = int(self.least * max(1.0, backlog_tokens / LIGHT_BACKLOG_TOKENS))
+            tokens = min(tokens, shrunk + num_decodes)
+        return InvocationBudget(tokens, num_decodes > 0, self.context_span)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from shortfin_apps.llm.components.batching.fair_share import FairShare
@@ -33,6 +33,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._first) + self._num_of_tenants
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants with waiting requests, but for those that go before all others."""
+        return len(self._of_tenant)
 
     def __iter__(self) -> Iterator[Request]:
         """Requests in order. During iteration only the request yielded last may be removed.
@@ -56,6 +61,12 @@ class WaitingQueue:
                 heapq.heapreplace(turns, (service + passed, entered, tenant, index, passed))
             else:
                 heapq.heappop(turns)
+
+    def counts(self) -> Counter[str]:
+        """How many requests of each tenant wait."""
+        counts = Counter({tenant: len(requests) for tenant, requests in self._of_tenant.items()})
+        counts.update(request.tenant for request in self._first)
+        return counts
 
     def add(self, request: Request) -> None:
         tenant = request.tenant

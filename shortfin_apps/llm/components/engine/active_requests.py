@@ -57,6 +57,7 @@ class ActiveRequests:
             request_id=request.request_id,
             num_cached_tokens=request.num_cached,
             queue_s=request.queue_s,
+            computed=request.take_computed(),
             finish_reason=reason,
             error=error,
         )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
@@ -25,13 +26,23 @@ from shortfin_apps.llm.components.engine.nan_containment import (
     trust_pages,
 )
 from shortfin_apps.llm.components.engine.row_reader import RowReader, Rows
+from shortfin_apps.llm.components.engine.snapshot import Snapshot, take_snapshot
 from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.tuning import tokens_beside_decodes
 from shortfin_apps.llm.components.kvcache.base import KVCache
-from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
-from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.request.messages import (
+    ChosenLogit,
+    ComputedTask,
+    Delta,
+    FinishReason,
+    GenerateCall,
+    TokenLogprobs,
+)
+from shortfin_apps.llm.components.request.request import IllegalTransitionError, Request, State
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE
 from shortfin_apps.llm.components.sampling.sampler import Sampler, logprobs_of
@@ -59,8 +70,10 @@ class Engine:
         decode_ahead: bool = True,
         speculation: SpeculationOptions | None = None,
         draft_model: DraftModel | None = None,
+        recorder: FlightRecorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._recorder = recorder
         self._scheduler = scheduler
         self._cache = cache
         self._runner = runner
@@ -83,6 +96,8 @@ class Engine:
         self._counters = EngineCounters()
         self._steady: SteadyDecode | None = None
         self._deltas: list[Delta] = []  # of the step under way
+        self._device_before_s = 0.0  # when that began
+        self._commit_s: float | None = None  # when its commit began, if a trace asks
 
     @property
     def max_running(self) -> int:
@@ -93,6 +108,15 @@ class Engine:
     def max_request_tokens(self) -> int:
         """The most tokens of prompt and output together: the context, or the whole pool if smaller."""
         return min(self._limits.max_seq_len, self._cache.usage().total * self._cache.stride)
+
+    def tune(self) -> None:
+        """Measures how much of a prompt is to be computed beside decodes, before the first step."""
+        if not self._scheduler.has_least_budget:
+            return
+        most_tokens = self._scheduler.max_task_tokens or 0
+        least_tokens = tokens_beside_decodes(self._runner, most_tokens, self._clock)
+        if least_tokens is not None:
+            self._scheduler.tune(least_tokens)
 
     def check(self, call: GenerateCall) -> None:
         """Raises InvalidRequestError for a request that can never be served. Safe on any thread."""
@@ -107,15 +131,33 @@ class Engine:
         request = self._requests.get(request_id)
         return None if request is None else self._requests.end(request, FinishReason.ABORT, error)
 
+    def preempt(self, request_id: str) -> bool:
+        """Preempts a request as if pages had run out, to show that this changes nothing.
+
+        False where it does not run, or a step is in flight.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.state is not State.RUNNING or self._ahead.in_flight:
+            return False
+        self._scheduler.preempt(request)
+        return True
+
     def flush_cache(self) -> None:
         """Frees every page that is only kept for its prefix."""
         self._cache.flush()
         if self._speculation is not None:
             self._speculation.flush_cache()
 
+    def count_self_test(self, failure: str | None) -> None:
+        """Counts a self-test of the program; `failure` says what it found to be wrong."""
+        self._counters.self_tests += 1
+        self._counters.self_test_failures += failure is not None
+        self._counters.failed_self_test = failure
+
     def fail_all(self, error: LlmError) -> list[Delta]:
         """Ends every request after a bug in `step`; returns their last deltas after those of that step."""
         self._ahead.abandon()
+        self._fault("the engine failed outside an invocation")
         ended = self._requests.discard_all(error)
         return self._take_deltas() + ended
 
@@ -130,6 +172,7 @@ class Engine:
         Returns what this added to each request.
         """
         began_s, membership = self._clock(), self._scheduler.membership
+        self._device_before_s, self._commit_s = self._runner.device_s, None
         self._end_late(began_s)
         if self._steady is not None and self._steady.holds and not self._would_propose(self._steady.requests):
             self._go_on(self._steady, began_s)
@@ -138,7 +181,10 @@ class Engine:
             self._plan_and_run(began_s)
         if self._steady is None and self._ahead.in_flight and membership == self._scheduler.membership:
             self._steady = self._steady_decode()
-        return self._take_deltas()
+        deltas = self._take_deltas()
+        if self._recorder is not None:
+            self._note_turn(self._recorder, began_s, deltas)
+        return deltas
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -147,6 +193,7 @@ class Engine:
             shares_prefixes=self._cache.shares_prefixes,
             num_waiting=len(self._scheduler.waiting),
             num_running=len(self._scheduler.running),
+            num_waiting_tenants=self._scheduler.waiting.num_tenants,
             pages=self._cache.usage(),
             window_pages=self._cache.window_usage(),
             plans=self._runner.plan_counts,
@@ -158,6 +205,24 @@ class Engine:
             discarded_tokens=self._ahead.discarded,
             speculation=None if self._speculation is None else replace(self._speculation.counts),
         )
+
+    def _note_turn(self, recorder: FlightRecorder, began_s: float, deltas: Sequence[Delta]) -> None:
+        recorder.turn(
+            began_s,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_preemptions=self._scheduler.num_preemptions,
+            ended=[(d.request_id, d.finish_reason.value) for d in deltas if d.finish_reason is not None],
+        )
+
+    def _fault(self, reason: str) -> None:
+        """Has the flight recorder's ring written to a file, if there is one."""
+        if self._recorder is not None:
+            self._recorder.fault(reason)
+
+    def snapshot(self, at_s: float) -> Snapshot:
+        """Its requests and pages between two steps, at `at_s` on the clock of whoever looks."""
+        return take_snapshot(self._scheduler, self._cache, self.stats(), at_s=at_s, now_s=self._clock())
 
     def _plan_and_run(self, began_s: float) -> None:
         batch = self._plan()
@@ -241,9 +306,11 @@ class Engine:
         logger.error(
             "invocation of %d tasks failed: %s", len(batch.tasks), error, exc_info=None if was_lost else error
         )
+        self._counters.failed_invocations += 1
         self._counters.consecutive_failures += 1
         if isinstance(error, DeviceLostError):
             self._counters.lost_device = str(error)
+        self._fault(f"an invocation failed: {error}")
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
         for request in dict.fromkeys(task.request for task in batch.tasks):
             suspect_pages(request)
@@ -260,16 +327,19 @@ class Engine:
             if row is not None and not row.is_finite:
                 retract_pages(self._cache, task.request)
                 error = InvocationError(NOT_FINITE)
+                self._fault(f"request {task.request.request_id} got a row of NaN at {task.seq_len - 1}")
                 self._deltas.append(self._requests.end(task.request, FinishReason.ERROR, error))
                 continue
             self._advance(task, began_s)
+            if task.request.computed is not None:
+                task.request.computed.append(self._computed(task, batch, began_s))
             if row is None:
                 suspect_pages(task.request)
                 self._give_up(task)
                 continue
             self._publish(task)
             if task.completes:
-                self._deltas.append(self._sample(task.request, row))
+                self._deltas.append(self._sample(task.request, row, batch.family))
 
     def _advance(self, task: LlmTaskInput, began_s: float) -> None:
         """Counts the task's tokens as computed."""
@@ -279,6 +349,21 @@ class Engine:
             request.queue_s = began_s - request.arrival_s
         request.last_turn = self._counters.tasks
         request.num_computed = task.seq_len
+
+    def _computed(self, task: LlmTaskInput, batch: Batch, began_s: float) -> ComputedTask:
+        """When a task of the step under way was computed, for a trace; all end at one time."""
+        if self._commit_s is None:
+            self._commit_s = self._clock()
+        return ComputedTask(
+            began_s=began_s,
+            ended_s=self._commit_s,
+            device_before_s=self._device_before_s,
+            device_after_s=self._runner.device_s,
+            start_position=task.start_position,
+            num_tokens=len(task.token_ids),
+            entry_family=batch.family.value,
+            batch_tasks=len(batch.tasks),
+        )
 
     def _publish(self, task: LlmTaskInput) -> None:
         """Shares the pages that the task filled, and those of earlier tasks that are not shared yet."""
@@ -293,8 +378,11 @@ class Engine:
         assert task.request.lease is not None
         self._cache.give_up(task.request.lease, task.seq_len)
 
-    def _sample(self, request: Request, row: Candidates | Drawn) -> Delta:
-        """Appends the next token to the request, and ends it if that was the last."""
+    def _sample(self, request: Request, row: Candidates | Drawn, family: EntryFamily) -> Delta:
+        """Appends the next token to the request, and ends it if that was the last.
+
+        `family` is of the entry that computed the row.
+        """
         params = request.call.params
         try:
             token_id = self._sampler.sample(row, request)
@@ -303,21 +391,34 @@ class Engine:
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None and isinstance(row, Candidates) and row.logits is not None:
             logprobs = (logprobs_of(row.logits, token_id, params.logprobs),)
+        logits: tuple[ChosenLogit, ...] = ()
+        if params.chosen_logits:
+            logit = row.logit_of(token_id)
+            assert logit is not None, "the row has the token's logit where it is asked for"
+            logits = (ChosenLogit(logit, family),)
         request.token_ids.append(token_id)
         self._counters.generation_tokens += 1
         self._scheduler.charge(request, 1)
-        delta = self._delta(request, token_id, logprobs)
+        delta = self._delta(request, token_id, logprobs, logits)
         return delta if delta.finish_reason is None else self._requests.finish(request, delta)
 
-    def _delta(self, request: Request, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> Delta:
+    def _delta(
+        self,
+        request: Request,
+        token_id: int,
+        logprobs: tuple[TokenLogprobs, ...],
+        logits: tuple[ChosenLogit, ...],
+    ) -> Delta:
         reason = self._finish_reason(request, token_id)
         is_stop_token = reason is FinishReason.STOP and not self._is_eos(request, token_id)
         return Delta(
             request_id=request.request_id,
             token_ids=(token_id,),
             logprobs=logprobs,
+            logits=logits,
             num_cached_tokens=request.num_cached,
             queue_s=request.queue_s,
+            computed=request.take_computed(),
             finish_reason=reason,
             stop_token_id=token_id if is_stop_token else None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchResult, BatchRunner
@@ -48,6 +49,7 @@ class RowReader:
         ]
         chosen |= self._decided(batch, result, unsure)
         chosen |= self._drawn_adjusted(batch, result, [index for index in unsure if index not in chosen])
+        chosen = {index: self._told(batch, result, index, drawn) for index, drawn in chosen.items()}
         return [
             chosen.get(index) or self._row(task, result, index, with_logits=index in unsure)
             for index, task in enumerate(batch.tasks)
@@ -98,6 +100,18 @@ class RowReader:
     def _draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> dict[int, Drawn]:
         token_ids = self._runner.draw(result, draws)
         return {draw.row: Drawn(token_id) for draw, token_id in zip(draws, token_ids, strict=True)}
+
+    def _told(self, batch: Batch, result: BatchResult, index: int, drawn: Drawn) -> Drawn:
+        """The same with its logit, if the request asks for that.
+
+        All logits are fetched only for a token that is no candidate.
+        """
+        if not batch.tasks[index].request.call.params.chosen_logits or not drawn.is_finite:
+            return drawn
+        logit = result.row(index, with_logits=False).logit_of(drawn.token_id)
+        if logit is None:
+            logit = result.row(index, with_logits=True).logit_of(drawn.token_id)
+        return replace(drawn, logit=logit)
 
     def _row(
         self, task: LlmTaskInput, result: BatchResult, index: int, *, with_logits: bool

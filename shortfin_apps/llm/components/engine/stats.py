@@ -21,8 +21,12 @@ class EngineCounters:
     cached_tokens: int = 0  # found in the cache, counted once at admission
     generation_tokens: int = 0
     step_s: float = 0.0  # total wall time inside steps
+    failed_invocations: int = 0
     consecutive_failures: int = 0  # invocations that failed since the last one that did not
     lost_device: str | None = None  # the error with which the device failed for good
+    self_tests: int = 0
+    self_test_failures: int = 0
+    failed_self_test: str | None = None  # what the last one found to be wrong
 
     def count_task(self, task: LlmTaskInput) -> None:
         """Counts a task that was computed; before `num_computed` and `last_turn` of its request change."""
@@ -50,6 +54,8 @@ class EngineStats(EngineCounters):
     shares_prefixes: bool  # whether the cache does
     num_waiting: int
     num_running: int
+    queue_tokens: int = 0  # in prompts that were admitted and have no first token yet
+    num_waiting_tenants: int = 0
     pages: CacheUsage
     window_pages: CacheUsage | None = None  # of layers that see a window of tokens alone
     plans: PlanCounts  # block tables laid out and uploaded

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from shortfin_apps.llm.components.engine_link.commands import Command
 from shortfin_apps.llm.components.engine_link.connection import Connection
@@ -18,16 +18,20 @@ from shortfin_apps.llm.components.engine_link.messages import (
     Ask,
     Counted,
     Deltas,
+    DumpWritten,
     EngineState,
     FlushCache,
     FromApi,
+    Look,
     Message,
     Order,
     Prepared,
     Refused,
+    Seen,
     Serving,
     Submit,
     Welcome,
+    WriteDump,
     decoder_from_api,
 )
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
@@ -80,7 +84,9 @@ class ApiLink:
         self._streams: dict[str, DeltaStream] = {}
         self._told: dict[str, DeltaStream] = {}  # those with something unread
         self._compiling: dict[str, asyncio.Task[None]] = {}
+        self._looks: set[asyncio.Task[None]] = set()
         self._orders: dict[int, asyncio.Future[list[float]]] = {}
+        self._dumping: set[asyncio.Task[None]] = set()
         self.prepared = asyncio.Event()  # it waits for the engine, or has ended
         self.serving = asyncio.Event()  # it takes requests, or has ended
         self.lost = asyncio.Event()
@@ -122,8 +128,14 @@ class ApiLink:
                 self._abort(request_id, error)
             case FlushCache():
                 self._running_engine.flush_cache()
+            case Look(number, after):
+                look = asyncio.ensure_future(self._look(number, after))
+                self._looks.add(look)
+                look.add_done_callback(self._looks.discard)
             case Ask():
                 self._on_ask(self, message)
+            case WriteDump():
+                self._run(self._write_dump(self._running_engine, message))
             case Counted(number, counts):
                 if (order := self._orders.get(number)) is not None and not order.done():
                     order.set_result(counts)
@@ -155,6 +167,12 @@ class ApiLink:
             self.send(Refused(call.request_id, error))
             return
         self._admit(replace(call, params=replace(call.params, output_grammar=grammar)))
+
+    async def _look(self, number: int, after: int) -> None:
+        try:
+            self.send(Seen(number, await self._running_engine.snapshot(after)))
+        except LlmError as error:
+            self.send(Seen(number, error=error))
 
     def _admit(self, call: GenerateCall) -> None:
         try:
@@ -192,8 +210,22 @@ class ApiLink:
         if delta.finish_reason is not None:
             del self._streams[delta.request_id]
 
+    async def _write_dump(self, engine: AdmittingEngine, asked: WriteDump) -> None:
+        try:
+            written = await engine.dump(asked.reason)
+        except Exception as error:
+            shown = error if isinstance(error, LlmError) else LlmError(f"no dump was written: {error}")
+            self.send(DumpWritten(asked.number, error=shown))
+        else:
+            self.send(DumpWritten(asked.number, str(written.path), written.num_bytes))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._dumping.add(task)
+        task.add_done_callback(self._dumping.discard)
+
     def _lose(self) -> None:
-        for task in list(self._compiling.values()):
+        for task in [*self._compiling.values(), *self._looks]:
             task.cancel()
         streams, self._streams = self._streams, {}
         for stream in streams.values():

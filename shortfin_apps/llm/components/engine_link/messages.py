@@ -8,11 +8,15 @@
              <───────────────────────────────── Admitted, or Refused
              <───────────────────────────────── Deltas: one message a step, of all its requests
     Abort, FlushCache ────────────────────────>
+    Look ─────────────────────────────────────>
+             <───────────────────────────────── Seen
              <───────────────────────────────── EngineState, whenever it changes
     Ask ──────────────────────────────────────>
              <───────────────────────────────── Order, to every API process
     Counted ──────────────────────────────────>
              <───────────────────────────────── Counted, the sums
+    WriteDump ────────────────────────────────>
+             <───────────────────────────────── DumpWritten
 
 Both are of the same release, so that no message has a version.
 """
@@ -24,6 +28,7 @@ from typing import Any
 import msgspec
 
 from shortfin_apps.llm import errors
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.engine_link.commands import Command
 from shortfin_apps.llm.components.grammar.source import GrammarSource
@@ -112,8 +117,39 @@ class Counted(Message, frozen=True):
     stats: EngineStats | None = None
 
 
-FromApi = Prepared | Serving | Submit | Abort | FlushCache | Ask | Counted
-FromEngine = Welcome | Admitted | Refused | Deltas | EngineState | Order | Counted
+class WriteDump(Message, frozen=True):
+    """`EngineClient.dump`; `number` marks the answer."""
+
+    number: int
+    reason: str
+
+
+class DumpWritten(Message, frozen=True):
+    """A dump's file, unless there was an `error`."""
+
+    number: int
+    path: str = ""
+    num_bytes: int = 0
+    error: LlmError | None = None
+
+
+class Look(Message, frozen=True):
+    """`EngineClient.snapshot`; `number` marks the answer."""
+
+    number: int
+    after: int
+
+
+class Seen(Message, frozen=True):
+    """The answer to a look: a snapshot, or why there is none."""
+
+    number: int
+    found: Snapshot | None = None
+    error: LlmError | None = None
+
+
+FromApi = Prepared | Serving | Submit | Abort | FlushCache | Ask | Counted | WriteDump | Look
+FromEngine = Welcome | Admitted | Refused | Deltas | EngineState | Order | Counted | DumpWritten | Seen
 
 _ERRORS: dict[str, type[LlmError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, LlmError)

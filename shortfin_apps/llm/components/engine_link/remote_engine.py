@@ -9,8 +9,10 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.engine_link.commands import Command
 from shortfin_apps.llm.components.engine_link.connection import Connection, exchange
@@ -20,15 +22,20 @@ from shortfin_apps.llm.components.engine_link.messages import (
     Ask,
     Counted,
     Deltas,
+    DumpWritten,
     EngineState,
     FlushCache,
+    FromApi,
     FromEngine,
+    Look,
     Order,
     Prepared,
     Refused,
+    Seen,
     Serving,
     Submit,
     Welcome,
+    WriteDump,
     decoder_from_engine,
 )
 from shortfin_apps.llm.components.frontend.admission import Admission
@@ -37,8 +44,9 @@ from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.draining import Draining
 from shortfin_apps.llm.components.frontend.open_requests import OpenRequests
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
+from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
+from shortfin_apps.llm.errors import InvalidRequestError, InvocationError, LlmError, UnavailableError
 
 ENGINE_ENDED = "the process of the engine has ended; restart the server"
 
@@ -83,8 +91,8 @@ class RemoteEngine:
         self._requests = OpenRequests(no_bounds, max_unread_tokens=max_unread_tokens, abort=self._send_abort)
         self._draining = Draining(self._requests, self.abort_all)
         self._submitted: dict[str, asyncio.Future[None]] = {}  # those that wait to be admitted
-        self._asked: dict[int, asyncio.Future[list[float]]] = {}
-        self._ask_numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}  # questions that wait for their answers, by number
+        self._numbers = itertools.count()  # of questions
         self._connection = Connection(decoder_from_engine(), self._receive, on_lost=self._on_lost)
         self._opening: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -116,21 +124,22 @@ class RemoteEngine:
     def flush_cache(self) -> None:
         self._connection.send(FlushCache())
 
+    async def dump(self, reason: str) -> WrittenDump:
+        written: WrittenDump = await self._answer_to(lambda number: WriteDump(number, reason))
+        return written
+
     def stats(self) -> EngineStats:
         """As of the last answer to `ask`."""
         return self._stats
 
     async def ask(self, command: Command) -> Sequence[float]:
         """Has every API process carry out a command; returns the sums of what they count."""
-        self._check_connected()
-        number = next(self._ask_numbers)
-        answer: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
-        self._connection.send(Ask(number, command))
-        try:
-            return await answer
-        finally:
-            del self._asked[number]
+        counts: list[float] = await self._answer_to(lambda number: Ask(number, command))
+        return counts
+
+    async def snapshot(self, after: int = 0) -> Snapshot:
+        found: Snapshot = await self._answer_to(lambda number: Look(number, after))
+        return found
 
     @property
     def number(self) -> int:
@@ -176,6 +185,26 @@ class RemoteEngine:
         if self._connection.is_lost:
             raise UnavailableError(ENGINE_ENDED)
 
+    async def _answer_to(self, question: Callable[[int], FromApi]) -> Any:
+        """What `_answer` is told for the question's number. Raises the error that it is told."""
+        self._check_connected()
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._connection.send(question(number))
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
+    def _answer(self, number: int, answer: object, error: LlmError | None = None) -> None:
+        """Answers a question, unless whoever asked has left."""
+        if (asked := self._asked.get(number)) is None or asked.done():
+            return
+        if error is not None:
+            asked.set_exception(error)
+        else:
+            asked.set_result(answer)
+
     async def _until_admitted(self, request_id: str, stream: DeltaStream) -> None:
         """Raises the error with which the engine refused it. A cancelled request is aborted."""
         admitted = self._submitted[request_id] = asyncio.get_running_loop().create_future()
@@ -203,8 +232,15 @@ class RemoteEngine:
                 self._state = message
             case Order(number, command):
                 self._connection.send(Counted(number, list(self._execute(command))))
-            case Counted():
-                self._hear(message)
+            case Counted(number, counts, stats):
+                self._stats = self._stats if stats is None else stats
+                self._answer(number, counts)
+            case DumpWritten(number, path, num_bytes, failure):
+                self._answer(number, WrittenDump(Path(path), num_bytes), failure)
+            case Seen(number, found, failure):
+                if found is None:
+                    failure = failure or InvocationError("the engine's process saw nothing")
+                self._answer(number, found, failure)
             case Welcome():
                 raise AssertionError("it is the first message, and was read")
 
@@ -213,12 +249,6 @@ class RemoteEngine:
         self._requests.deliver([Delta(request_id, finish_reason=FinishReason.ERROR, error=error)])
         if (waiting := self._submitted.get(request_id)) is not None and not waiting.done():
             waiting.set_exception(error)
-
-    def _hear(self, answer: Counted) -> None:
-        if answer.stats is not None:
-            self._stats = answer.stats
-        if (asked := self._asked.get(answer.number)) is not None and not asked.done():
-            asked.set_result(answer.counts)
 
     def _on_lost(self) -> None:
         error = UnavailableError(ENGINE_ENDED)

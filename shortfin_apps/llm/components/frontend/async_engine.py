@@ -12,15 +12,19 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.admission import Admission
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.draining import Draining
-from shortfin_apps.llm.components.frontend.engine_thread import Abort, EngineThread, FlushCache
+from shortfin_apps.llm.components.frontend.engine_thread import Abort, EngineThread, FlushCache, IdleTest
+from shortfin_apps.llm.components.frontend.looks import Looks
 from shortfin_apps.llm.components.frontend.open_requests import OpenRequests
 from shortfin_apps.llm.components.frontend.stall_watch import StallWatch
+from shortfin_apps.llm.components.recorder.dumps import Dumps, WrittenDump
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.errors import InvalidRequestError, LlmError, UnavailableError
 
@@ -41,8 +45,9 @@ class AsyncEngine:
     as it has beams. A request is aborted when more than `max_unread_tokens` wait for its reader. A step that
     takes longer than `stall_timeout_s` means that the device does not answer; MAX_CONSECUTIVE_FAILURES failed
     invocations in a row that it is broken: unhealthy until one succeeds; and after DeviceLostError it stays
-    so, and takes no requests. `on_close` runs once, when the
-    thread has ended: it releases the device.
+    so, and takes no requests; so it does after an `idle_test` that failed. `on_close` runs once, when the
+    thread has ended: it releases the device. `dumps` writes what the engine's flight recorder has, if it has
+    one.
     """
 
     def __init__(
@@ -54,9 +59,12 @@ class AsyncEngine:
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         on_close: Callable[[], None] = lambda: None,
+        dumps: Dumps | None = None,
         clock: Callable[[], float] = time.monotonic,
+        idle_test: IdleTest | None = None,
     ) -> None:
         self._engine = engine
+        self._dumps = dumps
         self._clock = clock
         self._max_request_tokens = engine.max_request_tokens
         self._admission = Admission(max_requests=max_requests, max_queue_tokens=max_queue_tokens, clock=clock)
@@ -69,6 +77,7 @@ class AsyncEngine:
             on_death=self._answer_dead,
             on_close=on_close,
             clock=clock,
+            idle_test=idle_test,
         )
         self._stalls = StallWatch(
             self._thread,
@@ -76,6 +85,7 @@ class AsyncEngine:
             is_needed=lambda: len(self._requests) > 0,
             on_stall=self._answer_stalled,
         )
+        self._looks = Looks(self._thread)
         self._draining = Draining(self._requests, self.abort_all)
 
     def start(self) -> None:
@@ -107,8 +117,18 @@ class AsyncEngine:
     def flush_cache(self) -> None:
         self._thread.send(FlushCache())
 
+    async def dump(self, reason: str) -> WrittenDump:
+        if self._dumps is None:
+            raise InvalidRequestError(
+                "there is no flight recorder to dump; start the server without `--no-flight-recorder`"
+            )
+        return await asyncio.to_thread(self._dumps.write, reason)
+
     def stats(self) -> EngineStats:
-        return self._thread.stats
+        return replace(self._thread.stats, queue_tokens=self._admission.num_tokens)
+
+    async def snapshot(self, after: int = 0) -> Snapshot:
+        return await self._looks.look(after)
 
     @property
     def max_requests(self) -> int:
@@ -129,7 +149,8 @@ class AsyncEngine:
     @property
     def healthy(self) -> bool:
         stats = self.stats()
-        is_broken = bool(stats.lost_device) or stats.consecutive_failures >= MAX_CONSECUTIVE_FAILURES
+        is_broken = bool(stats.lost_device or stats.failed_self_test)
+        is_broken = is_broken or stats.consecutive_failures >= MAX_CONSECUTIVE_FAILURES
         return self._thread.is_alive and not self._stalls.stalled and not is_broken
 
     async def drain(self, timeout_s: float) -> None:
@@ -149,6 +170,7 @@ class AsyncEngine:
         while self._thread.is_alive and not self._stalls.stalled and self._clock() < give_up_s:
             await asyncio.to_thread(self._thread.join, JOIN_INTERVAL_S)
         self._requests.answer_all(UnavailableError("the server has shut down"))
+        self._looks.end()
         return not self._thread.is_alive
 
     def _check_available(self, resumes: bool) -> None:
@@ -156,15 +178,23 @@ class AsyncEngine:
             raise UnavailableError("the server is not taking requests: it is starting or shutting down")
         self._draining.check(resumes)
         self._stalls.check_available()
-        if (lost := self.stats().lost_device) is not None:
-            raise UnavailableError(lost)
+        stats = self.stats()
+        if (broken := stats.lost_device or stats.failed_self_test) is not None:
+            raise UnavailableError(broken)
 
     def _send_abort(self, request_id: str, error: LlmError | None = None) -> None:
         self._thread.send(Abort(request_id, error))
 
     def _answer_stalled(self, error: UnavailableError) -> None:
         logger.error("the device does not answer; %d requests are ended", len(self._requests))
+        self._dump_soon(str(error))
         self._requests.answer_all(error)
 
+    def _dump_soon(self, reason: str) -> None:
+        if self._dumps is not None:
+            self._dumps.write_soon(reason)
+
     def _answer_dead(self) -> None:
+        self._dump_soon("the engine's thread has ended")
         self._requests.answer_all(UnavailableError("the engine has stopped; restart the server"))
+        self._looks.end()

@@ -79,7 +79,9 @@ def _join(deltas: Sequence[Delta]) -> Delta:
         logprobs=tuple(itertools.chain.from_iterable(delta.logprobs for delta in deltas)),
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
         queue_s=max(delta.queue_s for delta in deltas),
+        computed=tuple(itertools.chain.from_iterable(delta.computed for delta in deltas)),
         finish_reason=last.finish_reason,
         stop_token_id=last.stop_token_id,
         error=last.error,
+        logits=tuple(itertools.chain.from_iterable(delta.logits for delta in deltas)),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
+from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.errors import LlmError
 
@@ -13,7 +15,7 @@ from shortfin_apps.llm.errors import LlmError
 class EngineClient(Protocol):
     """Implemented by AsyncEngine. Methods are called in the event loop's thread.
 
-    All but `submit` and `drain` return at once.
+    All but `submit`, `dump`, `snapshot` and `drain` return at once.
     """
 
     async def submit(self, call: GenerateCall) -> DeltaStream:
@@ -41,7 +43,22 @@ class EngineClient(Protocol):
         """Frees all cached pages that no request uses, before any request submitted from now on starts."""
         ...
 
+    async def dump(self, reason: str) -> WrittenDump:
+        """Writes what the flight recorder has to a file, also while the device does not answer.
+
+        Raises InvalidRequestError where there is none, and DumpError, which may have become an LlmError.
+        """
+        ...
+
     def stats(self) -> EngineStats: ...
+
+    async def snapshot(self, after: int = 0) -> Snapshot:
+        """The engine between two steps, with the steps behind number `after` that it has recorded.
+
+        It records them for some seconds after each call. Waits for the step under way. Raises
+        UnavailableError when the engine has ended.
+        """
+        ...
 
     @property
     def max_requests(self) -> int:

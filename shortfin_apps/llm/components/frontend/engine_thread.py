@@ -15,9 +15,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.engine.engine_watch import EngineWatch
+from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.request.messages import Delta, GenerateCall
 from shortfin_apps.llm.errors import InvocationError, LlmError
@@ -34,14 +36,48 @@ class FlushCache:
     """Frees every page that is only kept for its prefix."""
 
 
-Message = GenerateCall | Abort | FlushCache
+class Look(NamedTuple):
+    """Asks for a snapshot with the steps behind number `after`; `answer` is called in the event loop.
+
+    It gets None where the snapshot could not be taken, because of a bug.
+    """
+
+    after: int
+    answer: Callable[[Snapshot | None], None]
+
+
+Message = GenerateCall | Abort | FlushCache | Look
+
+
+class IdleTest(Protocol):
+    """A test of the device that runs a step at a time while there are no requests."""
+
+    @property
+    def num_runs(self) -> int: ...
+
+    @property
+    def failure(self) -> str | None:
+        """What the last run found to be wrong."""
+        ...
+
+    def notice_work(self) -> None:
+        """There are requests, or the thread ends: gives back what a run under way holds. Raises nothing."""
+        ...
+
+    def seconds_until_due(self) -> float | None:
+        """How long to wait for requests before the next step; None: for ever."""
+        ...
+
+    def step(self) -> None:
+        """At most one invocation. Raises nothing for a device that fails: that is a `failure`."""
+        ...
 
 
 class EngineThread:
     """Runs an Engine. The public methods and properties are the event loop's, the others the thread's.
 
     `on_deltas` is called in the event loop after each step, `on_death` there when a bug ended the thread;
-    `on_close` in the thread itself, as its last act.
+    `on_close` in the thread itself, as its last act. `idle_test` runs while the thread has nothing to do.
     """
 
     def __init__(
@@ -52,12 +88,15 @@ class EngineThread:
         on_death: Callable[[], None],
         on_close: Callable[[], None],
         clock: Callable[[], float],
+        idle_test: IdleTest | None = None,
     ) -> None:
         self._engine = engine
+        self._idle_test = idle_test
         self._on_deltas = on_deltas
         self._on_death = on_death
         self._on_close = on_close
         self._clock = clock
+        self._watch = EngineWatch(engine, clock)
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._turn_began_s: float | None = None  # None while the thread sleeps
@@ -95,19 +134,38 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while not self.is_stopping:
-                if not self._engine.has_work and not self._inbox:
-                    self._wake.wait()
+                if not self._engine.has_work and not self._inbox and not self._is_woken():
+                    continue
                 self._work()
         except BaseException:
             logger.critical("the engine's thread has ended", exc_info=True)
             self._turn_began_s = None
             self._call_soon(self._on_death)
         finally:
+            if self._idle_test is not None:
+                self._idle_test.notice_work()
             self._on_close()
+
+    def _is_woken(self) -> bool:
+        """Waits for work; False when a step of the idle test was due before there was any."""
+        if self._idle_test is None:
+            return self._wake.wait()
+        if self._wake.wait(self._idle_test.seconds_until_due()):
+            return True
+        self._turn_began_s = self._clock()
+        num_runs = self._idle_test.num_runs
+        self._idle_test.step()
+        if self._idle_test.num_runs > num_runs:
+            self._engine.count_self_test(self._idle_test.failure)
+            self.stats = self._engine.stats()
+        self._turn_began_s = None
+        return False
 
     def _work(self) -> None:
         """One turn, and its deltas on their way to the event loop."""
         self._wake.clear()
+        if self._idle_test is not None:
+            self._idle_test.notice_work()
         self._turn_began_s = self._clock()
         deltas = self._turn()
         self._turn_began_s = None
@@ -123,7 +181,10 @@ class EngineThread:
         except Exception:
             logger.exception("the engine failed outside an invocation; its requests are ended")
             deltas += self._engine.fail_all(InvocationError("the engine failed; the request was ended"))
-        self.stats = self._engine.stats()
+        stats = self._engine.stats()
+        if self._watch.is_on:
+            self._watch.note(self.stats, stats)
+        self.stats = stats
         return deltas
 
     def _empty_inbox(self, deltas: list[Delta]) -> None:
@@ -133,8 +194,19 @@ class EngineThread:
                 self._engine.add(message)
             elif isinstance(message, FlushCache):
                 self._engine.flush_cache()
+            elif isinstance(message, Look):
+                self._look(message)
             elif (delta := self._engine.abort(message.request_id, message.error)) is not None:
                 deltas.append(delta)
+
+    def _look(self, look: Look) -> None:
+        """A bug in it ends no request."""
+        snapshot = None
+        try:
+            snapshot = self._watch.look(look.after)
+        except Exception:
+            logger.exception("no snapshot of the engine could be taken; please report this bug")
+        self._call_soon(look.answer, snapshot)
 
     def _call_soon(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None, "the thread was started without `start`"

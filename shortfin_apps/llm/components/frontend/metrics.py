@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -20,19 +21,21 @@ from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
-from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason
 from shortfin_apps.llm.errors import OverloadedError, UnavailableError
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 40, 160)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 10, 80)
 REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 20, 40, 60, 120, 480, 1920, 7680)
 LENGTH_BUCKETS = tuple(float(2**i) for i in range(18))
+OTHER_TENANTS = "other"
 
 
 class ServerMetrics:
     """The metrics of one server, in their own registry.
 
-    `engine_pid` is the process that runs the engine, if that is another. Of several processes that answer
+    `engine_pid` is the process that runs the engine, if that is another. `tenants` are those whose tokens are
+    counted by name; all others together are OTHER_TENANTS. Of several processes that answer
     requests, each counts its own; `exposition` shows the sums.
     """
 
@@ -41,6 +44,7 @@ class ServerMetrics:
         model_name: str,
         clock: Callable[[], float] = time.monotonic,
         engine_pid: int | None = None,
+        tenants: Sequence[str] = (),
     ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.clock = clock
@@ -67,6 +71,11 @@ class ServerMetrics:
             OverloadedError: rejections.labels(model_name, "queue_full"),
             UnavailableError: rejections.labels(model_name, "unavailable"),
         }
+        tokens = self._counter(
+            "tenant_tokens", "Prompt and generated tokens of ended requests", "tenant", prefix="shortfin_llm"
+        )
+        names = dict.fromkeys([*tenants, OTHER_TENANTS])
+        self._tenant_tokens = {name: tokens.labels(model_name, name) for name in names}
         self._counted = frozenset(family.name for family in self.registry.collect())
         # process_*: memory, CPU time and open files of the engine's process
         ProcessCollector(registry=self.registry, pid=lambda: engine_pid or "self")
@@ -75,13 +84,24 @@ class ServerMetrics:
         """Adds the engine's counters and gauges; once, when the engine is loaded."""
         self.registry.register(_EngineCollector(engine, self._model_name))
 
-    def start_request(self, prompt_tokens: int, max_tokens: int) -> RequestTimer:
-        return RequestTimer(self, prompt_tokens, max_tokens)
+    def show_state(self, ready: Callable[[], bool], healthy: Callable[[], bool]) -> None:
+        """Adds gauges of what `/ready` and `/health` say; once."""
+        self.registry.register(_StateCollector(self._model_name, ready, healthy))
+
+    def start_request(
+        self, prompt_tokens: int, max_tokens: int, *, tenant: str = "", is_traced: bool = False
+    ) -> RequestTimer:
+        return RequestTimer(self, prompt_tokens, max_tokens, tenant=tenant, is_traced=is_traced)
 
     def rejected(self, error: BaseException) -> None:
         """Counts a request that the engine did not admit."""
         if (counter := self._rejections.get(type(error))) is not None:
             counter.inc()
+
+    def served(self, tenant: str, num_tokens: int) -> None:
+        """Counts the tokens of a request that has ended."""
+        counter = self._tenant_tokens.get(tenant, self._tenant_tokens[OTHER_TENANTS])
+        counter.inc(num_tokens)
 
     def counts(self) -> list[float]:
         """What this process has counted, in an order that is the same in all processes of a server."""
@@ -106,8 +126,8 @@ class ServerMetrics:
         family = Histogram(f"vllm:{name}", help_text, ["model_name"], registry=self.registry, buckets=buckets)
         return family.labels(self._model_name)
 
-    def _counter(self, name: str, help_text: str, label: str) -> Counter:
-        return Counter(f"vllm:{name}", help_text, ["model_name", label], registry=self.registry)
+    def _counter(self, name: str, help_text: str, label: str, prefix: str = "vllm") -> Counter:
+        return Counter(f"{prefix}:{name}", help_text, ["model_name", label], registry=self.registry)
 
 
 class _WithCounts(CollectorRegistry):
@@ -155,19 +175,32 @@ class RequestTimer:
     """Latencies of one request; nothing is recorded for one that was never admitted.
 
     `first_s` is the time of its first token on the metrics' clock, `queue_s` its wait for its first step;
-    both are None before. `finish_reason` is None until it ends.
+    both are None before. `last_s` is that of its last token, or of its arrival. `finish_reason` and `ended_s`
+    are None until it ends. `computed` is None unless it is traced.
     """
 
     __slots__ = (
-        *("_arrival", "_last", "_max_tokens", "_metrics", "_prompt_tokens"),
-        *("cached_tokens", "finish_reason", "first_s", "num_tokens", "queue_s"),
+        *("_max_tokens", "_metrics", "_prompt_tokens", "_tenant", "arrival_s", "cached_tokens", "computed"),
+        *("detokenise_s", "ended_s", "finish_reason", "first_s", "last_s", "num_tokens", "queue_s"),
     )
 
-    def __init__(self, metrics: ServerMetrics, prompt_tokens: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        tenant: str = "",
+        is_traced: bool = False,
+    ) -> None:
         self._metrics = metrics
+        self._tenant = tenant
         self._prompt_tokens = prompt_tokens
         self._max_tokens = max_tokens
-        self._arrival = self._last = metrics.clock()
+        self.arrival_s = self.last_s = metrics.clock()
+        self.ended_s: float | None = None
+        self.computed: list[ComputedTask] | None = [] if is_traced else None
+        self.detokenise_s = 0.0  # if it is traced
         self.first_s: float | None = None
         self.queue_s: float | None = None
         self.num_tokens = self.cached_tokens = 0
@@ -184,24 +217,49 @@ class RequestTimer:
         if cached_tokens > self.cached_tokens:
             self.cached_tokens = cached_tokens
         if self.first_s is None:
-            self._metrics.ttft.observe(now - self._arrival)
+            self._metrics.ttft.observe(now - self.arrival_s)
             self._metrics.queue.observe(queue_s)
             self.first_s, self.queue_s = now, queue_s
         else:
-            self._metrics.itl.observe(now - self._last)
+            self._metrics.itl.observe(now - self.last_s)
         self.num_tokens += count
-        self._last = now
+        self.last_s = now
+
+    @contextmanager
+    def detokenising(self) -> Iterator[None]:
+        """Counts the time of the context."""
+        began_s = self._metrics.clock()
+        yield
+        self.detokenise_s += self._metrics.clock() - began_s
 
     def finish(self, reason: FinishReason) -> None:
         metrics = self._metrics
         self.finish_reason = reason
         metrics.finished[reason].inc()
-        metrics.e2e.observe(metrics.clock() - self._arrival)
+        self.ended_s = metrics.clock()
+        metrics.e2e.observe(self.ended_s - self.arrival_s)
+        metrics.served(self._tenant, self._prompt_tokens + self.num_tokens)
         metrics.prompt_length.observe(self._prompt_tokens)
         metrics.output_length.observe(self.num_tokens)
         metrics.max_tokens.observe(self._max_tokens)
         if self.first_s is not None and self.num_tokens > 1:
-            metrics.tpot.observe((self._last - self.first_s) / (self.num_tokens - 1))
+            metrics.tpot.observe((self.last_s - self.first_s) / (self.num_tokens - 1))
+
+
+class _StateCollector(Collector):
+    def __init__(self, model_name: str, ready: Callable[[], bool], healthy: Callable[[], bool]) -> None:
+        self._model_name = model_name
+        self._ready = ready
+        self._healthy = healthy
+
+    def collect(self) -> Iterator[Metric]:
+        for name, help_text, state in (
+            ("shortfin_llm:ready", "1 if requests are accepted, as /ready says", self._ready()),
+            ("shortfin_llm:healthy", "1 if the engine works, as /health says", self._healthy()),
+        ):
+            family = GaugeMetricFamily(name, help_text, labels=["model_name"])
+            family.add_metric([self._model_name], float(state))
+            yield family
 
 
 class _EngineCollector(Collector):
@@ -295,6 +353,17 @@ def _gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
     return [
         ("vllm:num_requests_running", "Requests with tokens in flight", stats.num_running),
         ("vllm:num_requests_waiting", "Requests not yet started", stats.num_waiting),
+        ("shortfin_llm:tenants_waiting", "Tenants with requests not yet started", stats.num_waiting_tenants),
+        (
+            "shortfin_llm:consecutive_failures",
+            "Invocations that failed since the last one that did not",
+            stats.consecutive_failures,
+        ),
+        (
+            "shortfin_llm:device_lost",
+            "1 if the device has failed for good, and the server must be restarted",
+            float(stats.lost_device is not None),
+        ),
         ("vllm:kv_cache_usage_perc", "Share of pages in use by requests, 0 to 1", _used(stats)),
         *_page_gauges("pages", "", stats.pages),
         *_page_gauges("window_pages", " of layers with a window", stats.window_pages),
@@ -344,6 +413,7 @@ def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.cached_tokens),
         ("vllm:generation_tokens", "Tokens generated", stats.generation_tokens),
         ("vllm:num_preemptions", "Preemptions for lack of pages", stats.preemptions),
+        ("shortfin_llm:failed_invocations", "Invocations that failed", stats.failed_invocations),
         ("shortfin_llm:steps", "Engine steps", stats.steps),
         ("shortfin_llm:plans", "Steps that laid out the block table of a whole batch", stats.plans.plans),
         ("shortfin_llm:block_table_uploads", "Steps whose block table had changed", stats.plans.uploads),
@@ -359,6 +429,8 @@ def _counters(stats: EngineStats) -> list[tuple[str, str, float]]:
             stats.discarded_tokens,
         ),
         ("shortfin_llm:padded_tokens", "Padding rows computed", stats.padded_tokens),
+        ("shortfin_llm:self_tests", "Self-tests of the model", stats.self_tests),
+        ("shortfin_llm:self_test_failures", "Self-tests that found it wrong", stats.self_test_failures),
         ("shortfin_llm:step_seconds", "Time inside steps", stats.step_s),
         ("shortfin_llm:device_seconds", "Time inside steps spent waiting for the device", stats.device_s),
     ]

@@ -31,7 +31,14 @@ def scoring_request(request: TextRequest, num_top: int, start: int = 0) -> TextR
         max_tokens=len(forced), temperature=0, ignore_eos=True, logprobs=num_top, forced_token_ids=forced
     )
     return replace(
-        request, prompt_token_ids=given, params=params, stop=(), num_beams=1, choice=0, conversation=None
+        request,
+        prompt_token_ids=given,
+        params=params,
+        stop=(),
+        num_beams=1,
+        choice=0,
+        conversation=None,
+        receipt=None,
     )
 
 

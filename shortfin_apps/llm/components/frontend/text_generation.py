@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -29,6 +30,9 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text.conversations import Conversations
 from shortfin_apps.llm.components.text.tokenizer import LONG_TEXT, Tokenizer, first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
+
+current_is_traced: ContextVar[bool] = ContextVar("current_is_traced", default=False)
+"""Whether the requests that the current task submits are traced: whether their timers have `computed`."""
 
 PendingT = TypeVar("PendingT", bound=PendingAnswer)
 
@@ -177,6 +181,11 @@ class TextGenerator:
         """Aborts all sequences; returns their number."""
         return _abort_each(itertools.chain.from_iterable(self._pending.values()))
 
+    def close(self) -> None:
+        """Ends the threads that work on texts and grammars; no request may come afterwards."""
+        self.workers.close()
+        self.grammars.close()
+
     async def _admit(
         self, requests: Sequence[TextRequest], start: Callable[[TextRequest], Awaitable[PendingT]]
     ) -> list[PendingT]:
@@ -221,7 +230,7 @@ class TextGenerator:
 
     async def _stream(self, request: TextRequest) -> TextStream:
         engine_id, timer = self._engine_id(request), self._timer(request)
-        deltas = await self.engine.submit(request.call(engine_id))
+        deltas = await self.engine.submit(request.call(engine_id, is_traced=current_is_traced.get()))
         abort = partial(self.engine.abort, engine_id)
         return TextStream(request, self.tokenizer, deltas, abort, timer, self._forget)
 
@@ -237,7 +246,12 @@ class TextGenerator:
         return f"{request.request_id}.{self._id_prefix}{next(self._serial)}"
 
     def _timer(self, request: TextRequest) -> RequestTimer:
-        return self._metrics.start_request(len(request.prompt_token_ids), request.params.max_tokens)
+        return self._metrics.start_request(
+            len(request.prompt_token_ids),
+            request.params.max_tokens,
+            tenant=request.terms.tenant,
+            is_traced=current_is_traced.get(),
+        )
 
 
 def with_seed(params: SamplingParams, index: int) -> SamplingParams:

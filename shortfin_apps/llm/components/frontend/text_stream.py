@@ -11,7 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shortfin_apps.llm.components.frontend.beam_search import BeamSearch, Hypothesis
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
@@ -28,6 +28,7 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.text.detokenizer import Detokenizer, StopMatcher
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvocationError, LlmError, RequestAbortedError
+from shortfin_apps.llm.receipts.draft import ReceiptDraft, ReceiptOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,8 @@ class TextRequest:
     to be remembered with it. `shown_ids` are special tokens whose names are text all the same. With
     `num_beams` above 1, it is a beam search with
     that many answers, which ignores stop strings and the sampling fields of `params`. Unless it `generates`
-    any token, its answer is EMPTY_ANSWER, and it is not to be submitted.
+    any token, its answer is EMPTY_ANSWER, and it is not to be submitted. With `receipt`, the answer has one;
+    then `params` have `chosen_logits`.
     """
 
     request_id: str
@@ -54,8 +56,9 @@ class TextRequest:
     choice: int = 0
     conversation: str | None = None
     generates: bool = True
+    receipt: ReceiptOrder | None = None
 
-    def call(self, engine_id: str) -> GenerateCall:
+    def call(self, engine_id: str, *, is_traced: bool = False) -> GenerateCall:
         """The call to the engine, which knows the request as `engine_id`."""
         return GenerateCall(
             request_id=engine_id,
@@ -63,6 +66,7 @@ class TextRequest:
             params=self.params,
             cache_salt=self.cache_salt,
             terms=self.terms,
+            is_traced=is_traced,
         )
 
     def detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
@@ -81,7 +85,7 @@ class TextDelta(NamedTuple):
     `text` may lag behind `token_ids`: part of a character, or the possible beginning of a stop string, is
     held back. `logprobs` has one entry per token, or none. `stop_reason` is the stop string or stop token
     that ended the answer, None for end-of-sequence. `error` is the cause of an abort that the client did
-    not ask for.
+    not ask for. `receipt` is that of the whole answer, as JSON's objects, with the last delta.
     """
 
     text: str
@@ -91,6 +95,7 @@ class TextDelta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: LlmError | None = None
+    receipt: dict[str, Any] | None = None
 
 
 EMPTY_ANSWER = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)  # to `max_tokens: 0`
@@ -160,6 +165,8 @@ class TextStream(PendingAnswer):
         self._matcher = StopMatcher(request.stop, include_match=request.include_stop)
         self._num_tokens = 0
         self._read_deltas: list[TextDelta] = []  # of a conversation
+        order = request.receipt
+        self._receipt = None if order is None else ReceiptDraft(order, request.prompt_token_ids)
 
     def listen(self, on_delta: Callable[[], None]) -> None:
         """Has `on_delta` called, in the event loop, whenever there is something to `take`."""
@@ -171,11 +178,15 @@ class TextStream(PendingAnswer):
         return None if delta is None else self._text_of(delta)
 
     def _text_of(self, delta: Delta) -> TextDelta:
+        if delta.computed and self.timer.computed is not None:
+            self.timer.computed += delta.computed
         if delta.finish_reason is FinishReason.ERROR:
             raise self._fail(delta.error or InvocationError("the engine failed under this request"))
         if delta.error is not None and self._num_tokens == 0 and not delta.token_ids:
             raise self._fail(delta.error, FinishReason.ABORT)  # no partial answer to return
-        text_delta = self._read(delta)
+        text_delta = self._read(delta) if self.timer.computed is None else self._read_traced(delta)
+        if self._receipt is not None:
+            text_delta = _with_receipt(text_delta, delta, self._receipt)
         if self.request.conversation is not None:
             self._read_deltas.append(text_delta)
         self.timer.tokens(len(text_delta.token_ids), delta.queue_s, delta.num_cached_tokens)
@@ -245,6 +256,10 @@ class TextStream(PendingAnswer):
             text += self._match(self._detokenizer.finish())
             text += self._matcher.finish()
         return self._delta(delta, text, num_tokens)
+
+    def _read_traced(self, delta: Delta) -> TextDelta:
+        with self.timer.detokenising():
+            return self._read(delta)
 
     def _match(self, piece: str) -> str:
         if not self.request.stop or self._num_tokens + 1 < self.request.params.min_tokens:
@@ -358,4 +373,12 @@ def _join(deltas: Sequence[TextDelta]) -> TextDelta:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
+        receipt=last.receipt,
     )
+
+
+def _with_receipt(text_delta: TextDelta, delta: Delta, draft: ReceiptDraft) -> TextDelta:
+    """Adds the tokens to the receipt, and that to the last delta; `delta` has more behind a stop string."""
+    draft.add(text_delta.token_ids, delta.logits[: len(text_delta.token_ids)])
+    reason = text_delta.finish_reason
+    return text_delta if reason is None else text_delta._replace(receipt=draft.finish(reason))

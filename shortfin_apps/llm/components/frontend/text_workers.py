@@ -27,3 +27,8 @@ class TextWorkers:
         """Runs `work` on a text of about `num_chars` in a thread; returns its result or raises its error."""
         pool = self._short if num_chars < LONG_CHARS else self._long
         return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *args, **kwargs))
+
+    def close(self) -> None:
+        """Ends the threads, after the work under way."""
+        self._short.shutdown()
+        self._long.shutdown()

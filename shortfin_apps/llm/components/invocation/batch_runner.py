@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -20,6 +23,9 @@ from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, Pl
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.row_draws import RowDraw, padded_draws, padded_edits
 from shortfin_apps.llm.components.kvcache.base import SCRATCH_PAGE
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
+from shortfin_apps.llm.components.recorder.records import Invocation, Loop, Run, Step
+from shortfin_apps.llm.components.recorder.row_checks import Fetched, logits_sum
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import (
     Device,
@@ -56,6 +62,7 @@ class BatchResult:
         self._indices = indices
         self._fetch_logits = fetch_logits
         self._logits: Array | None = None
+        self._record: Run | None = None
         self._holds_nan = values is not None and bool(np.isnan(values.min(initial=0)))
 
     def row(self, index: int, with_logits: bool) -> Candidates:
@@ -75,7 +82,26 @@ class BatchResult:
         assert self._fetch_logits is not None, "asked for logits of an entry that returns none"
         if self._logits is None:
             self._logits = self._fetch_logits().astype(np.float32, copy=False)
+            if self._record is not None:
+                rows = range(len(self._tasks))
+                self._record.logits = [logits_sum(self._row_of(self._logits, row)) for row in rows]
         return self._logits
+
+    def note(self, record: Run) -> Fetched | None:
+        """What was fetched, for a flight recorder's record, which is told of logits that still will be."""
+        self._record = record
+        if self._values is None or self._indices is None:
+            return None
+        values, indices = self._last_rows(self._values), self._last_rows(self._indices)
+        return Fetched(values, indices, len(self._tasks), self._holds_nan)
+
+    def _last_rows(self, array: Array) -> Array:
+        """`[N or more, 1, K]` of the tasks: what `_row_of` gives of each."""
+        if array.shape[1] == 1:
+            return array
+        last = [len(task.token_ids) - 1 for task in self._tasks]
+        rows: Array = array[np.arange(len(last)), last][:, None]
+        return rows
 
     def _row_of(self, array: Array, index: int) -> Array:
         last = 0 if array.shape[1] == 1 else len(self._tasks[index].token_ids) - 1
@@ -97,8 +123,10 @@ class BatchRunner:
         *,
         page_table: Sequence[DeviceBuffer],
         clock: Callable[[], float] = time.perf_counter,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self._device = device
+        self._recorder = recorder
         self._entries = program.entries
         self._invoker = Invoker(device, program)
         self._page_table = list(page_table)
@@ -144,6 +172,18 @@ class BatchRunner:
         Calls `meanwhile` once the entry is queued.
         """
         shape = self.buckets.nearest(batch)
+        if self._recorder is None:
+            return self._run(shape, batch, meanwhile)
+        record = self._recorder.run(shape.entry, shape.blocks, batch)
+        try:
+            result = self._run(shape, batch, meanwhile)
+        except BaseException as error:
+            self._recorder.ended(record, error)
+            raise
+        self._recorder.fetched(record, result.note(record))
+        return result
+
+    def _run(self, shape: Shape, batch: Batch, meanwhile: Callable[[], None]) -> BatchResult:
         arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
         begin = self._clock()
         pending = self._invoker.submit(shape.entry, arguments)
@@ -155,6 +195,15 @@ class BatchRunner:
         self.device_s += self._clock() - begin
         self._count(shape, [len(task.token_ids) for task in batch.tasks])
         return result
+
+    def run_as(self, shape: Shape, batch: Batch) -> BatchResult:
+        """Invokes the entry of `shape`, which holds the batch, and counts nothing. Raises InvocationError."""
+        arguments = self._plan(shape, batch.tasks, self._tables(batch.tasks, shape))
+        return self._fetch(batch, self._invoke(shape.entry, arguments))
+
+    def download_pages(self) -> list[Array]:
+        """A copy of each whole slab [pages, elements]: for a page table of a few pages."""
+        return [self._device.download(slab) for slab in self._page_table]
 
     def draw(self, result: BatchResult, draws: Sequence[RowDraw]) -> list[int]:
         """Token ids drawn on the device from whole rows of the last batch's result, where `buckets` can.
@@ -172,16 +221,27 @@ class BatchRunner:
         is_adjusted = draws[0].edits is not None
         shape = (self.buckets.adjusted_sample if is_adjusted else self.buckets.sample)(len(draws))
         taken = draws[: shape.rows]
-        begin = self._clock()
         arrays = padded_draws(shape.rows, taken)
         if is_adjusted:
             edits = [draw.edits for draw in taken if draw.edits is not None]
             arrays |= padded_edits(shape.rows, edits, result.on_device["logits"].shape[-1])
+        if self._recorder is None:
+            return self.draw_by(result, shape, arrays, len(taken))
+        record = self._recorder.draw(shape.entry, arrays, len(taken))
+        with self._noting(record):
+            record.token_ids = drawn = self.draw_by(result, shape, arrays, len(taken))
+        return drawn
+
+    def draw_by(
+        self, result: BatchResult, shape: Shape, arrays: Mapping[str, Array], num_draws: int
+    ) -> list[int]:
+        """The token ids of the first draws that the arguments `arrays` of a `sample` entry describe."""
+        begin = self._clock()
         arguments = {**result.on_device, **{name: self._upload(array) for name, array in arrays.items()}}
         [token_ids] = self._invoke(
             shape.entry, [arguments[name] for name in self._argument_names[shape.layout]]
         )
-        drawn: list[int] = self._device.download(token_ids)[: len(taken)].tolist()
+        drawn: list[int] = self._device.download(token_ids)[:num_draws].tolist()
         self.device_s += self._clock() - begin
         self._count(shape, [])
         return drawn
@@ -196,14 +256,34 @@ class BatchRunner:
         requests = [task.request for task in tasks]
         if (shape := self.buckets.decode_loop(requests)) is None:
             return None
-        if batch.family is EntryFamily.EXTEND and 4 * self.buckets.nearest(batch).tokens < 3 * shape.rows:
+        if batch.family is EntryFamily.EXTEND and 4 * self.buckets.extend(tasks).tokens < 3 * shape.rows:
             return None
         state = padded_state(shape.rows, tasks, sampling)
         on_device = {name: self._upload(array) for name, array in state.items()}
-        return DecodeLoop(requests, on_device, self._stride, self._step)
+        loop = None if self._recorder is None else self._recorder.loop(tasks, sampling)
+        return DecodeLoop(requests, on_device, self._stride, partial(self._step, loop, count()))
 
-    def _step(self, requests: Sequence[Request], state: Mapping[str, DeviceBuffer]) -> Callable[[], Array]:
+    def _step(
+        self,
+        loop: Loop | None,
+        indices: Iterator[int],
+        requests: Sequence[Request],
+        state: Mapping[str, DeviceBuffer],
+    ) -> Callable[[], Array]:
         """Queues one step of a loop; what it returns waits for its token ids `[rows]`."""
+        if self._recorder is None or loop is None:
+            return partial(self._token_ids, self._queue(requests, state))
+        shape = self.buckets.decode_loop(requests)
+        assert shape is not None, "the loop was started on this program"
+        record = self._recorder.step(shape.entry, loop, next(indices), requests)
+        try:
+            pending = self._queue(requests, state)
+        except BaseException as error:
+            self._recorder.ended(record, error)
+            raise
+        return partial(self._noted_token_ids, record, len(requests), pending)
+
+    def _queue(self, requests: Sequence[Request], state: Mapping[str, DeviceBuffer]) -> Pending:
         shape = self.buckets.decode_loop(requests)
         assert shape is not None, "the loop was started on this program"
         begin = self._clock()
@@ -212,7 +292,7 @@ class BatchRunner:
         pending = self._invoker.submit(shape.entry, [*(arguments[name] for name in names), *self._page_table])
         self.device_s += self._clock() - begin
         self._count(shape, [1] * len(requests))
-        return lambda: self._token_ids(pending)
+        return pending
 
     def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
         """The block tables of the tasks by argument name, on the device."""
@@ -237,12 +317,36 @@ class BatchRunner:
         self.device_s += self._clock() - begin
         return token_ids
 
+    def _noted_token_ids(self, record: Step, num_rows: int, pending: Pending) -> Array:
+        with self._noting(record):
+            token_ids = self._token_ids(pending)
+            record.token_ids = token_ids[:num_rows].tolist()
+        return token_ids
+
+    @contextmanager
+    def _noting(self, record: Invocation) -> Iterator[None]:
+        """Completes a record when its invocation has ended, or failed."""
+        assert self._recorder is not None, "it made the record"
+        try:
+            yield
+        except BaseException as error:
+            self._recorder.ended(record, error)
+            raise
+        self._recorder.ended(record)
+
     def _upload(self, array: Array) -> DeviceBuffer:
         self.num_uploads += 1
         return self._device.upload(array)
 
     def clear_pages(self, page_ids: Collection[int], window_page_ids: Collection[int] = ()) -> None:
         """Zeroes pages that may hold NaN, and the scratch pages, which the padding of their rows wrote."""
+        if self._recorder is None:
+            self._clear(page_ids, window_page_ids)
+            return
+        with self._noting(self._recorder.clear(page_ids, window_page_ids)):
+            self._clear(page_ids, window_page_ids)
+
+    def _clear(self, page_ids: Collection[int], window_page_ids: Collection[int]) -> None:
         for index, slab in enumerate(self._page_table):
             is_last = index == len(self._page_table) - 1
             cleared = window_page_ids if self._has_windows and is_last else page_ids
@@ -271,9 +375,18 @@ class BatchRunner:
         on_progress(len(shapes), len(shapes))
         return found
 
+    @property
+    def stride(self) -> int:
+        """Tokens of a page."""
+        return self._stride
+
     def decode_s(self, num_runs: int) -> float:
-        """Seconds of the smallest `decode` once it is warm, on padding rows alone: the least of some runs."""
+        """Seconds of the smallest `decode`."""
         shape = next(each for each in self.buckets.smallest_shapes() if each.layout is Layout.DECODE)
+        return self.shape_s(shape, num_runs)
+
+    def shape_s(self, shape: Shape, num_runs: int) -> float:
+        """Seconds of an invocation once it is warm, on padding rows alone: the least of some runs."""
         arguments, taken = self._first_arguments(shape), []
         for _ in range(num_runs):
             begin = self._clock()

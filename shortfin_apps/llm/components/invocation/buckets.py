@@ -84,12 +84,31 @@ class Buckets:
         return all(rows in self._prefill for rows, _ in self._static_prefill)
 
     def nearest(self, batch: Batch) -> Shape:
-        """The nearest compiled shape that holds the batch."""
+        """The nearest compiled shape that holds the batch.
+
+        Decodes that would be rows of a packed `extend` take a `decode` that computes no more rows, as it has
+        fewer dispatches and gives the same bits.
+        """
         if batch.family is EntryFamily.DECODE:
             return self._decode_shape(batch.tasks)
         if batch.family is EntryFamily.PREFILL:
             return self._prefill_shape(batch.tasks)
-        return self._extend_shape(batch.tasks)
+        extend = self.extend(batch.tasks)
+        decode = self._decode_for(extend, batch.tasks)
+        return extend if decode is None else decode
+
+    def extend(self, tasks: Sequence[LlmTaskInput]) -> Shape:
+        """The nearest `extend` that holds the tasks."""
+        assert self._dynamic_extend is not None, "the mode was checked against the VMFB"
+        if self._extend_layout is Layout.PREFILL:
+            length = self._padded_length(tasks)
+            blocks = self._prefill_blocks(tasks, length)
+            return Shape(self._dynamic_extend, Layout.PREFILL, len(tasks), len(tasks) * length, blocks)
+        total = sum(len(task.token_ids) for task in tasks)
+        holding = (t for t, rows in self._most_rows.items() if t >= total and rows >= len(tasks))
+        bucket = min(holding, default=None)
+        entry = self._dynamic_extend if bucket is None else self._extend[bucket]
+        return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
 
     def decode_loop(self, requests: Sequence[Paged]) -> Shape | None:
         """The nearest decode loop that holds one token of each; None where there is none for so many."""
@@ -103,6 +122,23 @@ class Buckets:
     def adjusted_sample(self, num_rows: int) -> Shape:
         """The nearest `adjusted_sample` that draws from so many rows, else the largest."""
         return _sample_shape(self._adjusted_samples, Layout.ADJUSTED_SAMPLE, num_rows)
+
+    def most_rows(self, entry: str) -> int | None:
+        """The most rows of an `extend_tT`; None of others."""
+        return next((self._most_rows[length] for length, name in self._extend.items() if name == entry), None)
+
+    def decode_of(self, num_rows: int) -> Shape:
+        """The nearest `decode` that holds so many rows, else the largest, with the narrowest block table."""
+        rows = min((n for n in self._decode if n >= num_rows), default=max(self._decode))
+        return Shape(self._decode[rows], Layout.DECODE, rows, rows, MIN_BLOCKS)
+
+    def prefill_of(self, pages: int) -> Shape | None:
+        """A `prefill` of one row of so many pages; None where no entry takes any length."""
+        if 1 not in self._prefill:
+            return None
+        blocks = max(MIN_BLOCKS, pages)
+        tokens = pages * self._stride if self._has_prefill_position else blocks * self._stride
+        return Shape(self._prefill[1], Layout.PREFILL, 1, tokens, blocks)
 
     def smallest_shapes(self) -> list[Shape]:
         """The smallest shape of every entry."""
@@ -154,17 +190,13 @@ class Buckets:
         entry, rows, length = self._prefill_entry(len(tasks), length)
         return Shape(entry, Layout.PREFILL, rows, rows * length, self._prefill_blocks(tasks, length))
 
-    def _extend_shape(self, tasks: Sequence[LlmTaskInput]) -> Shape:
-        assert self._dynamic_extend is not None, "the mode was checked against the VMFB"
-        if self._extend_layout is Layout.PREFILL:
-            length = self._padded_length(tasks)
-            blocks = self._prefill_blocks(tasks, length)
-            return Shape(self._dynamic_extend, Layout.PREFILL, len(tasks), len(tasks) * length, blocks)
-        total = sum(len(task.token_ids) for task in tasks)
-        holding = (t for t, rows in self._most_rows.items() if t >= total and rows >= len(tasks))
-        bucket = min(holding, default=None)
-        entry = self._dynamic_extend if bucket is None else self._extend[bucket]
-        return Shape(entry, Layout.PACKED, len(tasks), bucket or total, _widest(tasks))
+    def _decode_for(self, extend: Shape, tasks: Sequence[LlmTaskInput]) -> Shape | None:
+        """The `decode` to take in place of a packed `extend`, if there is one."""
+        is_packed = extend.layout is Layout.PACKED
+        if not (is_packed and _are_decodes(tasks) and self.holds_decodes(len(tasks))):
+            return None
+        decode = self._decode_shape(tasks)
+        return decode if decode.rows <= extend.tokens else None
 
     def _padded_length(self, tasks: Sequence[LlmTaskInput]) -> int:
         pages = max(-(-len(task.token_ids) // self._stride) for task in tasks)
@@ -185,6 +217,12 @@ class Buckets:
             return self._prefill[rows], rows, length
         nearest = min(s for n, s in self._static_prefill if n == rows and s >= length)
         return self._static_prefill[rows, nearest], rows, nearest
+
+
+def _are_decodes(tasks: Sequence[LlmTaskInput]) -> bool:
+    """Whether each is one token of another request; a `decode` computes its rows at once."""
+    requests = {id(task.request) for task in tasks}
+    return len(requests) == len(tasks) and all(len(task.token_ids) == 1 for task in tasks)
 
 
 def _declared_rows(signature: EntrySignature) -> int | None:

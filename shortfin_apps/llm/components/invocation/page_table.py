@@ -12,6 +12,7 @@ from shortfin_apps.llm.components.invocation.page_count import (
 )
 from shortfin_apps.llm.components.kvcache import KVCache, PrefixCache, WindowOptions, make_cache
 from shortfin_apps.llm.components.kvcache.events import PageListener
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.config import ModelConfig
 from shortfin_apps.llm.errors import ArtifactError
@@ -20,12 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 def make_runner(
-    device: Device, program: Program, config: ModelConfig, num_pages: int, num_window_pages: int | None = None
+    device: Device,
+    program: Program,
+    config: ModelConfig,
+    num_pages: int,
+    num_window_pages: int | None = None,
+    recorder: FlightRecorder | None = None,
 ) -> BatchRunner:
     """A runner of `program` with a page table of its own: `num_pages` pages, the scratch page included.
 
     The slab of layers with a window has `num_window_pages` (None: as many). Raises
-    ArtifactError when the device has too little memory for them.
+    ArtifactError when the device has too little memory for them. A `recorder` is told of all invocations but
+    those of the warm-up.
     """
     dtype = config.paged_kv_cache.dtype
     num_window_pages = num_pages if num_window_pages is None else num_window_pages
@@ -43,7 +50,7 @@ def make_runner(
         raise ArtifactError(
             f"no memory for a KV cache of {num_pages} pages ({size / 2**30:.1f} GiB); give fewer --pages"
         ) from error
-    return BatchRunner(device, program, config, page_table=page_table)
+    return BatchRunner(device, program, config, page_table=page_table, recorder=recorder)
 
 
 def make_page_cache(

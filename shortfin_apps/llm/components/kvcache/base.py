@@ -146,6 +146,14 @@ class KVCache(ABC):
     def window_usage(self) -> CacheUsage | None:
         """The same of window pages; None for a model without windows."""
 
+    @abstractmethod
+    def cached_page_ids(self) -> list[int]:
+        """The pages that are published but not leased."""
+
+    @abstractmethod
+    def cached_window_page_ids(self) -> list[int]:
+        """The same of window pages."""
+
     def available(self) -> AvailablePages:
         pages, window = self.usage(), self.window_usage()
         available = pages.free + pages.cached

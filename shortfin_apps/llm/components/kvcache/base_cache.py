@@ -80,6 +80,12 @@ class BaseCache(KVCache):
     def window_usage(self) -> CacheUsage | None:
         return None if self._windows is None else self._windows.usage()
 
+    def cached_page_ids(self) -> list[int]:
+        return []
+
+    def cached_window_page_ids(self) -> list[int]:
+        return [] if self._windows is None else self._windows.cached_page_ids()
+
     def flush(self) -> int:
         return 0
 

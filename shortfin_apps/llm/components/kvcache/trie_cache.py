@@ -131,6 +131,9 @@ class TrieCache(BaseCache):
                 del self._unleased[node]
                 self._pool.release(node.page_id)
 
+    def cached_page_ids(self) -> list[int]:
+        return [node.page_id for node in self._unleased]
+
     def flush(self) -> int:
         evicted = self._evict(len(self._unleased))
         if not self._root.children:

@@ -47,6 +47,10 @@ class WindowPages:
         total, free, cached = self._pool.total, self._pool.num_free, len(self._unleased)
         return CacheUsage(total=total, free=free, cached=cached, leased=total - free - cached)
 
+    def cached_page_ids(self) -> list[int]:
+        """Those that are kept and not leased."""
+        return list(self._unleased)
+
     def allocate(self, count: int) -> list[int]:
         """Pages with one reference each; evicts what was released longest ago. There must be as many."""
         for _ in range(count - self._pool.num_free):

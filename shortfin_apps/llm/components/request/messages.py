@@ -60,6 +60,7 @@ class GenerateCall:
     cache_salt: str | None = None
     resumes: bool = False
     terms: Terms = DEFAULT_TERMS
+    is_traced: bool = False  # whether its deltas tell when its tasks were computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,37 @@ class TokenLogprobs:
     rank: int
 
 
+class ChosenLogit(NamedTuple):
+    """The logit of a generated token, an f32, before adjustments and temperature, and the entry family whose
+    row it is of."""
+
+    logit: float
+    entry_family: str
+
+
+class ComputedTask(NamedTuple):
+    """When a task of a traced request was computed: from planning its invocation to committing its rows.
+
+    Times are seconds of the engine's clock, `time.perf_counter`; on Linux that is the one of all processes,
+    and of `time.monotonic`. `device_before_s` and `device_after_s` are the engine's total wait for the device
+    at either.
+    """
+
+    began_s: float
+    ended_s: float
+    device_before_s: float
+    device_after_s: float
+    start_position: int
+    num_tokens: int
+    entry_family: str
+    batch_tasks: int  # of the invocation, this one among them
+
+
 class Delta(NamedTuple):
     """The output that one step added to one request; `finish_reason` is set on the last delta only.
 
-    `token_ids` include the token that ends a sequence (end-of-sequence or stop token). `error` gives the
+    `token_ids` include the token that ends a sequence (end-of-sequence or stop token). `logits` has one entry
+    per token if the request asked for them, or none. `error` gives the
     reason for an ERROR, and for an ABORT that the client did not ask for.
     """
 
@@ -86,6 +114,8 @@ class Delta(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
     queue_s: float = 0.0  # between admission and the first step that worked on it
+    computed: tuple[ComputedTask, ...] = ()  # since the last delta, if it is traced; not all of the decodes
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it, None for end-of-sequence
     error: LlmError | None = None
+    logits: tuple[ChosenLogit, ...] = ()

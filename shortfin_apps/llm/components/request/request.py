@@ -15,7 +15,7 @@ import secrets
 from enum import StrEnum
 
 from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
-from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
+from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.token_counts import TokenCounts
 
 
@@ -52,6 +52,7 @@ class Request:
         "arrival_s",
         "blocked_at",
         "call",
+        "computed",
         "finish_reason",
         "last_turn",
         "lease",
@@ -70,6 +71,7 @@ class Request:
         self.call = call
         self.arrival_s = arrival_s
         self.queue_s = 0.0  # between arrival and its first task
+        self.computed: list[ComputedTask] | None = [] if call.is_traced else None  # since its last delta
         self.token_ids: list[int] = list(call.prompt_token_ids)
         self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, once they are asked for
         self.num_computed = 0
@@ -117,6 +119,14 @@ class Request:
         """Full pages of tokens that there is room for."""
         assert self.lease is not None, f"{self.request_id} is {self.state} and has no pages"
         return self.lease.num_pages
+
+    def take_computed(self) -> tuple[ComputedTask, ...]:
+        """For its next delta: when its tasks since the last one were computed, if it is traced."""
+        if not self.computed:
+            return ()
+        computed = tuple(self.computed)
+        self.computed.clear()
+        return computed
 
     def start(self, lease: Lease) -> None:
         self._move(State.RUNNING)

@@ -26,8 +26,9 @@ class SamplingParams:
 
     Any `temperature` below SMALLEST_TEMPERATURE is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
     `logprobs` is the number of alternatives to report for each generated token (0: the chosen token
-    alone); None reports nothing. `output_grammar` is what the output must match, which alone then decides
-    when it may end.
+    alone); None reports nothing. With `chosen_logits`, the logit of each is reported (`ChosenLogit`), for
+    receipts; neither changes a token. `output_grammar` is what the output must match, which alone then
+    decides when it may end.
 
     Penalties and biases change the logits, as in vLLM: `repetition_penalty` (1: off) divides those of tokens
     in prompt and output that are positive and multiplies the others; `frequency_penalty` (0: off) is
@@ -50,6 +51,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = None
+    chosen_logits: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

@@ -43,6 +43,13 @@ class Candidates:
         assert self.logits is not None, "neither candidates nor logits"
         return int(self.logits.argmax())
 
+    def logit_of(self, token_id: int) -> float | None:
+        """The token's logit; None if it is no candidate, and there are no logits."""
+        if self.logits is not None:
+            return float(self.logits[token_id])
+        [places] = np.nonzero(self.token_ids == token_id)
+        return float(self.values[places[0]]) if len(places) else None
+
     def first(self, count: int) -> Candidates:
         """The best `count` candidates, without `logits`."""
         return Candidates(self.values[:count], self.token_ids[:count], None)
@@ -54,13 +61,22 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a device that samples returned for one row: a token, -1 if the logits were not finite."""
+    """A token that was chosen before the commit, by a device or from candidates; -1: not finite logits.
+
+    `logit` is the row's for the token, if the request asked for it.
+    """
 
     token_id: int
+    logit: float | None = None
 
     @property
     def is_finite(self) -> bool:
         return self.token_id >= 0
+
+    def logit_of(self, token_id: int) -> float | None:
+        """As of Candidates, for the token that was drawn."""
+        assert token_id == self.token_id
+        return self.logit
 
 
 def ranked(values: Floats, token_ids: Ints) -> Candidates:

@@ -150,10 +150,10 @@ class Sampler:
     def suits_device(self, request: Request) -> bool:
         """Whether the device can choose this and every later token by filters and a draw alone.
 
-        A decode loop then samples the tokens that `sample` would.
+        A decode loop then samples the tokens that `sample` would; it returns no logits.
         """
         params = request.call.params
-        if params.logprobs is not None or not self._num_candidates:
+        if params.logprobs is not None or params.chosen_logits or not self._num_candidates:
             return False
         return self._is_plain(request) and not self.needs_logits(request)
 

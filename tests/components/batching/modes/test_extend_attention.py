@@ -109,6 +109,22 @@ def test_while_decoding_a_chunk_gets_shorter_as_its_context_grows(context: int, 
     assert [len(task.token_ids) for task in next_batch(mode(), [prompt]).tasks] == [256]
 
 
+def test_a_tuned_budget_has_room_for_the_decodes_beside_its_prompts() -> None:
+    batching = mode()
+    batching.tune(32)
+    decodes = [running(f"d{index}", 40, computed=39) for index in range(20)]
+    batch = next_batch(batching, [running("a", 512), *decodes])
+    assert [len(task.token_ids) for task in batch.tasks] == [1] * 20 + [32]
+
+
+def test_a_tuned_budget_leaves_proposed_tokens_the_whole_budget() -> None:
+    batching = mode()
+    batch = next_batch(batching, [running("d", 40, computed=39)])
+    before = batching.spare_tokens(batch)
+    batching.tune(32)
+    assert batching.spare_tokens(batch) == before == 255
+
+
 def test_the_idle_budget_may_be_larger() -> None:
     batching, prompt = mode(budget=192, idle=512), running("prompt", 1024)
     decode = running("decode", 20, computed=19)

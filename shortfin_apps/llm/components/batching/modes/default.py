@@ -58,7 +58,7 @@ class DefaultModeOptions(ModeOptions):
     ) -> TokenBudget | None:
         """None keeps chunks at one size: where only a chunk length was given, as upstream's servers cut
         prompts, and where only whole prompts or chunks of fixed lengths were compiled."""
-        has_budget = self.token_budget is not None or self.idle_budget is not None
+        has_budget = {self.token_budget, self.idle_budget, self.min_budget} != {None}
         if not config.has_prefill_position or not entries.takes_any_chunk:
             return None
         if self.chunk_tokens is not None and not has_budget:
@@ -76,6 +76,13 @@ class DefaultMode(BatchMode):
     @property
     def max_task_tokens(self) -> int | None:
         return self._chunks.max_task_tokens
+
+    @property
+    def has_least_budget(self) -> bool:
+        return self._chunks.has_budget
+
+    def tune(self, least_tokens: int) -> None:
+        self._chunks.tune(least_tokens)
 
     def spare_tokens(self, batch: Batch) -> int:
         return self._chunks.max_tokens_beside_decodes - len(batch.tasks)

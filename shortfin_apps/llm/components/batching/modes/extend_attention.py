@@ -20,7 +20,7 @@ longer chunk computes the same, as every layer stores a chunk's keys before it r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -82,14 +82,22 @@ class ExtendAttentionMode(BatchMode):
     def max_task_tokens(self) -> int | None:
         return self._budget.most
 
+    @property
+    def has_least_budget(self) -> bool:
+        return True
+
+    def tune(self, least_tokens: int) -> None:
+        self._budget = replace(self._budget, least=least_tokens)
+
     def spare_tokens(self, batch: Batch) -> int:
-        budget = self._budget.of_invocation(has_decodes=True)
+        whole = self._budget.while_decoding
+        budget = InvocationBudget(whole, has_decodes=True, context_span=self._budget.context_span)
         return int(budget.tokens - sum(self._taken(task, budget) for task in batch.tasks))
 
     def next_batch(self, running: Sequence[Request]) -> Batch | None:
         decodes = [r for r in running if _is_decode(r)]
         prefills = [r for r in running if not _is_decode(r)]
-        budget = self._budget.of_invocation(bool(decodes))
+        budget = self._budget.of_invocation(len(decodes), sum(r.num_uncomputed for r in prefills))
         decodes = self._rotate(decodes, budget.tokens - (self._stride if prefills else 0))
         costs = [budget.page_cost(r.num_computed) for r in prefills]
         lengths = self._share(prefills, costs, budget.tokens - len(decodes))

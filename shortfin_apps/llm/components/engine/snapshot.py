@@ -1,0 +1,165 @@
+"""What an engine holds between two steps, for people to look at: its requests, and who has which page.
+
+No text and no token is in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.abi import EntryFamily
+from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine.stats import EngineStats
+from shortfin_apps.llm.components.kvcache.base import KVCache
+from shortfin_apps.llm.components.request.request import Request, State
+
+MAX_REQUESTS = 256  # listed of those that run, and of those that wait
+MAX_TENANTS = 64
+MAX_CELLS = 8192  # of a page map
+
+# What a cell of a page map shows. A page of the request at `index` in the list of requests is OWNED + index.
+FREE, CACHED, SHARED, UNLISTED, OWNED = range(5)
+
+
+class RequestSnapshot(NamedTuple):
+    """A request that runs or waits; it has pages only while it runs. `age_s` is counted from its arrival."""
+
+    request_id: str
+    tenant: str
+    state: State
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the cache
+    computed_tokens: int  # of prompt and output, whose K/V is in its pages
+    output_tokens: int
+    max_tokens: int  # of output
+    pages: int
+    age_s: float
+
+
+class TenantSnapshot(NamedTuple):
+    """How many of a tenant's requests run and wait."""
+
+    tenant: str
+    running: int
+    waiting: int
+
+
+class PageMap(NamedTuple):
+    """The pages of a pool in order of their ids, without the scratch page, of every `step`-th page a cell.
+
+    `runs` are pairs of a cell's value and how often it follows itself, one after the other: `[FREE, 12,
+    SHARED, 3]` is a pool with 12 free pages before 3 that several requests share.
+    """
+
+    step: int
+    runs: tuple[int, ...]
+
+
+class InvocationMix(NamedTuple):
+    """What an entry computed in one step, in tokens; `duration_s` is the whole step's, `at_s` its end."""
+
+    serial: int  # of the step, among those that were recorded; counted from 1
+    at_s: float
+    duration_s: float
+    entry: str
+    family: EntryFamily
+    prefill_tokens: int
+    decode_tokens: int
+    padded_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Taken between two steps at `at_s`, on the clock of `invocations`.
+
+    `requests` are the oldest MAX_REQUESTS of those that run and the first of those that wait, `tenants` those
+    with most requests; `stats` counts all. `window_map` is None for a model without windows.
+    """
+
+    at_s: float
+    stats: EngineStats
+    requests: tuple[RequestSnapshot, ...]
+    tenants: tuple[TenantSnapshot, ...]
+    page_map: PageMap
+    window_map: PageMap | None
+    invocations: tuple[InvocationMix, ...] = ()
+    taken_s: float = 0.0  # CPU time of the engine's thread for it
+
+
+def take_snapshot(
+    scheduler: Scheduler, cache: KVCache, stats: EngineStats, *, at_s: float, now_s: float
+) -> Snapshot:
+    """The engine as it is now, `now_s` on the clock of the requests' arrival."""
+    running = scheduler.running
+    listed = chain(running[:MAX_REQUESTS], islice(scheduler.waiting, MAX_REQUESTS))
+    window_usage = cache.window_usage()
+    window_map = None
+    if window_usage is not None:
+        tables = [_window_page_ids(request) for request in running]
+        window_map = page_map(window_usage.total, cache.cached_window_page_ids(), tables)
+    return Snapshot(
+        at_s=at_s,
+        stats=stats,
+        requests=tuple(_request_snapshot(request, now_s) for request in listed),
+        tenants=_tenants(running, scheduler.waiting.counts()),
+        page_map=page_map(
+            cache.usage().total, cache.cached_page_ids(), [request.page_ids for request in running]
+        ),
+        window_map=window_map,
+    )
+
+
+def page_map(num_pages: int, cached_page_ids: Sequence[int], tables: Sequence[Sequence[int]]) -> PageMap:
+    """The map of the pages `1 .. num_pages`, of which each of `tables` has some, no page twice."""
+    cells: npt.NDArray[Any] = np.full(num_pages + 1, FREE, np.int32)
+    cells[np.asarray(cached_page_ids, np.int64)] = CACHED
+    num_tables = np.zeros(num_pages + 1, np.int32)
+    for index, table in enumerate(tables):
+        page_ids = np.asarray(table, np.int64)
+        num_tables[page_ids] += 1
+        cells[page_ids] = OWNED + index if index < MAX_REQUESTS else UNLISTED
+    cells[num_tables > 1] = SHARED
+    step = max(1, -(-num_pages // MAX_CELLS))
+    return PageMap(step, _runs(cells[1::step]))
+
+
+def _runs(cells: npt.NDArray[Any]) -> tuple[int, ...]:
+    begins = np.flatnonzero(np.diff(cells, prepend=-1))
+    lengths = np.diff(begins, append=len(cells))
+    runs: list[int] = np.column_stack((cells[begins], lengths)).ravel().tolist()
+    return tuple(runs)
+
+
+def _window_page_ids(request: Request) -> Sequence[int]:
+    """Those that the request holds; the ids before them mean nothing."""
+    lease = request.lease
+    assert lease is not None, "a running request has pages"
+    return () if lease.window_page_ids is None else lease.window_page_ids[lease.num_given_up :]
+
+
+def _request_snapshot(request: Request, now_s: float) -> RequestSnapshot:
+    return RequestSnapshot(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        state=request.state,
+        prompt_tokens=len(request.call.prompt_token_ids),
+        cached_tokens=request.num_cached,
+        computed_tokens=request.num_computed,
+        output_tokens=request.num_generated,
+        max_tokens=request.call.params.max_tokens,
+        pages=0 if request.lease is None else request.num_pages,
+        age_s=now_s - request.arrival_s,
+    )
+
+
+def _tenants(running: Iterable[Request], waiting: Counter[str]) -> tuple[TenantSnapshot, ...]:
+    run = Counter(request.tenant for request in running)
+    most = (run + waiting).most_common(MAX_TENANTS)
+    return tuple(TenantSnapshot(tenant, run[tenant], waiting[tenant]) for tenant, _ in most)

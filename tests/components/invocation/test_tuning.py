@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.tuning import (
+    LEAST_TOKENS,
+    TIME_LIMIT_S,
+    TYPICAL_ROWS,
+    WORTH_DECODES,
+    tokens_beside_decodes,
+)
+from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature
+from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
+
+
+class Timed(FakeProgram):
+    """Takes `decode_s` for a decode, and `token_s` for each token of another entry."""
+
+    decode_s = 0.010
+    token_s = 0.0005
+    now = 0.0
+
+    def submit(self, entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
+        tokens = array_of(arguments[0]).size
+        self.now += self.decode_s if entry.startswith("decode") else self.token_s * tokens
+        return super().submit(entry, arguments)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def found(program: Timed, most_tokens: int = 320) -> int | None:
+    config = fake_config()
+    device = FakeDevice(program)
+    slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
+    runner = BatchRunner(device, program, config, page_table=[slab], clock=program.clock)
+    return tokens_beside_decodes(runner, most_tokens, program.clock)
+
+
+@pytest.mark.parametrize(
+    ("token_s", "most", "tokens"),
+    [
+        (0.001, 320, 128),  # 16 decodes are 160 tokens
+        (0.00001, 320, 296),  # a third more would be more than an invocation has
+        (0.00001, 100, 96),
+        (0.1, 320, 96),
+        (0.0005, 64, None),
+    ],
+)
+def test_a_prefill_beside_decodes_takes_as_long_as_16_of_them_or_has_the_least_tokens(
+    token_s: float, most: int, tokens: int | None
+) -> None:
+    program = Timed(fake_config())
+    program.token_s = token_s
+    assert found(program, most) == tokens
+
+
+def test_prefills_of_a_slow_model_are_not_measured() -> None:
+    program = Timed(fake_config())
+    program.decode_s = TIME_LIMIT_S / WORTH_DECODES
+    assert found(program) == LEAST_TOKENS
+    assert all(name.startswith("decode") for name, _ in program.calls)
+
+
+class OfOneLength(Timed):
+    """Has no prefill that takes any length."""
+
+    @property
+    def entries(self) -> dict[str, EntrySignature]:
+        return {name: each for name, each in super().entries.items() if not name.endswith("prefill_bs1")}
+
+
+def test_a_program_whose_prefills_have_one_length_each_is_not_tuned() -> None:
+    assert found(OfOneLength(fake_config(), static_lengths=(8,))) is None
+
+
+def test_the_typical_decode_is_compiled_or_the_largest_is_taken() -> None:
+    assert TYPICAL_ROWS == 8
+    program = Timed(fake_config())
+    found(program)
+    decodes = [name for name, _ in program.calls if name.startswith("decode")]
+    assert len(set(decodes)) == 1
