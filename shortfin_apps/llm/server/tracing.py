@@ -1,0 +1,76 @@
+"""Traces as the settings and OpenTelemetry's own environment variables ask for them; an extra."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shortfin_apps.llm import __version__
+from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+logger = logging.getLogger(__name__)
+
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
+PATH = "/v1/traces"
+
+
+def trace_provider(
+    config: ServerConfig, environment: Mapping[str, str] = os.environ
+) -> TracerProvider | None:
+    """What makes and exports spans, by the SDK's variables; None, and nothing imported, if nobody wants them.
+
+    Raises ServerConfigError where `--otlp-endpoint` asks for what is not installed, or for another protocol.
+    """
+    if not _is_wanted(config, environment):
+        return None
+    protocol = next((environment[name] for name in PROTOCOL_VARIABLES if environment.get(name)), PROTOCOL)
+    if protocol != PROTOCOL:
+        _refuse(
+            config, f"spans are exported by {PROTOCOL} alone, not by {protocol} ({PROTOCOL_VARIABLES[1]})"
+        )
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        _refuse(config, "traces need `pip install 'shortfin-llm[tracing]'`")
+        return None
+    resource = Resource.create({"service.version": __version__, "process.pid": os.getpid()})
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "shortfin-llm"}))
+    provider = TracerProvider(resource=resource)
+    endpoint = None if config.otlp_endpoint is None else traces_url(config.otlp_endpoint)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return provider
+
+
+def traces_url(endpoint: str) -> str:
+    """The URL to which spans are posted: an endpoint's base has the path of OTLP added, as the SDK does."""
+    base = endpoint.rstrip("/")
+    return base if base.endswith(PATH) else base + PATH
+
+
+def _is_wanted(config: ServerConfig, environment: Mapping[str, str]) -> bool:
+    asks = config.otlp_endpoint is not None or any(environment.get(name) for name in ENDPOINT_VARIABLES)
+    is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if not asks or is_off or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        if config.otlp_endpoint is not None:
+            logger.warning("--otlp-endpoint has no effect: OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER is set")
+        return False
+    return True
+
+
+def _refuse(config: ServerConfig, reason: str) -> None:
+    """Raises ServerConfigError for the flag; variables may be set for all programs of a machine."""
+    if config.otlp_endpoint is not None:
+        raise ServerConfigError(f"--otlp-endpoint: {reason}")
+    logger.warning("%s; none are exported", reason)
