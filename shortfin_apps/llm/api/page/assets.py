@@ -1,0 +1,66 @@
+"""The page's files, as they are in the package: no build makes them, and they load nothing from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+PREFIX = "/page"
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+# Scripts and styles of this origin alone, none inline; requests to it alone; in no other page's frame.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file with its headers; the ETag is its content's."""
+
+    content: bytes
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str) -> Asset:
+        headers = {
+            "Content-Type": media_type,
+            "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
+            "Cache-Control": "no-cache",  # may be kept, and is asked for: another release has other files
+            "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return cls(content, headers)
+
+    async def answer(self, request: Request) -> Response:
+        """The file; 304 to a browser that has it."""
+        known = request.headers.get("if-none-match", "")
+        if any(tag.strip().removeprefix("W/") in (self.headers["ETag"], "*") for tag in known.split(",")):
+            return Response(status_code=304, headers=self.headers)
+        return Response(self.content, headers=self.headers)
+
+
+def _read() -> dict[str, Asset]:
+    folder = files("shortfin_apps.llm.api.page") / "static"
+    return {
+        file.name: Asset.of(file.read_bytes(), MEDIA_TYPES[file.name.rpartition(".")[2]])
+        for file in folder.iterdir()
+    }
+
+
+ASSETS: Mapping[str, Asset] = _read()
+INDEX = "index.html"
+# They hold nothing of a server's, so a browser needs no key for them; it asks for one when it has the page.
+PATHS = frozenset({"/", *(f"{PREFIX}/{name}" for name in ASSETS if name != INDEX)})

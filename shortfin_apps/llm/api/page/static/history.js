@@ -1,0 +1,69 @@
+// What the snapshots of the last two minutes said, and what follows from two of them.
+
+export const SPAN_S = 120;
+export const STEPS_S = 10;
+const RATE_S = 1; // rates are means over so long
+
+export class History {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.samples = [];
+    this.steps = [];
+  }
+
+  /** Adds a snapshot; one that is older than the last is of a server that started again. */
+  add(snapshot) {
+    const last = this.samples.at(-1);
+    if (last && (snapshot.at < last.at || snapshot.counters.steps < last.counters.steps)) this.clear();
+    const { at, counters, running, waiting } = snapshot;
+    const sample = { at, counters, running, waiting, generated: 0, prompt: 0, device: 0 };
+    const before = this.since(at - RATE_S);
+    if (before && before.at < at) {
+      const elapsed = at - before.at;
+      sample.generated = (counters.generation_tokens - before.counters.generation_tokens) / elapsed;
+      sample.prompt = (counters.prompt_tokens - before.counters.prompt_tokens) / elapsed;
+      sample.device = (counters.device_s - before.counters.device_s) / elapsed;
+    }
+    this.samples.push(sample);
+    while (this.samples[0].at < at - SPAN_S) this.samples.shift();
+    this.addSteps(snapshot.steps, at);
+  }
+
+  /** Steps as objects, each with its entries; steps whose snapshot was missed are missing here too. */
+  addSteps(rows, now) {
+    for (const [serial, at, duration, entry, family, prefill, decode, padding] of rows) {
+      let step = this.steps.at(-1);
+      if (step?.serial !== serial) {
+        step = { serial, at, duration, entries: [], prefill: 0, decode: 0, padding: 0 };
+        this.steps.push(step);
+      }
+      step.entries.push(`${entry}`);
+      step.family = family;
+      step.prefill += prefill;
+      step.decode += decode;
+      step.padding += padding;
+    }
+    let old = 0;
+    while (old < this.steps.length && this.steps[old].at < now - STEPS_S - 1) old += 1;
+    if (old) this.steps.splice(0, old);
+  }
+
+  /** The newest sample that is not after `at`, else the oldest. */
+  since(at) {
+    for (let i = this.samples.length - 1; i >= 0; i -= 1) if (this.samples[i].at <= at) return this.samples[i];
+    return this.samples[0];
+  }
+
+  get last() {
+    return this.samples.at(-1);
+  }
+
+  /** How much counters grew in the last `seconds`. */
+  growth(seconds, name) {
+    const last = this.last;
+    return last ? last.counters[name] - this.since(last.at - seconds).counters[name] : 0;
+  }
+}
