@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.responses.store import ResponseStore
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.service import ServedModel, Service
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect
@@ -21,12 +22,16 @@ from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import Script, ScriptedEngine, saying
 from tests.components.text.tiny_tokenizers import byte_level_tokenizer
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 TOKENIZER = byte_level_tokenizer()
 MAX_SEQ_LEN = 128
 MAX_REQUESTS = 8
 MODEL = "tiny"
 BASE_URL = "http://test"
 NATIVE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES_ROUTE = "/v1/responses", "/v1/messages"
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
@@ -47,6 +52,8 @@ class Harness:
         root_path: str = "",
         dialect: Dialect = NO_DIALECT,
         max_seq_len: int = MAX_SEQ_LEN,
+        responses: ResponseStore | None = None,
+        traces: TracerProvider | None = None,
     ) -> None:
         self.engine = ScriptedEngine(script or saying(TOKENIZER, "the end", cached=3))
         metrics = ServerMetrics(MODEL)
@@ -57,6 +64,8 @@ class Harness:
             limits=limits,
             strict_fields=strict_fields,
             stream_keep_alive_s=stream_keep_alive_s,
+            responses=responses or ResponseStore(100, 100.0, lambda: 0.0),
+            traces=traces,
             clock=lambda: 1234.5,
         )
         self.tokenizer = tokenizer

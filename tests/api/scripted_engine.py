@@ -6,12 +6,16 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
+from shortfin_apps.llm.components.engine.snapshot import OWNED, PageMap, RequestSnapshot, Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, PlanCounts
 from shortfin_apps.llm.components.kvcache.base import CacheUsage
+from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
+from shortfin_apps.llm.components.request.request import State
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import LlmError, OverloadedError, UnavailableError
 
@@ -36,11 +40,14 @@ class ScriptedEngine:
         self.draining = False
         self.drains = asyncio.Event()  # set when `drain` is called
         self.flushes = 0
+        self.dumps: list[str] = []
+        self.dump_path: Path | None = None
         self.healthy = True
         self.drained_with: float | None = None
         self.stuck = False  # requests do not end when drained
         self.started = self.closed = False
         self.closed_with: float | None = None
+        self.looks: list[int] = []  # the steps that snapshots were asked for behind
 
     @property
     def max_requests(self) -> int:
@@ -86,6 +93,12 @@ class ScriptedEngine:
     def flush_cache(self) -> None:
         self.flushes += 1
 
+    async def dump(self, reason: str) -> WrittenDump:
+        self.dumps.append(reason)
+        if self.dump_path is None:
+            raise LlmError("no space is left")
+        return WrittenDump(self.dump_path, self.dump_path.stat().st_size)
+
     def stats(self) -> EngineStats:
         return EngineStats(
             page_tokens=16,
@@ -105,6 +118,23 @@ class ScriptedEngine:
             uploads=21,
             steps_ahead=3,
             discarded_tokens=2,
+            self_tests=4,
+            self_test_failures=1,
+        )
+
+    async def snapshot(self, after: int = 0) -> Snapshot:
+        """All requests run, in a page each."""
+        self.looks.append(after)
+        if self.closed:
+            raise UnavailableError("closed")
+        live = [call for call in self.calls if call.request_id in self.live]
+        return Snapshot(
+            at_s=float(len(self.looks)),
+            stats=self.stats(),
+            requests=tuple(map(_snapshot_of, live)),
+            tenants=(),
+            page_map=PageMap(1, tuple(number for index in range(len(live)) for number in (OWNED + index, 1))),
+            window_map=None,
         )
 
     async def drain(self, timeout_s: float) -> None:
@@ -207,6 +237,21 @@ def _spell(call: GenerateCall, ids: list[int], last: FinishReason, cached: int) 
             num_cached_tokens=cached,
             finish_reason=reason,
         )
+
+
+def _snapshot_of(call: GenerateCall) -> RequestSnapshot:
+    return RequestSnapshot(
+        request_id=call.request_id,
+        tenant=call.terms.tenant,
+        state=State.RUNNING,
+        prompt_tokens=len(call.prompt_token_ids),
+        cached_tokens=0,
+        computed_tokens=len(call.prompt_token_ids),
+        output_tokens=1,
+        max_tokens=call.params.max_tokens,
+        pages=1,
+        age_s=0.5,
+    )
 
 
 def _entries() -> dict[str, EntryCounts]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,10 @@ from tests.api.harness import TOKENIZER, Harness
 from tests.api.scripted_engine import forever
 
 ROOT, USER = {"authorization": "Bearer root"}, {"authorization": "Bearer user"}
-ROUTES = [("/flush_cache", None), ("/abort_all", None), ("/log_level", {"level": "info"})]
+ROUTES = [
+    *(("/flush_cache", None), ("/abort_all", None), ("/debug/dump", None)),
+    ("/log_level", {"level": "info"}),
+]
 
 
 @pytest.fixture
@@ -41,6 +45,26 @@ async def test_admin_routes_need_an_admin_key(
     assert response.status_code == 403
     assert "--admin-api-key" in response.json()["error"]["message"]
     assert harness.engine.flushes == 0
+    assert not harness.engine.dumps
+
+
+async def test_debug_dump_tells_the_file_or_answers_with_it(tmp_path: Path) -> None:
+    harness = Harness(keys=KeyRing([], ["root"]))
+    harness.engine.dump_path = tmp_path / "dump.jsonl.gz"
+    harness.engine.dump_path.write_bytes(b"content")
+    told = await harness.client.post("/debug/dump", headers=ROOT)
+    assert told.json() == {"file": str(tmp_path / "dump.jsonl.gz"), "bytes": 7}
+    sent = await harness.client.post("/debug/dump?download=true", headers=ROOT)
+    assert (sent.content, sent.headers["content-type"]) == (b"content", "application/gzip")
+    assert "dump.jsonl.gz" in sent.headers["content-disposition"]
+    assert harness.engine.dumps == ["POST /debug/dump"] * 2
+
+
+async def test_debug_dump_says_why_there_is_none() -> None:
+    harness = Harness(keys=KeyRing([], ["root"]))
+    response = await harness.client.post("/debug/dump", headers=ROOT)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "no space is left"
 
 
 async def test_flush_cache() -> None:

@@ -6,7 +6,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from shortfin_apps.llm.api.auth import ANONYMOUS, OPEN_PATHS, KeyRing
-from tests.api.harness import Harness
+from tests.api.harness import BASE_URL, Harness
 
 KEYS = KeyRing(["first", "second"], ["root"], ["gate"])
 GENERATE = {"text": "a"}
@@ -48,7 +48,7 @@ async def test_without_a_valid_key_only_health_checks_are_served(
 
 @pytest.mark.parametrize("path", ["/health/", "//health", "/health/../metrics", "/healthx", "/ready%20"])
 async def test_paths_similar_to_open_ones_need_a_key(path: str) -> None:
-    assert (await Harness(keys=KEYS).client.get(path)).status_code == 401
+    assert (await Harness(keys=KEYS).client.get(f"{BASE_URL}{path}")).status_code == 401
 
 
 @pytest.mark.parametrize("key", ["first", "second", "root"])
@@ -193,3 +193,18 @@ async def test_the_tenants_header_can_have_another_name() -> None:
     assert name == "alice"
     response = await harness.client.post("/generate", json=GENERATE, headers=tenant("bob"))
     assert (response.status_code, "X-Request-Id-Tenant" in response.text) == (400, True)
+
+
+async def test_a_key_may_come_in_anthropics_header() -> None:
+    harness = Harness(keys=KEYS)
+    for key, status in (("first", 200), ("third", 401), ("", 401)):
+        response = await harness.client.post("/generate", json=GENERATE, headers={"X-Api-Key": key})
+        assert response.status_code == status
+
+
+@pytest.mark.parametrize(("header", "other", "status"), [("third", "first", 401), ("first", "third", 200)])
+async def test_authorization_comes_before_the_other_header(header: str, other: str, status: int) -> None:
+    """A gateway that sets it leaves what its clients send in the other one."""
+    headers = {**bearer(header), "X-Api-Key": other}
+    response = await Harness(keys=KEYS).client.post("/generate", json=GENERATE, headers=headers)
+    assert response.status_code == status

@@ -11,6 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.api.anthropic.schema import (
+    BLOCK_TAGS,
+    MESSAGES_BODIES,
+    CountTokensBody,
+    MessagesBody,
+)
+from shortfin_apps.llm.api.responses.schema import ITEM_TAGS, PART_TAGS, RESPONSES_BODIES, ResponsesBody
 from shortfin_apps.llm.api.schema import ChatBody, ChatMessage, CompletionBody, GenerateBody, SamplingBody
 from tests.api.harness import Harness
 
@@ -39,6 +46,22 @@ def fields_of(*bodies: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 sampling = fields_of(SamplingBody)
 messages = st.lists(st.fixed_dictionaries({"role": st.just("user") | values}, optional={"content": values}))
+# Entries of a type that is known, or of none, with some fields of any of them.
+entries = st.builds(
+    lambda kind, fields: fields | kind,
+    st.fixed_dictionaries({}, optional={"type": st.sampled_from([*BLOCK_TAGS, *ITEM_TAGS, *PART_TAGS])}),
+    fields_of(*MESSAGES_BODIES, *RESPONSES_BODIES),
+)
+turns = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system"]),
+            "content": st.lists(entries, max_size=3) | st.text(max_size=3),
+        }
+    ),
+    max_size=3,
+)
+items = st.lists(entries, max_size=4) | turns
 BODIES = {
     "/generate": st.tuples(
         st.fixed_dictionaries(
@@ -52,6 +75,16 @@ BODIES = {
     ),
     "/v1/chat/completions": st.tuples(
         st.fixed_dictionaries({"messages": messages | values}), fields_of(ChatBody, ChatMessage)
+    ),
+    "/v1/responses": st.tuples(
+        st.fixed_dictionaries({"input": st.just("hello") | items | values}), fields_of(ResponsesBody)
+    ),
+    "/v1/messages": st.tuples(
+        st.fixed_dictionaries({"messages": turns | values, "max_tokens": st.just(9) | values}),
+        fields_of(MessagesBody),
+    ),
+    "/v1/messages/count_tokens": st.tuples(
+        st.fixed_dictionaries({"messages": turns | values}), fields_of(CountTokensBody)
     ),
 }
 
@@ -95,5 +128,6 @@ def test_any_bytes_get_a_documented_answer(path: str, content: bytes) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e308 * 10])
 def test_nan_and_infinity_are_refused(path: str, number: float) -> None:
-    content = f'{{"prompt": "a", "text": "a", "messages": [], "temperature": {number}}}'
+    required = '"prompt": "a", "text": "a", "messages": [], "input": "a", "max_tokens": 9'
+    content = f'{{{required}, "temperature": {number}}}'
     assert post(path, content=content.encode()).status_code == 400

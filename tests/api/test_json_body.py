@@ -6,7 +6,7 @@ import pytest
 
 from shortfin_apps.llm.api.auth import KeyRing
 from shortfin_apps.llm.api.body_fields import HEADER
-from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
 
 JSON = {"content-type": "application/json"}
 MALFORMED = {
@@ -24,7 +24,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED.keys())
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("path", ["/generate", COMPLETIONS, CHAT, RESPONSES, MESSAGES_ROUTE, "/tokenize"])
 async def test_malformed_bodies_are_400(harness: Harness, path: str, body: bytes) -> None:
     response = await harness.client.post(path, content=body, headers=JSON)
     assert response.status_code == 400, response.text
@@ -47,6 +47,9 @@ def operations_with_a_body() -> list[tuple[str, str]]:
 VALID: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "a"},
     CHAT: {"messages": MESSAGES},
+    RESPONSES: {"input": "a"},
+    MESSAGES_ROUTE: {"messages": MESSAGES, "max_tokens": 9},
+    f"{MESSAGES_ROUTE}/count_tokens": {"messages": MESSAGES},
     "/generate": {"text": "a"},
     "/abort": {"rid": "r"},
     "/abort_request": {"rid": "r"},

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from shortfin_apps.llm.api.anthropic.schema import MESSAGES_BODIES
+from shortfin_apps.llm.api.responses.schema import RESPONSES_BODIES
 from shortfin_apps.llm.api.schema import BODIES, Body
 from tests.api.harness import CHAT, COMPLETIONS, TOKENIZER, Harness
 
@@ -39,7 +41,7 @@ async def test_non_text_parts_are_refused(harness: Harness) -> None:
     assert response.json()["error"]["param"].startswith("messages.content")
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", [*BODIES, *MESSAGES_BODIES, *RESPONSES_BODIES])
 def test_each_field_is_in_one_table(body: type[Body]) -> None:
     assert not body.model_fields.keys() & body.REFUSED.keys()
     assert not body.model_fields.keys() & body.INERT

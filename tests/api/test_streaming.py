@@ -49,10 +49,20 @@ async def test_a_disconnect_while_waiting_aborts_all_sequences(path: str, stream
         assert len(server.engine.aborted) == 2
 
 
-async def test_a_disconnect_during_a_stream_aborts_all_sequences() -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_a_disconnect_during_a_stream_aborts_all_sequences(
+    path: str, fields: dict[str, object]
+) -> None:
     async with ready_server(forever(TOKENIZER, "the ")) as server:
-        body = {"prompt": "a", "max_tokens": 100, "stream": True}
-        async with server.client.stream("POST", "/v1/completions", json=body) as response:
+        body = {**fields, "max_tokens": 50, "stream": True}
+        async with server.client.stream("POST", path, json=body) as response:
             async for _ in response.aiter_lines():
                 server.engine.gate.clear()
                 break

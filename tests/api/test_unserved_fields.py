@@ -5,10 +5,55 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from anthropic.types import (
+    MessageCountTokensParams,
+    MetadataParam,
+    OutputConfigParam,
+    TextBlockParam,
+    ThinkingBlockParam,
+    ThinkingConfigAdaptiveParam,
+    ThinkingConfigEnabledParam,
+    ToolParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+)
+from anthropic.types.message_create_params import MessageCreateParamsStreaming
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import (
+    EasyInputMessageParam,
+    FunctionToolParam,
+    ResponseFunctionToolCallParam,
+    ResponseOutputMessageParam,
+    ResponseReasoningItemParam,
+    ResponseTextConfigParam,
+)
+from openai.types.responses import response_create_params as response_params
+from openai.types.shared_params import Reasoning
 
+from shortfin_apps.llm.api.anthropic.schema import (
+    CountTokensBody,
+    MessagesBody,
+    MessagesTool,
+    Metadata,
+    OutputConfig,
+    TextBlock,
+    Thinking,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from shortfin_apps.llm.api.body_fields import HEADER
+from shortfin_apps.llm.api.responses.schema import (
+    CallItem,
+    MessageItem,
+    ReasoningOptions,
+    ResponsesBody,
+    ResponsesStreamOptions,
+    ResponsesTool,
+    ResponseText,
+    ThoughtItem,
+)
 from shortfin_apps.llm.api.schema import (
     AbortBody,
     Body,
@@ -21,16 +66,24 @@ from shortfin_apps.llm.api.schema import (
     TokenizeBody,
 )
 from tests.api import field_lists as lists
-from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
 
 OTHER_VALUE = "something"  # no table lists it as a value without effect
 
 
-def openai_fields(module: Any) -> list[str]:
+# Which Anthropic's API takes, though its client's types no longer have them.
+FORMER_MESSAGES = ["temperature", "top_k", "top_p", "context_management", "mcp_servers"]
+
+
+def openai_fields(module: Any, kind: str = "Completion") -> list[str]:
     """Fields of a request in the typed dictionaries of the installed `openai` package."""
-    names = ("CompletionCreateParamsBase", "CompletionCreateParamsNonStreaming")
-    streaming = "CompletionCreateParamsStreaming"
-    return sorted({key for name in (*names, streaming) for key in getattr(module, name).__annotations__})
+    suffixes = ("Base", "NonStreaming", "Streaming")
+    return fields_in(*(getattr(module, f"{kind}CreateParams{suffix}") for suffix in suffixes))
+
+
+def fields_in(*typed: Any) -> list[str]:
+    """The keys of typed dictionaries, by the names that are sent."""
+    return sorted({key.rstrip("_") for each in typed for key in each.__annotations__})
 
 
 KNOWN: list[tuple[str, type[Body], list[str]]] = [
@@ -54,6 +107,24 @@ KNOWN: list[tuple[str, type[Body], list[str]]] = [
     ("llama.cpp", ChatBody, lists.LLAMA_CPP + lists.LLAMA_CPP_CHAT),
     ("llama.cpp", TokenizeBody, lists.LLAMA_CPP_TOKENIZE),
     ("llama.cpp", DetokenizeBody, lists.LLAMA_CPP_DETOKENIZE),
+    ("openai", ResponsesBody, openai_fields(response_params, "Response")),
+    ("openai", ResponsesTool, fields_in(FunctionToolParam)),
+    ("openai", ResponseText, fields_in(ResponseTextConfigParam)),
+    ("openai", ReasoningOptions, fields_in(Reasoning)),
+    ("openai", ResponsesStreamOptions, fields_in(response_params.StreamOptions)),
+    ("openai", CallItem, fields_in(ResponseFunctionToolCallParam)),
+    ("openai", ThoughtItem, fields_in(ResponseReasoningItemParam)),
+    ("openai", MessageItem, fields_in(EasyInputMessageParam, ResponseOutputMessageParam)),
+    ("anthropic", MessagesBody, [*fields_in(MessageCreateParamsStreaming), *FORMER_MESSAGES]),
+    ("anthropic", CountTokensBody, fields_in(MessageCountTokensParams)),
+    ("anthropic", MessagesTool, fields_in(ToolParam)),
+    ("anthropic", TextBlock, fields_in(TextBlockParam)),
+    ("anthropic", ToolUseBlock, fields_in(ToolUseBlockParam)),
+    ("anthropic", ToolResultBlock, fields_in(ToolResultBlockParam)),
+    ("anthropic", ThinkingBlock, fields_in(ThinkingBlockParam)),
+    ("anthropic", Thinking, fields_in(ThinkingConfigEnabledParam, ThinkingConfigAdaptiveParam)),
+    ("anthropic", OutputConfig, fields_in(OutputConfigParam)),
+    ("anthropic", Metadata, fields_in(MetadataParam)),
     ("shortfin", GenerateBody, lists.SHORTFIN_GENERATE),
     ("shortfin", SamplingBody, lists.SHORTFIN_SAMPLING),
 ]
@@ -70,6 +141,12 @@ PLACES: dict[type[Body], tuple[str, dict[str, Any], str]] = {
     CompletionBody: (COMPLETIONS, {"prompt": "a"}, ""),
     ChatBody: (CHAT, {"messages": MESSAGES}, ""),
     StreamOptions: (COMPLETIONS, {"prompt": "a", "stream": True}, "stream_options."),
+    ResponsesBody: (RESPONSES, {"input": "a"}, ""),
+    ResponseText: (RESPONSES, {"input": "a"}, "text."),
+    ReasoningOptions: (RESPONSES, {"input": "a"}, "reasoning."),
+    ResponsesStreamOptions: (RESPONSES, {"input": "a"}, "stream_options."),
+    MessagesBody: (MESSAGES_ROUTE, {"messages": MESSAGES, "max_tokens": 9}, ""),
+    CountTokensBody: (f"{MESSAGES_ROUTE}/count_tokens", {"messages": MESSAGES}, ""),
     GenerateBody: ("/generate", {"text": "a"}, ""),
     SamplingBody: ("/generate", {"text": "a"}, "sampling_params."),
     AbortBody: ("/abort", {"rid": "r"}, ""),

@@ -1,6 +1,7 @@
 """`POST /abort` (also SGLang's `/abort_request`): ends requests by their id.
 
-The id is the `rid` of `/generate`, the `X-Request-Id` header of any route, or the `id` of an OpenAI answer.
+The id is the `rid` of `/generate`, the `X-Request-Id` header of any route, or the `id` of an answer of
+`/v1/chat/completions`, `/v1/completions` and `/v1/messages`.
 An aborted request is answered with its tokens so far and the finish reason `abort`. With API keys, a caller
 can abort only its own requests.
 """
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.api import answers
+from shortfin_apps.llm.api.anthropic.shapes import ID_PREFIX as MESSAGE_ID_PREFIX
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.commands import count_everywhere
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
@@ -39,6 +41,6 @@ async def abort(body: AbortBody, request: Request) -> Response:
 
 
 def _request_id(rid: str) -> str:
-    for shape in (ChatShape, CompletionShape):
-        rid = rid.removeprefix(shape.id_prefix)
+    for prefix in (ChatShape.id_prefix, CompletionShape.id_prefix, MESSAGE_ID_PREFIX):
+        rid = rid.removeprefix(prefix)
     return rid

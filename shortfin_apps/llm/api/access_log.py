@@ -20,7 +20,10 @@ from shortfin_apps.llm.components.frontend.text_stream import PendingAnswer, Tex
 
 logger = logging.getLogger(__name__)
 
-PROBES = frozenset({"/health", "/ready", "/metrics"})  # requested every few seconds, so logged at `debug`
+# Requested every few seconds, so logged at `debug`.
+PROBES = frozenset(
+    {"/health", "/ready", "/live", "/health_generate", "/load", "/get_load", "/get_model_info", "/metrics"}
+)
 DENIED_STATUSES = (401, 403)  # logged at `info` even for probes
 MAX_PATH_CHARS = 200
 SERVER_FAILED = 500
@@ -46,8 +49,7 @@ class AccessEntry:
     def set_claimed_tenant(self, tenant: str) -> None:
         """Sets the tenant by the name that the client sent, unless an API key has set it."""
         if tenant and self.tenant is None:
-            digest = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), key=_SECRET, digest_size=8)
-            self.tenant = digest.hexdigest()
+            self.tenant = claimed_tenant(tenant)
 
     def rid(self, request_id: str) -> str | None:
         """The first request id in the body; None if the body has none."""
@@ -99,13 +101,18 @@ class AccessLogMiddleware:
             _write(scope, entry, self._clock() - entry.began_s)
 
 
+def claimed_tenant(name: str) -> str:
+    """The hash that stands for a tenant's name that its client made up."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), key=_SECRET, digest_size=8).hexdigest()
+
+
 def access_of(request: Request) -> AccessEntry:
     entry: AccessEntry = request.state.access
     return entry
 
 
 def _write(scope: Scope, entry: AccessEntry, total_s: float) -> None:
-    route = _route(scope)
+    route = route_of(scope)
     is_probe = route in PROBES and entry.status not in DENIED_STATUSES
     request_id: str = scope["state"]["request_id"]
     fields = {
@@ -122,7 +129,7 @@ def _write(scope: Scope, entry: AccessEntry, total_s: float) -> None:
     logger.log(logging.DEBUG if is_probe else logging.INFO, "request", extra=fields)
 
 
-def _route(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """The route's path with placeholders for its parameters; the requested path if no route matches."""
     path: str = getattr(scope.get("route"), "path", "")
     return path or scope["path"].removeprefix(scope.get("root_path", ""))[:MAX_PATH_CHARS]

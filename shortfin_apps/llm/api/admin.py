@@ -7,7 +7,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import require_admin
@@ -42,6 +42,18 @@ async def abort_all(request: Request) -> Response:
     count = await count_everywhere(AbortAll(), service_of(request))
     logger.warning("an admin aborted all %d sequences", count)
     return JsonResponse({"aborted": count})
+
+
+@router.post("/debug/dump", responses={200: {"model": answers.DumpAnswer}})
+async def debug_dump(request: Request, download: bool = False) -> Response:
+    """Writes what the flight recorder has to a file on the server; with `download`, answers with it.
+
+    It holds token ids of all callers' requests.
+    """
+    written = await service_of(request).model.generator.engine.dump("POST /debug/dump")
+    if download:
+        return FileResponse(written.path, media_type="application/gzip", filename=written.path.name)
+    return JsonResponse({"file": str(written.path), "bytes": written.num_bytes})
 
 
 @router.post("/log_level", responses={200: {"model": answers.LogLevelAnswer}})

@@ -52,6 +52,7 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[str, Any] | None] | None = None  # if asked for, as the next two
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    receipt: dict[str, Any] | None = None
 
 
 class CompletionAnswer(BaseModel):
@@ -89,6 +90,7 @@ class ChatChoice(BaseModel):
     stop_reason: int | str | None
     logprobs: dict[str, Any] | None
     token_ids: list[int] | None = None
+    receipt: dict[str, Any] | None = None
 
 
 class ChatAnswer(BaseModel):
@@ -113,6 +115,24 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class ModelInfo(BaseModel):
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    preferred_sampling_params: dict[str, Any] | None
+    max_model_len: int
+
+
+class Load(BaseModel):
+    server_load: int
+    dp_rank: int
+    num_reqs: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+    num_queue_tokens: int
 
 
 class NativeChoice(BaseModel):
@@ -150,6 +170,11 @@ class DetokenizeAnswer(BaseModel):
 
 class AbortedAnswer(BaseModel):
     aborted: int
+
+
+class DumpAnswer(BaseModel):
+    file: str
+    bytes: int
 
 
 class LogLevelAnswer(BaseModel):

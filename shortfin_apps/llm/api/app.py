@@ -15,16 +15,22 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shortfin_apps.llm import __version__
-from shortfin_apps.llm.api import abort, admin, native, openai, ops
+from shortfin_apps.llm.api import abort, admin, native, openai, ops, probes
 from shortfin_apps.llm.api.access_log import AccessLogMiddleware
-from shortfin_apps.llm.api.auth import AuthMiddleware, KeyRing
+from shortfin_apps.llm.api.anthropic import routes as anthropic
+from shortfin_apps.llm.api.auth import KEY_HEADER, OPEN_PATHS, AuthMiddleware, KeyRing
 from shortfin_apps.llm.api.body_fields import HEADER
 from shortfin_apps.llm.api.body_limit import BodyLimitMiddleware
 from shortfin_apps.llm.api.errors import error_response, install_error_handlers
+from shortfin_apps.llm.api.page.assets import PATHS as PAGE_PATHS
+from shortfin_apps.llm.api.page.routes import Page
 from shortfin_apps.llm.api.request_id import current_request_id
+from shortfin_apps.llm.api.responses import routes as responses
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.errors import UnavailableError
 
+# Which its clients send; none has an effect here.
+ANTHROPIC_HEADERS = ("Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -34,22 +40,34 @@ def create_app(
     root_path: str = "",
     keys: KeyRing | None = None,
     cors_origins: Sequence[str] = (),
+    has_page: bool = True,
 ) -> FastAPI:
-    """The application for `service`, which may still be loading its model."""
+    """The application for `service`, which may still be loading its model; with a page at `/` or without."""
     # Serves the assets of /docs and /redoc itself; FastAPI's own pages load them from the internet.
     offline = {"validatorUrl": None}
     app = FastAPIOffline(title="shortfin-llm", version=__version__, swagger_ui_parameters=offline)
     app.state.service = service
-    for router in (native.router, abort.router, openai.router, ops.router, admin.router):
-        app.include_router(router)
+    for routes in (native, abort, openai, responses, anthropic, ops, probes, admin):
+        app.include_router(routes.router)
+    if has_page:
+        app.state.page = Page(service)
+        app.router.routes += app.state.page.routes()
     install_error_handlers(app)
     # The middleware added last sees a request first.
     app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, max_bytes=service.limits.body_bytes)
-    app.add_middleware(AuthMiddleware, keys=keys or KeyRing())
+    open_paths = OPEN_PATHS | PAGE_PATHS if has_page else OPEN_PATHS
+    app.add_middleware(AuthMiddleware, keys=keys or KeyRing(), open_paths=open_paths)
     if cors_origins:  # before AuthMiddleware: browsers send preflight requests without a key
         _add_cors(app, cors_origins)
     app.add_middleware(AccessLogMiddleware, clock=service.metrics.clock)
+    if service.traces is not None:
+        from shortfin_apps.llm.api.tracing import TracingMiddleware  # imports OpenTelemetry, an extra
+
+        tracer = service.traces.get_tracer("shortfin_llm", __version__)
+        app.add_middleware(
+            TracingMiddleware, tracer=tracer, model_name=service.name, clock=service.metrics.clock
+        )
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(DrainMiddleware, service=service)
     if root_path:
@@ -72,8 +90,8 @@ def _add_cors(app: FastAPI, origins: Sequence[str]) -> None:
     app.add_middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=["GET", "POST", "PUT"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-Id", KEY_HEADER, *ANTHROPIC_HEADERS],
         expose_headers=["Retry-After", HEADER, "X-Request-Id"],
     )
 
@@ -95,7 +113,10 @@ class RootPathMiddleware:
 
 
 class HeadMiddleware:
-    """Answers HEAD like GET but without the body; FastAPI's routes accept only GET."""
+    """Answers HEAD like GET but without the body; FastAPI's routes accept only GET.
+
+    `is_head` in the scope tells a route whose body has no end.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -108,7 +129,7 @@ class HeadMiddleware:
         async def send_without_body(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+        await self._app({**scope, "method": "GET", "is_head": True}, receive, send_without_body)
 
 
 class RequestIdMiddleware:

@@ -23,8 +23,9 @@ from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.errors import ForbiddenError, UnauthorizedError, error_response
 from shortfin_apps.llm.errors import InvalidRequestError
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # for load balancers, which have no key
+OPEN_PATHS = frozenset({"/health", "/ready", "/live"})  # for load balancers, which have no key
 SCHEME = "bearer"
+KEY_HEADER = "X-Api-Key"  # Anthropic's
 TENANT_HEADER = "X-Tenant"
 TENANT = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,256}")  # no comma, by which proxies join two headers
 WITHOUT_TENANT = frozenset({"GET", "HEAD", "OPTIONS"})  # methods of a gateway's own requests
@@ -110,19 +111,25 @@ class KeyRing:
 
 
 class AuthMiddleware:
-    """Rejects requests without a valid key before any other work; sets the caller for the routes."""
+    """Rejects requests without a valid key before any other work; sets the caller for the routes.
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    Those to `open_paths` need no key.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str] = OPEN_PATHS) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        caller = self._keys.caller(_bearer(headers))
-        if caller is None and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
-            error = UnauthorizedError("an API key is needed: send `Authorization: Bearer KEY`")
+        caller = self._keys.caller(_key(headers))
+        if caller is None and scope["path"].removeprefix(scope.get("root_path", "")) not in self._open_paths:
+            error = UnauthorizedError(
+                f"an API key is needed: send `Authorization: Bearer KEY` or `{KEY_HEADER}: KEY`"
+            )
             await error_response(Request(scope), error)(scope, receive, send)
             return
         if caller is not None and caller.is_gateway:
@@ -148,9 +155,10 @@ def require_admin(request: Request) -> None:
         raise ForbiddenError("this route needs an admin key: one of the server's `--admin-api-key`")
 
 
-def _bearer(headers: Headers) -> str:
+def _key(headers: Headers) -> str:
+    """The key of a request, "" if it has none. `Authorization` is what proxies set, so it comes first."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == SCHEME else ""
+    return key.strip() if scheme.lower() == SCHEME else headers.get(KEY_HEADER, "").strip()
 
 
 def _short(digest: bytes) -> str:

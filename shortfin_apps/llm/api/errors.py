@@ -1,14 +1,16 @@
-"""Converts errors to HTTP answers, in one of two formats.
+"""Converts errors to HTTP answers, in one of three formats.
 
-OpenAI's, on all routes but `/generate`:  {"error": {"message", "type", "param", "code"}}
-upstream shortfin's, on `/generate`:      {"error": message, "code", ...extra fields}
+OpenAI's, on all other routes:        {"error": {"message", "type", "param", "code"}}
+upstream shortfin's, on `/generate`:  {"error": message, "code", ...extra fields}
+Anthropic's, on `/v1/messages`:       {"type": "error", "error": {"type", "message"}}
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
@@ -17,8 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from shortfin_apps.llm.api.access_log import access_of
+from shortfin_apps.llm.api.anthropic.schema import MESSAGES_BODIES
 from shortfin_apps.llm.api.json_body import JsonResponse
-from shortfin_apps.llm.api.schema import FIELD_NAMES
+from shortfin_apps.llm.api.responses.schema import RESPONSES_BODIES
+from shortfin_apps.llm.api.schema import BODIES, NOT_SERVED
 from shortfin_apps.llm.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -31,12 +35,46 @@ from shortfin_apps.llm.errors import (
 
 logger = logging.getLogger(__name__)
 
-NATIVE_PATH = "/generate"
 RETRY_AFTER_LOADING_S = 5.0
+FIELD_NAMES = frozenset(
+    field.alias or name
+    for body in (*BODIES, *MESSAGES_BODIES, *RESPONSES_BODIES)
+    for name, field in body.model_fields.items()
+)
+
+
+class ErrorForm(Enum):
+    """A format of error bodies."""
+
+    OPENAI = auto()
+    NATIVE = auto()
+    ANTHROPIC = auto()
+
+
+# How the paths of routes end whose errors are not in OpenAI's format; a proxy's prefix may precede them.
+FORMS: tuple[tuple[str, ErrorForm], ...] = (
+    ("/generate", ErrorForm.NATIVE),
+    ("/v1/messages", ErrorForm.ANTHROPIC),
+    ("/v1/messages/count_tokens", ErrorForm.ANTHROPIC),
+)
+# Anthropic's `type` by status; of other 4xx it is `invalid_request_error`, of other 5xx `api_error`.
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
+
+
+class ResponseNotFoundError(InvalidRequestError):
+    """The request names a response that is not stored, or that another caller's request was answered with."""
 
 
 class UnauthorizedError(LlmError):
@@ -58,6 +96,7 @@ class Answer(NamedTuple):
 # The first matching class applies.
 ANSWERS: tuple[tuple[type[Exception], Answer], ...] = (
     (ModelNotFoundError, Answer(404, "invalid_request_error", "model_not_found")),
+    (ResponseNotFoundError, Answer(404, "invalid_request_error", "response_not_found")),
     (UnauthorizedError, Answer(401, "authentication_error", "invalid_api_key")),
     (ForbiddenError, Answer(403, "permission_error", "FORBIDDEN")),
     (InvalidRequestError, Answer(400, "invalid_request_error", "INVALID_REQUEST_ARGS")),
@@ -74,27 +113,45 @@ def answer_to(error: Exception) -> Answer:
     return next(answer for kind, answer in ANSWERS if isinstance(error, kind))
 
 
-def error_body(error: Exception, *, native: bool) -> dict[str, Any]:
+def error_body(error: Exception, form: ErrorForm) -> dict[str, Any]:
     """The body for `error`. The message of an unexpected error is not sent: it goes to the log only."""
-    answer = answer_to(error)
-    message = str(error) if isinstance(error, LlmError) else "internal error; see the server's log"
-    if native:
-        extra = error.extra if isinstance(error, InvalidRequestError) else {}
-        return {"error": message, "code": answer.code, **extra}
-    param = error.param if isinstance(error, InvalidRequestError) else None
-    return {"error": {"message": message, "type": answer.openai_type, "param": param, "code": answer.code}}
+    answer, message = answer_to(error), message_of(error)
+    invalid = error if isinstance(error, InvalidRequestError) else None
+    match form:
+        case ErrorForm.NATIVE:
+            return {"error": message, "code": answer.code, **(invalid.extra if invalid else {})}
+        case ErrorForm.ANTHROPIC:
+            return _anthropic_body(answer.status, message)
+        case ErrorForm.OPENAI:
+            param = invalid.param if invalid else None
+            return _openai_body(message, answer.openai_type, param, answer.code)
+
+
+def message_of(error: Exception) -> str:
+    """What clients are told of an error."""
+    return str(error) if isinstance(error, LlmError) else "internal error; see the server's log"
+
+
+def _openai_body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _anthropic_body(status: int, message: str) -> dict[str, Any]:
+    other = "api_error" if status >= 500 else "invalid_request_error"
+    return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, other), "message": message}}
 
 
 def error_response(request: Request, error: Exception) -> Response:
     answer = answer_to(error)
     access_of(request).error = answer.code
-    body = error_body(error, native=is_native(request))
+    body = error_body(error, form_of(request))
     return JsonResponse(body, status_code=answer.status, headers=_headers(error))
 
 
-def is_native(request: Request) -> bool:
-    """Whether the request gets errors in upstream's format."""
-    return request.url.path.endswith(NATIVE_PATH)
+def form_of(request: Request) -> ErrorForm:
+    """The format in which the request gets errors."""
+    path = request.url.path
+    return next((form for end, form in FORMS if path.endswith(end)), ErrorForm.OPENAI)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -134,10 +191,14 @@ def _headers(error: Exception) -> dict[str, str]:
 def _as_invalid_request(request: Request, error: RequestValidationError) -> InvalidRequestError:
     """One sentence from pydantic's list of errors: the first invalid field, and all rules it breaks."""
     problems = error.errors()
-    first = problems[0]
+    first = next((problem for problem in problems if problem["type"] == NOT_SERVED), problems[0])
+    problems = [first] if first["type"] == NOT_SERVED else problems
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
         return InvalidRequestError(f"the body is not valid JSON: {reason}")
+    if first["loc"][0] == "query":
+        name = str(first["loc"][-1])
+        return InvalidRequestError(f"`{name}`: {first['msg']}", name)
     param = _field(first["loc"])
     if param is None:
         if "json" not in request.headers.get("content-type", ""):
@@ -156,8 +217,11 @@ def _field(location: Sequence[int | str]) -> str | None:
 def http_response(request: Request, error: HTTPException) -> Response:
     """The answer to errors of HTTP itself: 404, 405, 413 and the like."""
     message = f"{request.method} {request.url.path}: {error.detail}"
-    if is_native(request):
-        body: dict[str, Any] = {"error": message, "code": "INVALID_REQUEST_ARGS"}
-    else:
-        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+    match form_of(request):
+        case ErrorForm.NATIVE:
+            body: dict[str, Any] = {"error": message, "code": "INVALID_REQUEST_ARGS"}
+        case ErrorForm.ANTHROPIC:
+            body = _anthropic_body(error.status_code, message)
+        case ErrorForm.OPENAI:
+            body = _openai_body(message, "invalid_request_error", None, None)
     return JsonResponse(body, status_code=error.status_code, headers=dict(error.headers or {}))

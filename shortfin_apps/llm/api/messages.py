@@ -12,26 +12,54 @@ from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, C
 from shortfin_apps.llm.components.request.messages import FinishReason
 
 
-class MessageReader:
-    """Reads the text of one answer as it comes, or at once."""
+class AnswerReader:
+    """Reads the pieces of one answer from its text, as it comes or at once."""
 
     def __init__(self, form: AnswerForm = PLAIN) -> None:
         self._form = form
         # Text without a dialect needs no parser, which would hold back white space at its end.
         self._parser = None if form.dialect == NO_DIALECT else form.parser()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text is the answer's content as it is."""
+        return self._parser is None
+
+    def pieces(self, text: str, *, is_last: bool) -> Sequence[Piece]:
+        """Those that `text`, which follows the last one, completes; without thoughts if they are left out."""
+        if self._parser is None:
+            return [Content(text)]
+        pieces: Sequence[Piece] = self._parser.push(text)
+        if is_last:
+            pieces = [*pieces, *self._parser.finish()]
+        if self._form.with_reasoning:
+            return pieces
+        return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+
+    def new_call_id(self) -> str:
+        """An id for a call, of the length that the model's template takes."""
+        code, length = uuid4().hex, self._form.id_chars
+        return f"call_{code}" if length is None else code[:length]
+
+
+class MessageReader:
+    """Reads the text of one answer as it comes, or at once."""
+
+    def __init__(self, form: AnswerForm = PLAIN) -> None:
+        self._reader = AnswerReader(form)
         self._num_calls = 0
 
     @property
     def is_plain(self) -> bool:
         """Whether the text is the message's content as it is."""
-        return self._parser is None
+        return self._reader.is_plain
 
     def message(self, text: str) -> dict[str, Any]:
         """The whole message."""
-        pieces = self._pieces(text, is_last=True)
+        pieces = self._reader.pieces(text, is_last=True)
         content = _text_of(pieces, Content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if reasoning := self._reasoning(pieces):
+        if reasoning := _text_of(pieces, Reasoning):
             message["reasoning_content"] = reasoning
         if calls := self._calls(pieces):
             message["content"] = content or None
@@ -40,9 +68,9 @@ class MessageReader:
 
     def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
         """What `text`, which follows the last one, adds to the message; empty while it is held back."""
-        pieces = self._pieces(text, is_last)
+        pieces = self._reader.pieces(text, is_last=is_last)
         delta: dict[str, Any] = {}
-        if reasoning := self._reasoning(pieces):
+        if reasoning := _text_of(pieces, Reasoning):
             delta["reasoning_content"] = reasoning
         if content := _text_of(pieces, Content):
             delta["content"] = content
@@ -53,15 +81,6 @@ class MessageReader:
     def finish_reason(self, reason: FinishReason | None) -> str | None:
         """OpenAI's, after the message or its last delta."""
         return "tool_calls" if self._num_calls and reason is FinishReason.STOP else reason
-
-    def _pieces(self, text: str, is_last: bool) -> Sequence[Piece]:
-        if self._parser is None:
-            return [Content(text)]
-        pieces = self._parser.push(text)
-        return [*pieces, *self._parser.finish()] if is_last else pieces
-
-    def _reasoning(self, pieces: Iterable[Piece]) -> str:
-        return _text_of(pieces, Reasoning) if self._form.with_reasoning else ""
 
     def _calls(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
         """The calls that begin or go on; one that goes on has neither id nor name."""
@@ -77,10 +96,9 @@ class MessageReader:
 
     def _begin_call(self, name: str) -> dict[str, Any]:
         self._num_calls += 1
-        code, length = uuid4().hex, self._form.id_chars
         return {
             "index": self._num_calls - 1,
-            "id": f"call_{code}" if length is None else code[:length],
+            "id": self._reader.new_call_id(),
             "type": "function",
             "function": {"name": name, "arguments": ""},
         }

@@ -23,12 +23,14 @@ from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.answers import GenerateAnswer, NativeErrorAnswer, errors, whole_or_streamed
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.best_of import Choices, choices_of
+from shortfin_apps.llm.api.errors import ErrorForm, error_body
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.receipts import with_receipts
 from shortfin_apps.llm.api.sampling import PARAM_NAMES, params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import GenerateBody, SamplingBody
 from shortfin_apps.llm.api.service import ServedModel, request_id_of, service_of
-from shortfin_apps.llm.api.streaming import EventStream, event, unless_disconnected
+from shortfin_apps.llm.api.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.api.structured_output import compiled_grammar
 from shortfin_apps.llm.api.terms import terms_of
 from shortfin_apps.llm.components.frontend.beam_search import check_num_beams
@@ -91,7 +93,10 @@ async def generate(body: GenerateBody, request: Request) -> Response:
     """Continues one prompt or a batch of them."""
     model = service_of(request).model
     items = await read_items(body, request)
-    by_item = [text_requests(item, model) for item in items]
+    by_item = [
+        with_receipts(text_requests(item, model), body.receipt, item.sampling, service_of(request))
+        for item in items
+    ]
     requests = list(chain.from_iterable(by_item))
     new_answer = partial(
         CumulativeAnswer,
@@ -304,6 +309,8 @@ class CumulativeAnswer:
             "completion_tokens": len(self.output_ids),
             "cached_tokens": self.num_cached_tokens,
         }
+        if delta.receipt is not None:
+            meta_info["receipt"] = delta.receipt
         if self.request.params.logprobs is not None:
             pairs = zip(delta.token_ids, delta.logprobs, strict=True)
             meta_info["output_token_logprobs"] = [self.triple(i, lp.logprob) for i, lp in pairs]
@@ -324,6 +331,8 @@ async def _whole(answer: CumulativeAnswer, delta: TextDelta) -> dict[str, Any]:
 class CumulativeEvents:
     """The events of a stream in SGLang's format; implements `Events`. `answers` are of all requests."""
 
+    done = DONE
+
     def __init__(self, answers: Sequence[CumulativeAnswer]) -> None:
         self._answers = answers
         self._submitted = [index for index, answer in enumerate(answers) if answer.request.generates]
@@ -338,6 +347,9 @@ class CumulativeEvents:
 
     def last(self) -> bytes:
         return b""
+
+    def failed(self, error: Exception) -> bytes:
+        return event(error_body(error, ErrorForm.NATIVE))
 
     def _event(self, index: int, delta: TextDelta) -> bytes:
         return event({**self._answers[index].add(delta), "index": index})

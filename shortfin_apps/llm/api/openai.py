@@ -19,29 +19,25 @@ from shortfin_apps.llm.api.answers import (
     errors,
     whole_or_streamed,
 )
-from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.best_of import Choices, choices_of
-from shortfin_apps.llm.api.conversation import conversation_text
+from shortfin_apps.llm.api.chat import chat_turn
 from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
-from shortfin_apps.llm.api.sampling import params_named, sampling_params, stop_strings
 from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.structured_output import compiled_grammar
-from shortfin_apps.llm.api.terms import terms_of
-from shortfin_apps.llm.api.tools import answer_form, answer_grammar, shown_ids, template_variables, tool_use
+from shortfin_apps.llm.api.text_requests import check_limits, text_requests
 from shortfin_apps.llm.components.frontend.prompt_scoring import prompt_logprobs, scoring_request
-from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.frontend.text_stream import (
     EMPTY_ANSWER,
     TextDelta,
     TextRequest,
     gather,
 )
-from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 from shortfin_apps.llm.errors import InvalidRequestError
 
@@ -64,7 +60,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     requests = [
         request_
         for prompt_token_ids in prompts
-        for request_ in _requests(
+        for request_ in text_requests(
             body,
             request,
             prompt_token_ids,
@@ -89,35 +85,11 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answers a conversation."""
     service = service_of(request)
     model = _prepare(service, body, request)
-    logprobs = _chat_logprobs(body)
-    service.limits.check_logprobs(logprobs, "top_logprobs")
-    model.generator.check_count(body.n or 1, "n")
-    use = tool_use(body, model.dialect)
-    text = await conversation_text(
-        service,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        variables=template_variables(body, model),
-        tools=use.shown,
-    )
-    grammar = await answer_grammar(body, use, model, text)
-    form = answer_form(body, use, model, text)
-    salt = caller_of(request).cache_salt(body.cache_salt)
-    requests = _requests(
-        body,
-        request,
-        await model.generator.encode_conversation(text, salt, "messages"),
-        prompt_field="messages",
-        max_tokens=_chat_max_tokens(body),
-        default_max_tokens=None,
-        logprobs=logprobs,
-        conversation=text,
-        grammar=grammar,
-        shown_ids=shown_ids(form, model),
-    )
+    turn = await chat_turn(body, request)
     extras = _extras(body, None)
-    shape = ChatShape(model.generator.tokenizer, requests[0].prompt_token_ids, extras, form)
-    return await _respond(request, body, model, requests, shape, _scorings(requests, extras))
+    prompt_token_ids = turn.requests[0].prompt_token_ids
+    shape = ChatShape(model.generator.tokenizer, prompt_token_ids, extras, turn.form)
+    return await _respond(request, body, model, turn.requests, shape, _scorings(turn.requests, extras))
 
 
 @router.get("/models", responses={200: {"model": ModelList}})
@@ -135,9 +107,7 @@ async def model(model_id: str, request: Request) -> Response:
 def _prepare(service: Service, body: OpenAIBody, request: Request) -> ServedModel:
     check_model(service, body.model)
     check_fields(body, request)
-    service.limits.check_choices(body.n, body.stop)
-    service.limits.check_bad_words(body.bad_words)
-    service.limits.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
+    check_limits(service, body)
     return service.model
 
 
@@ -181,11 +151,6 @@ def _echoes(batch: Sequence[Any], n: int, tokenizer: Tokenizer) -> list[str]:
     return [text for text in texts for _ in range(n)]
 
 
-def _is_empty(body: OpenAIBody) -> bool:
-    """Whether no token is to be generated, which is for completions alone: as in OpenAI's API and in vLLM."""
-    return isinstance(body, CompletionBody) and body.max_tokens == 0
-
-
 def _extras(body: OpenAIBody, echoed_logprobs: int | None) -> Extras:
     """Raises InvalidRequestError where log-probabilities of a prompt would have to be streamed."""
     if body.stream and body.prompt_logprobs is not None:
@@ -214,88 +179,6 @@ def _scorings(requests: Sequence[TextRequest], extras: Extras) -> list[TextReque
 
 def _is_ids(prompt: Sequence[object]) -> bool:
     return not prompt or isinstance(prompt[0], int)  # the schema keeps lists uniform
-
-
-def _requests(
-    body: OpenAIBody,
-    request: Request,
-    prompt_token_ids: tuple[int, ...],
-    *,
-    prompt_field: str,
-    max_tokens: tuple[str, int | None],
-    default_max_tokens: int | None,
-    logprobs: int | None,
-    conversation: str | None = None,
-    choices: Choices | None = None,
-    grammar: Grammar | None = None,
-    shown_ids: frozenset[int] = frozenset(),
-) -> list[TextRequest]:
-    """The `n` or `best_of` requests of one prompt, the text of which is `conversation` if it is one."""
-    max_name, max_value = max_tokens
-    model = service_of(request).model
-    generator = model.generator
-    logprobs_name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
-    with params_named({"max_tokens": max_name, "logprobs": logprobs_name}):
-        params = sampling_params(
-            body,
-            model.openai_defaults,
-            tokenizer=generator.tokenizer,
-            max_tokens=_max_tokens(
-                body, generator, prompt_token_ids, max_value, default_max_tokens, prompt_field
-            ),
-            logprobs=logprobs,
-            output_grammar=grammar,
-        )
-    return [
-        TextRequest(
-            request_id=request_id_of(request),
-            prompt_token_ids=prompt_token_ids,
-            params=with_seed(params, choice),
-            stop=stop_strings(body.stop),
-            include_stop=bool(body.include_stop_str_in_output),
-            skip_special_tokens=body.skip_special_tokens is not False,
-            shown_ids=shown_ids,
-            cache_salt=caller_of(request).cache_salt(body.cache_salt),
-            terms=terms_of(body, request),
-            choice=choice,
-            conversation=conversation,
-            generates=not _is_empty(body),
-        )
-        for choice in range(choices.generated if choices else body.n or 1)
-    ]
-
-
-def _max_tokens(
-    body: OpenAIBody,
-    generator: TextGenerator,
-    prompt_token_ids: tuple[int, ...],
-    max_tokens: int | None,
-    default: int | None,
-    prompt_field: str,
-) -> int:
-    """`TextGenerator.fit`, where 0 tokens are asked for as they may be."""
-    if max_tokens == 0 and not _is_empty(body):
-        raise InvalidRequestError("`max_tokens` must be at least 1", "max_tokens")
-    if max_tokens == 0 and body.min_tokens:
-        raise InvalidRequestError("`min_tokens` must lie in [0, max_tokens]", "min_tokens")
-    return generator.fit(prompt_token_ids, max_tokens, default=default, param=prompt_field)
-
-
-def _chat_max_tokens(body: ChatBody) -> tuple[str, int | None]:
-    """`max_completion_tokens`, or its older name `max_tokens`."""
-    if body.max_completion_tokens is None:
-        return "max_tokens", body.max_tokens
-    if body.max_tokens not in (None, body.max_completion_tokens):
-        raise InvalidRequestError("`max_tokens` and `max_completion_tokens` disagree", "max_tokens")
-    return "max_completion_tokens", body.max_completion_tokens
-
-
-def _chat_logprobs(body: ChatBody) -> int | None:
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs:
-        raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
-    return None
 
 
 async def _respond(

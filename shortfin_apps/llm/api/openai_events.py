@@ -7,7 +7,9 @@ from typing import Any
 
 import orjson
 
+from shortfin_apps.llm.api.errors import ErrorForm, error_body
 from shortfin_apps.llm.api.openai_shapes import Shape, usage
+from shortfin_apps.llm.api.streaming import DONE, event
 from shortfin_apps.llm.components.frontend.text_stream import EMPTY_ANSWER, TextDelta, TextRequest
 
 _MARK = "\0"  # what stands for the text
@@ -19,6 +21,8 @@ class ChunkEvents:
     A chunk's fields outside of `choices` are encoded once, as they are the same in all chunks, and so is all
     of a chunk that has nothing else but a text.
     """
+
+    done = DONE
 
     def __init__(
         self, shape: Shape, head: dict[str, Any], requests: Sequence[TextRequest], *, with_usage: bool
@@ -55,6 +59,9 @@ class ChunkEvents:
             return b""
         totals = usage(self._requests, self._generated, self._cached)
         return b"data: " + orjson.dumps({**self._head, "choices": [], "usage": totals}) + b"\n\n"
+
+    def failed(self, error: Exception) -> bytes:
+        return event(error_body(error, ErrorForm.OPENAI))
 
     def _chunks(self, index: int, delta: TextDelta) -> bytes:
         return b"".join(map(self._chunk, self._shape.chunks(index, delta)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shortfin_apps.llm.api.messages import MessageReader
+from shortfin_apps.llm.api.receipts import receipt_field
 from shortfin_apps.llm.api.tools import PLAIN, AnswerForm
 from shortfin_apps.llm.components.frontend.prompt_scoring import PromptLogprobs
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest
@@ -110,7 +111,7 @@ class CompletionShape:
         return self.choice(index, TextDelta(text, ()))
 
     def _extra_fields(self, index: int, answer: TextDelta) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = receipt_field(answer)
         prompt = self._requests[index].prompt_token_ids
         if self._extras.prompt_logprobs is not None:
             fields["prompt_logprobs"] = _by_token_id(
@@ -225,6 +226,7 @@ class ChatShape:
             "finish_reason": reader.finish_reason(delta.finish_reason),
             "stop_reason": delta.stop_reason,
             **({"token_ids": list(delta.token_ids)} if self._extras.token_ids else {}),
+            **receipt_field(delta),
         }
 
     def _logprobs(self, delta: TextDelta) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter
@@ -21,6 +20,7 @@ from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.components.engine_link.commands import ReadMetrics
 from shortfin_apps.llm.components.text.tokenizer import first_out_of_range
 from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.iree_release import installed_version
 
 router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors())
 
@@ -47,15 +47,7 @@ async def metrics(request: Request) -> Response:
 @router.get("/version")
 async def versions() -> Response:
     libraries = ("shortfin", "iree-base-runtime", "tokenizers")
-    return JsonResponse({"version": __version__, **{name: _version(name) for name in libraries}})
-
-
-def _version(library: str) -> str | None:
-    """None where it is not installed: shortfin need not be."""
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
+    return JsonResponse({"version": __version__, **{name: installed_version(name) for name in libraries}})
 
 
 @router.get("/server_info", responses={200: {"model": answers.ServerInfo}})

@@ -74,6 +74,7 @@ def sampling_params(
     values: dict[str, Any] = asdict(defaults) | {k: v for k, v in given.items() if v is not None}
     values["stop_token_ids"] = frozenset(stop_token_ids)
     values["logit_bias"], values["forced_token_ids"] = biases, ()
+    values["chosen_logits"] = False  # which is no field of a body
     values["bad_words"] = bad_word_ids(tokenizer, tuple(body.bad_words or ()))
     if body.allowed_token_ids is not None:
         values["allowed_token_ids"] = frozenset(body.allowed_token_ids)

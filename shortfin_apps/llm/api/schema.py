@@ -36,11 +36,14 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_TOOLS = 128  # OpenAI's
 
+NOT_SERVED = "not_served"  # the type of pydantic's errors for what an entry of a list may not be
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # The first wrong entry refuses a list: collecting the errors of millions would take seconds.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class Body(BaseModel):
@@ -129,6 +132,7 @@ class ServingFields(Body):
     user: str | None = None
     timeout_s: Number | None = None
     stream: bool | None = None
+    receipt: bool | Literal["text"] | None = None
 
 
 class SamplingBody(SamplingFields):
@@ -272,7 +276,7 @@ def arguments_object(arguments: str | Mapping[str, Any] | None) -> dict[str, Any
 class FunctionSpec(Body):
     READS_EXTRAS = True
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -388,4 +392,3 @@ BODIES: tuple[type[Body], ...] = (
     TokenizeBody,
     DetokenizeBody,
 )
-FIELD_NAMES = frozenset(field.alias or name for body in BODIES for name, field in body.model_fields.items())

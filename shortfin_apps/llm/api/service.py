@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from shortfin_apps.llm.api.body_fields import FieldCheck
 from shortfin_apps.llm.api.limits import Limits
+from shortfin_apps.llm.api.responses.store import ResponseStore
 from shortfin_apps.llm.api.sampling import SamplingDefaults
 from shortfin_apps.llm.api.stream_turns import StreamTurns
 from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT, Dialect
@@ -18,6 +19,24 @@ from shortfin_apps.llm.components.engine_link.commands import Command
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.errors import UnavailableError
+from shortfin_apps.llm.receipts.draft import Signs
+from shortfin_apps.llm.receipts.identity import ModelIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptSettings:
+    """Whether answers have receipts unless a request says otherwise, and what signs receipts, if anything."""
+
+    are_default: bool = False
+    signer: Signs | None = None
+
+
+NO_RECEIPTS = ReceiptSettings()
+
+PROBE_TIMEOUT_S = 20.0  # SGLang's
+
+if TYPE_CHECKING:  # an extra
+    from opentelemetry.sdk.trace import TracerProvider
 
 Everywhere = Callable[[Command], Awaitable[Sequence[float]]]
 """Carries out a command in all processes of a server; returns the sums of what they count."""
@@ -38,6 +57,7 @@ class ServedModel:
     info: Mapping[str, Any]  # for /server_info
     default_num_beams: int = 1
     everywhere: Everywhere | None = None  # None: there is no other process of this server
+    identity: ModelIdentity | None = None  # None: it is not known, so that there are no receipts
 
 
 class Service:
@@ -51,7 +71,11 @@ class Service:
         config: Mapping[str, Any],
         limits: Limits | None = None,
         strict_fields: bool = False,
+        receipts: ReceiptSettings = NO_RECEIPTS,
         stream_keep_alive_s: float | None = None,
+        responses: ResponseStore | None = None,
+        probe_timeout_s: float = PROBE_TIMEOUT_S,
+        traces: TracerProvider | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name  # as clients see it
@@ -60,15 +84,25 @@ class Service:
         self.metrics = metrics
         self.limits = limits or Limits()
         self.field_check = FieldCheck(strict=strict_fields)
+        self.receipts = receipts
         self.stream_keep_alive_s = stream_keep_alive_s  # None: streams send no comments
         self.stream_turns = StreamTurns()
+        self.responses = responses or ResponseStore(0, 0.0, time.monotonic)  # None: none are stored
+        self.probe_timeout_s = probe_timeout_s  # for the token of /health_generate
         self.config = config  # the effective server configuration, for /server_info
         self.stopping = False  # the server is stopping; requests are still accepted during the drain delay
+        self.traces = traces  # None: no request is traced
         self._model: ServedModel | None = None
+        metrics.show_state(lambda: self.ready, lambda: self.healthy)
 
     def serve(self, model: ServedModel) -> None:
         self._model = model
         self.metrics.watch(model.generator.engine)
+
+    def close(self) -> None:
+        """Exports the last spans, which takes seconds where their collector does not answer."""
+        if self.traces is not None:
+            self.traces.shutdown()
 
     @property
     def model(self) -> ServedModel:

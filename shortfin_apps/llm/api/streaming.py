@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from shortfin_apps.llm.api.access_log import access_of
-from shortfin_apps.llm.api.errors import answer_to, error_body, is_native
+from shortfin_apps.llm.api.errors import answer_to
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streamed_body import KeepAlive, StreamedBody
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextStream, close_all
@@ -32,6 +32,11 @@ def event(data: object) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+def named_event(data: Mapping[str, object]) -> bytes:
+    """One server-sent event that is named as the `type` of its payload."""
+    return f"event: {data['type']}\n".encode() + event(data)
+
+
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`; cancels it and raises RequestAbortedError when the client disconnects.
 
@@ -41,7 +46,12 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 class Events(Protocol):
-    """What a stream sends, as server-sent events in bytes."""
+    """What a stream sends, as server-sent events in bytes.
+
+    `done` marks the end of a stream, also of one that an error has ended.
+    """
+
+    done: bytes
 
     def first(self) -> bytes:
         """What depends on no token; it is sent with the first of the others."""
@@ -55,9 +65,13 @@ class Events(Protocol):
         """After all deltas."""
         ...
 
+    def failed(self, error: Exception) -> bytes:
+        """For an error after the status was sent."""
+        ...
+
 
 class EventStream(Response):
-    """Sends `events` of the output of `streams` as it comes, then `[DONE]`; closes `streams` at the end.
+    """Sends `events` of the output of `streams` as it comes, then their end; closes `streams` at the end.
 
     The status is sent with the first event: an error before it is raised, so that it is answered with its
     own status, and a router may send the request to another server; a later error is the last event. When
@@ -151,13 +165,13 @@ class EventStream(Response):
         """The end of the stream. Raises its error if that can still be answered with a status."""
         error = self._error
         if error is None:
-            return self._take_unsent() + self._events.last() + DONE
+            return self._take_unsent() + self._events.last() + self._events.done
         if not self._body.has_begun or isinstance(error, OSError):
             raise error
         if not isinstance(error, LlmError):
             logger.error("a stream failed", exc_info=error)
         access_of(self._request).error = answer_to(error).code
-        return self._take_unsent() + event(error_body(error, native=is_native(self._request))) + DONE
+        return self._take_unsent() + self._events.failed(error) + self._events.done
 
     def _take_unsent(self) -> bytes:
         data = self._first + b"".join(self._unsent)

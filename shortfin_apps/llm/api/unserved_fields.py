@@ -1,5 +1,6 @@
-"""Fields of OpenAI's, vLLM's, SGLang's and llama.cpp's servers that this server does not support, by route.
+"""Fields of other servers that this server does not support, by route.
 
+The servers are OpenAI's, Anthropic's, vLLM's, SGLang's and llama.cpp's.
 A `REFUSED` field would change the answer, so a request with it is refused. The values listed with it (and
 null) have no effect and are accepted: clients send defaults such as 1 choice or a penalty of 0. An `INERT`
 field does not change the answer: it tunes features that do not exist here, routes or labels the request, or
@@ -193,6 +194,93 @@ CHAT_REFUSED: Refused = {
     "return_flat_raw_output_top_logprobs": (False,),
 }
 CHAT_INERT = _OPENAI_INERT - CHAT_REFUSED.keys() - {"parallel_tool_calls"}
+
+# Of Anthropic's `/v1/messages`, to whose fields those of other servers' sampling are added.
+COUNT_TOKENS_REFUSED: Refused = {"context_management": ({}, {"edits": []}), "mcp_servers": ([],)}
+COUNT_TOKENS_INERT = frozenset({"cache_control", "speed", "user_profile_id", "workspace_id"})
+MESSAGES_REFUSED: Refused = {
+    **_OPENAI,
+    **COUNT_TOKENS_REFUSED,
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "speed": ("standard",),
+    "max_completion_tokens": (),
+    "parallel_tool_calls": (True,),
+    "reasoning_effort": (),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+}
+MESSAGES_INERT = (_OPENAI_INERT | COUNT_TOKENS_INERT) - MESSAGES_REFUSED.keys() - {"metadata"}
+MESSAGES_INSTEAD = {
+    "parallel_tool_calls": "use `tool_choice.disable_parallel_tool_use`",
+    "reasoning_effort": "use `output_config.effort`",
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), "use /v1/chat/completions"),
+}
+BLOCK_INERT = frozenset({"cache_control"})
+TEXT_BLOCK_REFUSED: Refused = {"citations": ([],)}
+TOOL_USE_REFUSED: Refused = {"caller": ({"type": "direct"},), "toolset_name": ()}
+TOOL_RESULT_REFUSED: Refused = {"toolset_name": ()}
+MESSAGES_TOOL_REFUSED: Refused = {
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "input_examples": ([],),
+}
+MESSAGES_TOOL_INERT = BLOCK_INERT | {"eager_input_streaming"}
+THINKING_INERT = frozenset(
+    {"budget_tokens"}
+)  # how many tokens to think for at most is the model's own choice
+
+# Of OpenAI's `/v1/responses`.
+RESPONSES_REFUSED: Refused = {
+    **_OPENAI,
+    "access_programs": (),
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "include": (
+        [],
+        ["reasoning.encrypted_content"],
+    ),  # thoughts are not encrypted here: they are answered as text
+    "max_completion_tokens": (),
+    "messages": (),
+    "moderation": (),
+    "prompt": (),
+    "reasoning_effort": (),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "truncation": ("disabled",),
+}
+RESPONSES_INERT = (_OPENAI_INERT | {"background_options", "max_tool_calls"}) - {
+    *("metadata", "store", "parallel_tool_calls"),
+}
+RESPONSES_INSTEAD = {
+    "background": "leave it out, and read the answer of this request",
+    "conversation": "use `previous_response_id`",
+    "messages": "use `input`",
+    "max_completion_tokens": "use `max_output_tokens`",
+    "reasoning_effort": "use `reasoning.effort`",
+    "truncation": "leave it out, and send less `input`",
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), "use /v1/chat/completions"),
+}
+RESPONSES_STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
+RESPONSES_TEXT_REFUSED: Refused = {"verbosity": ("medium",)}
+RESPONSES_REASONING_REFUSED: Refused = {"mode": ("standard",), "context": ("auto",)}
+RESPONSES_REASONING_INERT = frozenset({"summary", "generate_summary"})  # thoughts are answered whole
+RESPONSES_TOOL_REFUSED: Refused = {
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "output_schema": (),
+    "async": (False,),
+}
+RESPONSES_CALL_REFUSED: Refused = {"caller": ({"type": "direct"},), "namespace": (), "async": (False,)}
+RESPONSES_THOUGHT_REFUSED: Refused = {"encrypted_content": ("",)}
+RESPONSES_ITEM_INERT = frozenset(
+    {"phase", "prompt_cache_breakpoint", "annotations", "logprobs", "created_by"}
+)
 
 STRUCTURED_OUTPUTS_REFUSED: Refused = {
     "structural_tag": (),

@@ -1,0 +1,197 @@
+"""Bodies of `/v1/messages` and `/v1/messages/count_tokens`, in Anthropic's shape.
+
+The sampling fields of the other routes are served beside Anthropic's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from shortfin_apps.llm.api.schema import (
+    MAX_TOOLS,
+    NOT_SERVED,
+    Body,
+    FunctionName,
+    SamplingFields,
+    ServingFields,
+    Strings,
+)
+from shortfin_apps.llm.api.unserved_fields import (
+    BLOCK_INERT,
+    COUNT_TOKENS_INERT,
+    COUNT_TOKENS_REFUSED,
+    MESSAGES_INERT,
+    MESSAGES_INSTEAD,
+    MESSAGES_REFUSED,
+    MESSAGES_TOOL_INERT,
+    MESSAGES_TOOL_REFUSED,
+    TEXT_BLOCK_REFUSED,
+    THINKING_INERT,
+    TOOL_RESULT_REFUSED,
+    TOOL_USE_REFUSED,
+)
+
+
+class TextBlock(Body):
+    REFUSED = TEXT_BLOCK_REFUSED
+    INERT = BLOCK_INERT
+
+    type: Literal["text"]
+    text: str
+
+
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
+
+
+class ToolUseBlock(Body):
+    """A call in an assistant's message."""
+
+    REFUSED = TOOL_USE_REFUSED
+    INERT = BLOCK_INERT
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Body):
+    """The result of a call, in a user's message."""
+
+    REFUSED = TOOL_RESULT_REFUSED
+    INERT = BLOCK_INERT
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | TextBlocks | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(Body):
+    """A thought in an assistant's message; its signature is not looked at."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+# The tags stand in the locations of pydantic's errors, so none may be the name of a field.
+BLOCK_TAGS = {kind: f"{kind} block" for kind in ("text", "tool_use", "tool_result", "thinking")}
+
+
+def _tag_of(block: object) -> str | None:
+    kind = block.get("type") if isinstance(block, Mapping) else getattr(block, "type", None)
+    return BLOCK_TAGS.get(kind) if isinstance(kind, str) else None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("text block")]
+    | Annotated[ToolUseBlock, Tag("tool_use block")]
+    | Annotated[ToolResultBlock, Tag("tool_result block")]
+    | Annotated[ThinkingBlock, Tag("thinking block")],
+    Discriminator(
+        _tag_of,
+        custom_error_type=NOT_SERVED,
+        custom_error_message="a block must be of type `text`, `tool_use`, `tool_result` or `thinking`:"
+        " images, documents and other blocks are not read by this server",
+    ),
+]
+
+
+class InputMessage(Body):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class MessagesTool(Body):
+    """A function of the client. Tools that Anthropic runs have other types, which are refused."""
+
+    REFUSED = MESSAGES_TOOL_REFUSED
+    INERT = MESSAGES_TOOL_INERT
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class MessagesToolChoice(Body):
+    """`name` is that of the function to call, with the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    INERT = THINKING_INERT
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_value: dict[str, Any] = Field(alias="schema")  # `schema` is a method of BaseModel
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Body):
+    user_id: str | None = None
+
+
+class ConversationFields(Body):
+    """What a prompt is made of."""
+
+    model: str | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
+    system: str | TextBlocks | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CountTokensBody(ConversationFields):
+    """`POST /v1/messages/count_tokens`."""
+
+    REFUSED = COUNT_TOKENS_REFUSED
+    INERT = COUNT_TOKENS_INERT
+
+
+class MessagesBody(ConversationFields, ServingFields, SamplingFields):
+    """`POST /v1/messages`."""
+
+    REFUSED = MESSAGES_REFUSED
+    INERT = MESSAGES_INERT
+    INSTEAD = MESSAGES_INSTEAD
+
+    max_tokens: int
+    stop_sequences: Strings | None = None
+    metadata: Metadata | None = None
+
+
+MESSAGES_BODIES: tuple[type[Body], ...] = (
+    TextBlock,
+    ToolUseBlock,
+    ToolResultBlock,
+    ThinkingBlock,
+    InputMessage,
+    MessagesTool,
+    MessagesToolChoice,
+    Thinking,
+    OutputFormat,
+    OutputConfig,
+    Metadata,
+    CountTokensBody,
+    MessagesBody,
+)

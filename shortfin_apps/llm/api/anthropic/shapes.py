@@ -1,0 +1,71 @@
+"""The JSON objects of answers in Anthropic's shape: content blocks, stop reasons and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from shortfin_apps.llm.api.blocks import Block, BlockKind
+from shortfin_apps.llm.api.chat import ChatTurn, end_of
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta
+from shortfin_apps.llm.components.request.messages import FinishReason
+
+ID_PREFIX = "msg_"
+UNPARSED = "unparsed_arguments"  # the only field of an input which the model did not write as an object
+
+
+def message(
+    head: dict[str, Any],
+    blocks: Sequence[Block],
+    stop: dict[str, str | None],
+    usage: dict[str, int],
+) -> dict[str, Any]:
+    """A whole message; `head` has its `id` and `model`."""
+    content = [content_block(block) for block in blocks]
+    return {**head, "type": "message", "role": "assistant", "content": content, **stop, "usage": usage}
+
+
+def content_block(block: Block) -> dict[str, Any]:
+    """A block as far as it has come."""
+    match block.kind:
+        case BlockKind.TEXT:
+            return {"type": "text", "text": block.text}
+        case BlockKind.THOUGHT:
+            return {"type": "thinking", "thinking": block.text, "signature": ""}
+        case BlockKind.CALL:
+            called = {"type": "tool_use", "id": block.call_id, "name": block.name}
+            return {**called, "input": arguments_of(block.text)}
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call; of one that was cut, those that are complete, as Anthropic's client has them.
+
+    Calls that no grammar writes may be anything: what is no object is handed on under the name UNPARSED.
+    """
+    try:
+        value = from_json(text or "{}", allow_partial=True, allow_inf_nan=False)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {UNPARSED: text}
+
+
+def stop_of(answer: TextDelta, turn: ChatTurn, *, has_calls: bool) -> dict[str, str | None]:
+    """The reason why an answer ended, and its stop sequence. Raises RequestAbortedError if it was aborted."""
+    if end_of(answer) is FinishReason.LENGTH:
+        cut = "model_context_window_exceeded" if turn.fills_context else "max_tokens"
+        return {"stop_reason": cut, "stop_sequence": None}
+    if isinstance(answer.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_reason}
+    return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
+
+
+def usage_of(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, int]:
+    """Anthropic counts a prompt's cached tokens apart from its others."""
+    return {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+        "output_tokens": output_tokens,
+    }

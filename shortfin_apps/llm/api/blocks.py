@@ -1,0 +1,104 @@
+"""The blocks of an answer: thoughts, texts and calls, in the order in which the model wrote them.
+
+`/v1/responses` and `/v1/messages` answer with one object for each block, whole or as it grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from shortfin_apps.llm.api.messages import AnswerReader
+from shortfin_apps.llm.api.tools import AnswerForm
+from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Piece, Reasoning
+
+
+class BlockKind(Enum):
+    THOUGHT = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+KIND_OF = {Reasoning: BlockKind.THOUGHT, Content: BlockKind.TEXT, Arguments: BlockKind.CALL}
+
+
+@dataclass(slots=True, kw_only=True)
+class Block:
+    """The `index`-th block of an answer; `text` grows. That of a call is the JSON of its arguments."""
+
+    kind: BlockKind
+    index: int
+    text: str = ""
+    name: str = ""  # of a call, as the next one
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Grew:
+    """`text` is new at the end of the block."""
+
+    block: Block
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    block: Block
+
+
+Change = Began | Grew | Ended
+
+
+class BlockReader:
+    """Reads the text of one answer as it comes. An answer has at least one block; only the last is open."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._reader = AnswerReader(form)
+        self.blocks: list[Block] = []  # those that have begun
+        self._is_open = False
+
+    @property
+    def has_calls(self) -> bool:
+        return any(block.kind is BlockKind.CALL for block in self.blocks)
+
+    def read(self, text: str, *, is_last: bool) -> Iterator[Change]:
+        """What `text`, which follows the last one, changes. The iterator must be exhausted."""
+        for piece in self._reader.pieces(text, is_last=is_last):
+            yield from self._take(piece)
+        if is_last:
+            if not self.blocks:
+                yield from self._begin(BlockKind.TEXT)
+            yield from self._end()
+
+    def read_whole(self, text: str) -> list[Block]:
+        """The blocks of an answer that is complete."""
+        for _ in self.read(text, is_last=True):
+            pass
+        return self.blocks
+
+    def _take(self, piece: Piece) -> Iterator[Change]:
+        if isinstance(piece, CallStart):
+            yield from self._begin(BlockKind.CALL, piece.name, self._reader.new_call_id())
+        elif piece.text:
+            kind = KIND_OF[type(piece)]
+            if not self._is_open or self.blocks[-1].kind is not kind:
+                yield from self._begin(kind)
+            self.blocks[-1].text += piece.text
+            yield Grew(self.blocks[-1], piece.text)
+
+    def _begin(self, kind: BlockKind, name: str = "", call_id: str = "") -> Iterator[Change]:
+        yield from self._end()
+        self.blocks.append(Block(kind=kind, index=len(self.blocks), name=name, call_id=call_id))
+        self._is_open = True
+        yield Began(self.blocks[-1])
+
+    def _end(self) -> Iterator[Change]:
+        if self._is_open:
+            self._is_open = False
+            yield Ended(self.blocks[-1])

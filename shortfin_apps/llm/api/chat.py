@@ -1,0 +1,155 @@
+"""Turns of a chat: what `/v1/chat/completions`, `/v1/responses` and `/v1/messages` have in common.
+
+A route converts its body to a ChatBody; `chat_turn` makes the requests of it, and `submitted` and `answer_of`
+have them generated. Errors name the fields of ChatBody; a route whose body has others renames them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from shortfin_apps.llm.api.access_log import access_of
+from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.conversation import conversation_text
+from shortfin_apps.llm.api.schema import ChatBody, SamplingFields, ServingFields
+from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.api.streaming import unless_disconnected
+from shortfin_apps.llm.api.text_requests import text_requests
+from shortfin_apps.llm.api.tools import (
+    AnswerForm,
+    ToolUse,
+    answer_form,
+    answer_grammar,
+    shown_ids,
+    template_variables,
+    tool_use,
+)
+from shortfin_apps.llm.components.frontend.text_stream import TextDelta, TextRequest, TextStream, gather
+from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.errors import InvalidRequestError, RequestAbortedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    use: ToolUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTurn:
+    """A conversation to be answered: a request for each choice, and how their answers are parsed.
+
+    `fills_context`: there was no room for as many tokens as were asked for.
+    """
+
+    requests: Sequence[TextRequest]
+    form: AnswerForm
+    fills_context: bool = False
+
+
+async def chat_prompt(body: ChatBody, request: Request) -> ChatPrompt:
+    """Raises InvalidRequestError for a conversation that the chat template refuses, or too long a one."""
+    service = service_of(request)
+    model = service.model
+    use = tool_use(body, model.dialect)
+    text = await conversation_text(
+        service,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        variables=template_variables(body, model),
+        tools=use.shown,
+    )
+    salt = caller_of(request).cache_salt(body.cache_salt)
+    token_ids = await model.generator.encode_conversation(text, salt, "messages")
+    return ChatPrompt(text=text, token_ids=token_ids, use=use)
+
+
+async def chat_turn(body: ChatBody, request: Request, *, cuts_to_fit: bool = False) -> ChatTurn:
+    """The body must have passed `check_limits`. Raises InvalidRequestError.
+
+    That is for a `max_tokens`, too, which the context has no room for, unless it is to be cut to fit.
+    """
+    service = service_of(request)
+    model = service.model
+    logprobs = _logprobs(body)
+    service.limits.check_logprobs(logprobs, "top_logprobs")
+    model.generator.check_count(body.n or 1, "n")
+    prompt = await chat_prompt(body, request)
+    grammar = await answer_grammar(body, prompt.use, model, prompt.text)
+    form = answer_form(body, prompt.use, model, prompt.text)
+    room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)
+    fills_context = cuts_to_fit and body.max_tokens is not None and body.max_tokens > room
+    if fills_context:
+        body = body.model_copy(update={"max_tokens": room})
+    requests = text_requests(
+        body,
+        request,
+        prompt.token_ids,
+        prompt_field="messages",
+        max_tokens=_max_tokens(body),
+        default_max_tokens=None,
+        logprobs=logprobs,
+        conversation=prompt.text,
+        grammar=grammar,
+        shown_ids=shown_ids(form, model),
+    )
+    return ChatTurn(requests=requests, form=form, fills_context=fills_context)
+
+
+async def submitted(turn: ChatTurn, request: Request) -> list[TextStream]:
+    """The streams of the answers. Raises the engine's error if it does not admit all requests."""
+    access = access_of(request)
+    access.requests = turn.requests
+    access.pending = streams = await service_of(request).model.generator.submit(turn.requests)
+    return streams
+
+
+async def answer_of(turn: ChatTurn, request: Request) -> TextDelta:
+    """The whole answer to a turn with one request. Raises RequestAbortedError if the client disconnects."""
+    (answer,) = await unless_disconnected(request, gather(await submitted(turn, request)))
+    return answer
+
+
+def _max_tokens(body: ChatBody) -> tuple[str, int | None]:
+    """`max_completion_tokens`, or its older name `max_tokens`."""
+    if body.max_completion_tokens is None:
+        return "max_tokens", body.max_tokens
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        raise InvalidRequestError("`max_tokens` and `max_completion_tokens` disagree", "max_tokens")
+    return "max_completion_tokens", body.max_completion_tokens
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
+    return None
+
+
+def chat_body(body: SamplingFields, **fields: Any) -> ChatBody:
+    """A chat with the sampling and serving fields of `body`, which has both, and `fields`.
+
+    Raises InvalidRequestError for several choices, as the routes that call this answer with one.
+    """
+    if body.n not in (None, 1):
+        raise InvalidRequestError("`n` must be 1, as this route gives one answer", "n")
+    shared = (*SamplingFields.model_fields, *ServingFields.model_fields)
+    return ChatBody(**{name: getattr(body, name) for name in shared} | fields)
+
+
+def end_of(answer: TextDelta) -> FinishReason | None:
+    """The finish reason. Raises RequestAbortedError, or its cause, for an answer that was aborted.
+
+    That is for routes whose shape has no answer that is cut for another reason than its length.
+    """
+    if answer.finish_reason is FinishReason.ABORT:
+        raise answer.error or RequestAbortedError("the request was aborted")
+    return answer.finish_reason

@@ -1,0 +1,149 @@
+"""`/v1/responses`, as OpenAI's clients expect it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shortfin_apps.llm.api.answers import errors, whole_or_streamed
+from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.chat import ChatTurn, answer_of, chat_turn, submitted
+from shortfin_apps.llm.api.errors import ResponseNotFoundError
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.api.model_name import check_model
+from shortfin_apps.llm.api.responses import answers
+from shortfin_apps.llm.api.responses.answer import ResponseAnswer
+from shortfin_apps.llm.api.responses.conversation import NAMES, chat_of_response
+from shortfin_apps.llm.api.responses.events import ResponseEvents
+from shortfin_apps.llm.api.responses.kept import items_before, items_of, page_of, to_store
+from shortfin_apps.llm.api.responses.schema import Item, ResponsesBody
+from shortfin_apps.llm.api.responses.shapes import ResponseShape
+from shortfin_apps.llm.api.responses.store import ResponseStore, StoredResponse
+from shortfin_apps.llm.api.sampling import params_named
+from shortfin_apps.llm.api.service import service_of
+from shortfin_apps.llm.api.streaming import EventStream
+from shortfin_apps.llm.api.text_requests import check_limits
+from shortfin_apps.llm.errors import InvalidRequestError
+
+router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["openai"], responses=errors())
+
+MAX_ITEMS = 100  # of one page, as at OpenAI
+
+
+@router.post("/responses", responses=whole_or_streamed(answers.ResponseAnswer))
+async def create(body: ResponsesBody, request: Request) -> Response:
+    """Answers a conversation, which may go on behind a stored response."""
+    service = service_of(request)
+    check_model(service, body.model)
+    check_fields(body, request)
+    items = [*_items_before(body, request), *items_of(body.input)]
+    is_stored = _is_stored(body, service.responses)
+    with params_named(NAMES):
+        chat = chat_of_response(body, items)
+        check_limits(service, chat)
+        turn = await chat_turn(chat, request)
+    answer = _new_answer(body, turn, request, is_stored=is_stored)
+    keep = partial(_keep, request, items) if is_stored else _forget
+    if body.stream:
+        return EventStream(request, ResponseEvents(answer, keep), await submitted(turn, request))
+    answer.add(await answer_of(turn, request))
+    response = answer.response()
+    keep(response)
+    return JsonResponse(response)
+
+
+@router.get("/responses/{response_id}", responses={200: {"model": answers.ResponseAnswer}})
+async def retrieve(response_id: str, request: Request, stream: bool = False) -> Response:
+    """A stored response."""
+    stored = _stored(response_id, request)
+    _refuse_more(request)
+    if stream:
+        raise InvalidRequestError("`stream`: a stored response is not streamed again; leave it out", "stream")
+    return Response(stored.response, media_type=JsonResponse.media_type)
+
+
+@router.delete("/responses/{response_id}", responses={200: {"model": answers.DeletedResponse}})
+async def delete(response_id: str, request: Request) -> Response:
+    """Forgets a stored response; those that go on behind it stay."""
+    _stored(response_id, request)
+    service_of(request).responses.delete(caller_of(request).digest, response_id)
+    return JsonResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/responses/{response_id}/input_items", responses={200: {"model": answers.InputItems}})
+async def input_items(
+    response_id: str,
+    request: Request,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """What a stored response answers: the whole conversation before it."""
+    stored = _stored(response_id, request)
+    _refuse_more(request)
+    return JsonResponse(page_of(stored, after=after, limit=limit, order=order))
+
+
+def _refuse_more(request: Request) -> None:
+    """Raises InvalidRequestError for an `include` of what responses do not have; thoughts are in them."""
+    query = request.query_params
+    included = {*query.getlist("include"), *query.getlist("include[]")}  # the second is the client's
+    if included - {"reasoning.encrypted_content"}:
+        raise InvalidRequestError("`include`: responses have nothing more here; leave it out", "include")
+
+
+def _items_before(body: ResponsesBody, request: Request) -> list[Item]:
+    """Those of the response that this one follows, and its own. Raises InvalidRequestError."""
+    if body.previous_response_id is None:
+        return []
+    return items_before(_stored(body.previous_response_id, request, "previous_response_id"))
+
+
+def _stored(response_id: str, request: Request, param: str = "response_id") -> StoredResponse:
+    """Raises ResponseNotFoundError, also for a response to another caller."""
+    store = service_of(request).responses
+    if (stored := store.get(caller_of(request).digest, response_id)) is not None:
+        return stored
+    reason = "" if store.keeps_any else ": this server stores none; send the whole conversation in `input`"
+    raise ResponseNotFoundError(f"there is no response {response_id[:80]!r}{reason}", param)
+
+
+def _is_stored(body: ResponsesBody, store: ResponseStore) -> bool:
+    """Raises InvalidRequestError if the response must be stored and cannot be."""
+    if body.store and not store.keeps_any:
+        raise InvalidRequestError(
+            "`store`: this server stores no responses; leave it out, and send the whole conversation in"
+            " `input`",
+            "store",
+        )
+    return body.store is not False and store.keeps_any
+
+
+def _new_answer(body: ResponsesBody, turn: ChatTurn, request: Request, *, is_stored: bool) -> ResponseAnswer:
+    service = service_of(request)
+    shape = ResponseShape(
+        body,
+        turn.requests[0],
+        code=uuid4().hex,  # clients choose request ids, so that these may come twice
+        created_at=int(service.clock()),
+        model=service.name,
+        is_stored=is_stored,
+    )
+    return ResponseAnswer(shape, turn, service.model.generator.tokenizer, service.clock)
+
+
+def _keep(request: Request, items: Sequence[Item], response: dict[str, Any]) -> None:
+    """Stores the response, and says in it if there is no room for it."""
+    store = service_of(request).responses
+    owner = caller_of(request).digest
+    response["store"] = store.put(owner, response["id"], to_store(response, items))
+
+
+def _forget(response: dict[str, Any]) -> None:
+    pass

@@ -1,0 +1,95 @@
+"""The requests of one prompt, from the body of one of OpenAI's routes or of one that is converted to it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from shortfin_apps.llm.api.auth import caller_of
+from shortfin_apps.llm.api.best_of import Choices
+from shortfin_apps.llm.api.receipts import with_receipts
+from shortfin_apps.llm.api.sampling import params_named, sampling_params, stop_strings
+from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
+from shortfin_apps.llm.api.service import Service, request_id_of, service_of
+from shortfin_apps.llm.api.terms import terms_of
+from shortfin_apps.llm.components.frontend.text_generation import TextGenerator, with_seed
+from shortfin_apps.llm.components.frontend.text_stream import TextRequest
+from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.errors import InvalidRequestError
+
+
+def check_limits(service: Service, body: OpenAIBody) -> None:
+    """Raises InvalidRequestError for more choices, stop strings or banned words than allowed, and so on."""
+    service.limits.check_choices(body.n, body.stop)
+    service.limits.check_bad_words(body.bad_words)
+    service.limits.check_logprobs(body.prompt_logprobs, "prompt_logprobs")
+
+
+def is_empty(body: OpenAIBody) -> bool:
+    """Whether no token is to be generated, which is for completions alone: as in OpenAI's API and in vLLM."""
+    return isinstance(body, CompletionBody) and body.max_tokens == 0
+
+
+def text_requests(
+    body: OpenAIBody,
+    request: Request,
+    prompt_token_ids: tuple[int, ...],
+    *,
+    prompt_field: str,
+    max_tokens: tuple[str, int | None],
+    default_max_tokens: int | None,
+    logprobs: int | None,
+    conversation: str | None = None,
+    choices: Choices | None = None,
+    grammar: Grammar | None = None,
+    shown_ids: frozenset[int] = frozenset(),
+) -> list[TextRequest]:
+    """The `n` or `best_of` requests of one prompt, the text of which is `conversation` if it is one."""
+    max_name, max_value = max_tokens
+    model = service_of(request).model
+    generator = model.generator
+    logprobs_name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+    with params_named({"max_tokens": max_name, "logprobs": logprobs_name}):
+        params = sampling_params(
+            body,
+            model.openai_defaults,
+            tokenizer=generator.tokenizer,
+            max_tokens=_max_tokens(
+                body, generator, prompt_token_ids, max_value, default_max_tokens, prompt_field
+            ),
+            logprobs=logprobs,
+            output_grammar=grammar,
+        )
+    requests = [
+        TextRequest(
+            request_id=request_id_of(request),
+            prompt_token_ids=prompt_token_ids,
+            params=with_seed(params, choice),
+            stop=stop_strings(body.stop),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            shown_ids=shown_ids,
+            cache_salt=caller_of(request).cache_salt(body.cache_salt),
+            terms=terms_of(body, request),
+            choice=choice,
+            conversation=conversation,
+            generates=not is_empty(body),
+        )
+        for choice in range(choices.generated if choices else body.n or 1)
+    ]
+    return with_receipts(requests, body.receipt, body, service_of(request))
+
+
+def _max_tokens(
+    body: OpenAIBody,
+    generator: TextGenerator,
+    prompt_token_ids: tuple[int, ...],
+    max_tokens: int | None,
+    default: int | None,
+    prompt_field: str,
+) -> int:
+    """`TextGenerator.fit`, where 0 tokens are asked for as they may be."""
+    if max_tokens == 0 and not is_empty(body):
+        raise InvalidRequestError("`max_tokens` must be at least 1", "max_tokens")
+    if max_tokens == 0 and body.min_tokens:
+        raise InvalidRequestError("`min_tokens` must lie in [0, max_tokens]", "min_tokens")
+    return generator.fit(prompt_token_ids, max_tokens, default=default, param=prompt_field)

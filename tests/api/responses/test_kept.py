@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.api.responses.conversation import messages_of
+from shortfin_apps.llm.api.responses.kept import ITEMS, items_before, items_of, page_of, to_store
+from tests.api.responses.test_conversation import ANSWER, CALL, RESULT, THOUGHT, USER
+
+GIVEN: list[Any] = [USER, THOUGHT, ANSWER, CALL, RESULT]
+INPUTS = st.lists(st.sampled_from(GIVEN), max_size=8)
+
+
+@given(INPUTS, st.lists(st.sampled_from([THOUGHT, ANSWER, CALL]), max_size=3))
+def test_a_conversation_goes_on_as_it_was(given_items: list[Any], output: list[Any]) -> None:
+    items = ITEMS.validate_python(given_items)
+    before = items_before(to_store({"output": output}, items))
+    assert messages_of(before) == messages_of(ITEMS.validate_python([*given_items, *output]))
+
+
+@given(INPUTS, st.integers(1, 4), st.sampled_from(["asc", "desc"]))
+def test_pages_join_to_the_whole(given_items: list[Any], limit: int, order: str) -> None:
+    stored = to_store({"output": []}, ITEMS.validate_python(given_items))
+    whole = page_of(stored, after=None, limit=100, order=order)["data"]
+    found: list[Any] = []
+    after, has_more = None, True
+    while has_more:
+        page = page_of(stored, after=after, limit=limit, order=order)
+        found += page["data"]
+        after, has_more = page["last_id"], page["has_more"]
+    assert found == whole
+    assert len(whole) == len(given_items)
+
+
+def test_a_text_is_a_message_of_the_user() -> None:
+    (item,) = page_of(to_store({}, items_of("hi")), after=None, limit=1, order="asc")["data"]
+    assert item["id"].startswith("msg_")
+    assert (item["role"], item["content"]) == ("user", [{"type": "input_text", "text": "hi"}])
