@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import iree.runtime as iree
@@ -46,7 +47,7 @@ def test_a_file_a_hugging_face_directory_and_schemes_are_sources(tmp_path: Path)
     assert not is_source(tmp_path / "notes.txt")
 
 
-@pytest.mark.parametrize("name", ["model.vmfb", "manifest.json"])
+@pytest.mark.parametrize("name", ["model.vmfb", "model.haswell.vmfb", "manifest.json"])
 def test_a_directory_with_a_program_is_no_source(tmp_path: Path, name: str) -> None:
     directory = write_hf(tmp_path / "hf")
     (directory / name).touch()
@@ -153,3 +154,13 @@ def test_build_puts_a_model_where_serve_finds_it_again(
     assert made[0] == made[1] != made[2]
     assert {out.parent for out in made} == {tmp_path / SERVED}
     assert capsys.readouterr().out.split() == [str(out) for out in made]
+
+
+def test_a_thread_beside_the_main_one_builds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It handles no signals, so none is to be passed on."""
+    monkeypatch.setattr(building, "build_command", lambda *_: ["--version"])
+    made: list[ServerConfig] = []
+    thread = threading.Thread(target=lambda: made.append(built(settings("random:tiny"))))
+    thread.start()
+    thread.join()
+    assert str(made[0].artifact).startswith("shortfin-llm ")

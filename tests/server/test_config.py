@@ -9,7 +9,6 @@ from shortfin_apps.llm.components.batching.modes.auto import AutoModeOptions
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
 from shortfin_apps.llm.components.batching.modes.extend_attention import ExtendAttentionOptions
 from shortfin_apps.llm.components.batching.scheduler import DEFAULT_SCHEDULING
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions
 from shortfin_apps.llm.server.config import ServerConfigError, flag
 from tests.server.settings import notes_of, parse
 
@@ -72,6 +71,10 @@ def test_an_invalid_setting_is_named(argv: list[str], message: str) -> None:
         (["--speculative", "ngram", "--speculative-tokens", "4"], None),
         (["--speculative-model", "SMALL", "--speculative-tokens", "4"], None),
         (["--tenant-weights"], None),
+        (["--api-processes", "2", "--stored-responses", "9"], "--stored-responses"),
+        (["--api-processes", "2", "--stored-responses", "0"], None),
+        (["--stored-responses", "0", "--stored-responses-ttl", "9"], "--stored-responses-ttl"),
+        (["--stored-responses", "9", "--stored-responses-ttl", "9"], None),
         (["--device", "hip", "--device-ids", "0"], None),
         (["--threads", "2"], None),
         (["--prefills-per-decode", "2"], None),
@@ -129,20 +132,6 @@ def test_modes_and_the_server_have_the_same_defaults() -> None:
     for name, options in MODE_CHOICES.items():
         assert parse("DIR", "--batch-mode", name).mode_options(stride=16) == options()
     assert parse("DIR").scheduling_options() == DEFAULT_SCHEDULING
-
-
-def test_kv_events_have_a_topic_by_which_llm_d_finds_the_server() -> None:
-    assert parse("DIR").kv_event_options("tiny") is None
-    flags = ("--kv-events-endpoint", "tcp://*:5557", "--kv-events-replay-endpoint", "tcp://*:5558")
-    address = ("--host", "10.0.0.1", "--port", "8001")
-    options = parse("DIR", *flags, *address).kv_event_options("org/tiny")
-    assert options == KVEventOptions(
-        endpoint="tcp://*:5557", replay_endpoint="tcp://*:5558", topic="kv@10.0.0.1:8001@org/tiny"
-    )
-    given = ("--kv-events-topic", "t", "--kv-events-hash-seed", "0")
-    options = parse("DIR", *flags, *given).kv_event_options("tiny")
-    assert options is not None
-    assert (options.topic, options.hash_seed) == ("t", "0")
 
 
 @pytest.mark.parametrize("name", ["--kv-events-endpoint", "--kv-events-replay-endpoint"])

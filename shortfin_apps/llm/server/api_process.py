@@ -74,7 +74,8 @@ def run(load: LoadFrontEnd) -> int:
     config = options.config
     logs.set_up(config.log_level, config.log_format)
     logs.quieten_uvicorn(config.log_level)
-    service = make_service(config, options.name, ServerMetrics(options.name, engine_pid=options.engine_pid))
+    metrics = ServerMetrics(options.name, engine_pid=options.engine_pid, tenants=config.weighted_tenants)
+    service = make_service(config, options.name, metrics)
     server = Server(
         config,
         service,
@@ -83,6 +84,8 @@ def run(load: LoadFrontEnd) -> int:
         loads_first=options.replaces,
     )
     server.run(sockets=[listener])
+    if not server.force_exit:
+        service.close()
     status = exit_status_of(server.failure, was_forced=server.force_exit)
     if server.leaves_thread:
         exit_with_thread(status)

@@ -6,11 +6,13 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.advice import SCHEMES, is_gguf
-from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, VMFB
+from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.components.runtime.names import CPU_NAMES, GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import check_gpu
@@ -61,8 +63,8 @@ def is_source(path: Path) -> bool:
     """Whether `path` is to be built: a GGUF file, a Hugging Face directory, or `hf:` and the like."""
     try:
         if path.is_dir():
-            has_program = (path / MANIFEST).exists() or (path / VMFB).exists()
-            return (path / CONFIG).is_file() and not has_program
+            is_built = (path / MANIFEST).exists() or has_program(path)
+            return (path / CONFIG).is_file() and not is_built
         return str(path).startswith(SCHEMES) or (path.is_file() and is_gguf(path))
     except OSError:  # opening it as a model directory says what is wrong
         return False
@@ -87,12 +89,21 @@ def _build_device(device: str) -> str:
 
 def _run(command: list[str]) -> str:
     """What `command` prints. SIGTERM ends it too; Ctrl-C reaches it without us. Raises BuildFailed."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            printed, _ = child.communicate()
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, _ends_with_us(child):
+        printed, _ = child.communicate()
     if child.returncode:
         raise BuildFailed(child.returncode if child.returncode > 0 else 128 - child.returncode)
     return printed.strip()
+
+
+@contextmanager
+def _ends_with_us(child: subprocess.Popen[str]) -> Iterator[None]:
+    """Context in which SIGTERM ends `child`, if this is the main thread, which alone handles signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

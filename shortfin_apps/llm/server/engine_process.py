@@ -20,6 +20,7 @@ from shortfin_apps.llm.server.api_processes import ApiProcesses, api_process_com
 from shortfin_apps.llm.server.banner import announce
 from shortfin_apps.llm.server.config import ServerConfig
 from shortfin_apps.llm.server.daemon_thread import in_daemon_thread
+from shortfin_apps.llm.server.flight_recorder import dump_at_signal
 from shortfin_apps.llm.server.http_server import GRACE_S, LAST_STEP_S, STOPPING, STOPPING_AT_ONCE, url_of
 from shortfin_apps.llm.server.model_loading import LoadedEngine
 
@@ -72,6 +73,7 @@ class EngineProcess:
         self._processes = ApiProcesses(self._links, listener, command, options, self._config.api_processes)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        dump_at_signal(lambda: self._engine)
         try:
             await self._serve(listener)
         except Exception as error:

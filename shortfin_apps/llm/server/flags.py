@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -25,14 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--artifact", dest="artifact_flag", help=argparse.SUPPRESS)
     yaml_help = "file with any of these settings by name"
     _add_flag(parser, "config", "config", type=Path, metavar="YAML", help=yaml_help)
-    for name, field in ServerConfig.model_fields.items():
-        if name != "artifact":
-            _add_flag(parser, name, name, help=_help(name), **_arity(name, field.annotation))
+    add_settings(parser, [name for name in ServerConfig.model_fields if name != "artifact"])
     for other, ours in OTHER_NAMES.items():
         _add_flag(parser, other, ours, help=argparse.SUPPRESS)
     for name, kind in UPSTREAM_IGNORED.items():
         action = "store_true" if kind == "flag" else "store"
         _add_flag(parser, name, name, action=action, help=argparse.SUPPRESS)
+
+
+def add_settings(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
+    """A flag for each of these fields, in both spellings; one that is not given leaves no attribute."""
+    for name in names:
+        annotation = ServerConfig.model_fields[name].annotation
+        _add_flag(parser, name, name, help=_help(name), **_arity(name, annotation))
 
 
 def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> ServerConfig:
@@ -48,7 +54,7 @@ def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> Ser
     return load(values, read_yaml(Path(args.config), note) if "config" in args else {}, note)
 
 
-def _add_flag(parser: argparse.ArgumentParser, name: str, dest: str, **options: Any) -> None:
+def _add_flag(parser: argparse._ActionsContainer, name: str, dest: str, **options: Any) -> None:
     """The spelling with dashes is shown in the help, the one with underscores works too."""
     dashed, plain = flag(name), f"--{name}"
     parser.add_argument(dashed, dest=dest, default=argparse.SUPPRESS, **options)

@@ -20,6 +20,7 @@ from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.server.banner import announce
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.server.daemon_thread import in_daemon_thread
+from shortfin_apps.llm.server.flight_recorder import dump_at_signal
 from shortfin_apps.llm.server.keys import key_ring
 from shortfin_apps.llm.server.model_loading import Loaded, RunningEngine
 from shortfin_apps.llm.server.protocol import bounded
@@ -88,6 +89,7 @@ class Server(uvicorn.Server):
             for sock in sockets
         ]
         self.started = True
+        dump_at_signal(lambda: self._engine)
 
     def _protocol(self) -> asyncio.Protocol:
         return self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -175,7 +177,13 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
     keys = key_ring(config)
     password = config.ssl_keyfile_password
     http = uvicorn.Config(
-        create_app(service, root_path=config.root_path, keys=keys, cors_origins=config.cors_origin),
+        create_app(
+            service,
+            root_path=config.root_path,
+            keys=keys,
+            cors_origins=config.cors_origin,
+            has_page=config.page,
+        ),
         http=bounded(
             read_timeout_s=config.read_timeout,
             send_timeout_s=config.send_timeout,

@@ -22,10 +22,14 @@ from shortfin_apps.llm.components.frontend.engine_client import EngineClient
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.components.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.components.kv_events.options import KVEventOptions
+from shortfin_apps.llm.components.self_test.options import NO_SELF_TEST, SelfTestOptions
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, read_json_object
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.receipts.identity import ModelIdentity, identity_of
+from shortfin_apps.llm.self_test_file import SelfTestFile
 from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.server.flight_recorder import recorder_options
+from shortfin_apps.llm.server.kv_events import kv_event_options
 from shortfin_apps.llm.server.warm_up import warm_up_progress
 
 logger = logging.getLogger(__name__)
@@ -153,7 +157,19 @@ def served_model(
         info=artifact.config.to_dict(),
         default_num_beams=config.num_beams,
         everywhere=everywhere,
+        identity=_identity(artifact, config),
     )
+
+
+def _identity(artifact: Artifact, config: ServerConfig) -> ModelIdentity | None:
+    """Raises ServerConfigError where every answer is to have a receipt, and none can have one."""
+    identity = identity_of(artifact)
+    if identity is None and config.receipts:
+        raise ServerConfigError(
+            "`--receipts` needs the manifest of a directory that `shortfin-llm build` wrote; serve one, or"
+            " leave that option out"
+        )
+    return identity
 
 
 @contextmanager
@@ -219,6 +235,9 @@ def _load_engine(
     if draft is not None:
         _check_same_tokens(tokenizer, draft)
     _tell_dialect(tokenizer, config)
+    for each in (artifact, draft):
+        if each is not None and each.choice is not None:
+            logger.info("%s: %s", each.name, each.choice)
     from shortfin_apps.llm.components import loading  # imports the device libraries
     from shortfin_apps.llm.components.speculative_loading import DraftFiles
 
@@ -244,7 +263,10 @@ def _load_engine(
         vocab_size=artifact.vocab_size,
         tokenizer_vocab_size=tokenizer.vocab_size,
         stall_timeout_s=config.stall_timeout,
-        kv_events=_kv_events(config, config.served_model_name or artifact.name),
+        tune=config.tune,
+        kv_events=kv_event_options(config, config.served_model_name or artifact.name),
+        flight_recorder=recorder_options(artifact, config),
+        self_test=_self_test_options(artifact, config),
     )
     with warm_up_progress() as on_warm_up:
         return loading.load_engine(
@@ -258,11 +280,24 @@ def _load_engine(
         )
 
 
-def _kv_events(config: ServerConfig, name: str) -> KVEventOptions | None:
-    options = config.kv_event_options(name)
-    if options is not None and not options.is_local:
-        logger.warning("anyone who can reach %s can read the token ids of prompts", options.endpoint)
-    return options
+def _self_test_options(artifact: Artifact, config: ServerConfig) -> SelfTestOptions:
+    """Raises ArtifactError for a file that cannot be read."""
+    if config.self_test == "off":
+        return NO_SELF_TEST
+    if artifact.self_test is None:
+        logger.info(
+            "%s has no self-test: what it computes is compared with nothing; `shortfin-llm build` adds one",
+            artifact.name,
+        )
+        return NO_SELF_TEST
+    manifest = artifact.manifest
+    return SelfTestOptions(
+        when=config.self_test,
+        file=SelfTestFile.load(artifact.self_test),
+        identity=None if manifest is None else manifest.identity,
+        kernels=() if manifest is None else manifest.kernels,
+        same_bits=manifest is not None and manifest.target.gives_same_bits,
+    )
 
 
 def _defaults(generation: dict[str, object], otherwise: float, config: ServerConfig) -> SamplingDefaults:

@@ -33,7 +33,7 @@ def serve(config: ServerConfig) -> int:
     check_address_space([artifact, *([draft] if draft else ())], config)
     open_files.allow(config.limit_concurrency)
     name = config.served_model_name or artifact.name
-    service = make_service(config, name, ServerMetrics(name))
+    service = make_service(config, name, ServerMetrics(name, tenants=config.weighted_tenants))
     server: Server | EngineProcess
     if config.api_processes == 1:
         server = Server(config, service, lambda: load_model(artifact, config, service.metrics, draft))
@@ -44,6 +44,8 @@ def serve(config: ServerConfig) -> int:
     sock = bind(config.host, config.port)
     logger.info("listening on %s, loading %s", url_of([sock], config.ssl_certfile is not None), name)
     server.run(sockets=[sock])
+    if not server.force_exit:
+        service.close()
     status = exit_status_of(server.failure, was_forced=server.force_exit)
     if server.leaves_thread:
         exit_with_thread(status)
