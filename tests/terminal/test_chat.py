@@ -3,10 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import select
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +15,13 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from shortfin_apps.llm.cli import main
+from shortfin_apps.llm.terminal.history import history_file
 from tests.scripted_server import DONE, Answer, ScriptedServer, event, says, streams, usage_event
+from tests.terminal.screen import PATIENCE_S, running
 
 CHAT = "/v1/chat/completions"
 Type = Callable[..., None]
 CTRL_C, CTRL_D = "\x03", "\x04"
-PATIENCE_S = 30.0  # generous: it takes a second
 
 
 def delta(text: str, finish_reason: str | None = None) -> bytes:
@@ -76,52 +74,33 @@ def contents(server: ScriptedServer) -> list[list[str]]:
     return [[message["content"] for message in body["messages"]] for body in server.bodies(CHAT)]
 
 
-def read_until(terminal: int, wanted: bytes) -> bytes:
-    """Reads a program's output up to and including `wanted`."""
-    seen = b""
-    poll = select.poll()  # unlike `select`, it takes descriptors above 1023
-    poll.register(terminal, select.POLLIN)
-    while wanted not in seen:
-        assert poll.poll(PATIENCE_S * 1000), f"no {wanted!r} in {PATIENCE_S} s, but {seen!r}"
-        try:
-            seen += os.read(terminal, 1)
-        except OSError:  # the other end is closed
-            raise AssertionError(f"it ended without {wanted!r}: {seen!r}") from None
-    return seen
-
-
-@pytest.fixture
-def terminal(server: ScriptedServer) -> Iterator[int]:
-    """The user's end of a terminal in which `chat` runs."""
-    user_end, chat_end = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    command = [sys.executable, "-m", "shortfin_apps.llm", "chat", "--url", server.url]
-    process = subprocess.Popen(
-        command,
-        stdin=chat_end,
-        stdout=chat_end,
-        stderr=chat_end,
-        env=environment,
-        start_new_session=True,
-    )
-    os.close(chat_end)
-    try:
-        yield user_end
-    finally:
-        process.kill()
-        process.wait(PATIENCE_S)
-        os.close(user_end)
-
-
-def test_a_text_pasted_into_a_terminal_is_one_turn(server: ScriptedServer, terminal: int) -> None:
-    read_until(terminal, b"\x1b[?2004h")  # it has enabled bracketed paste
-    os.write(terminal, pasted("def f():\r  return 1\r\r/reset").encode() + b"\r")
-    read_until(terminal, b"Hi!")
-    read_until(terminal, b"\x1b[?2004h")
-    os.write(terminal, b"And now?\r")
-    read_until(terminal, b"Hi!")
+def test_a_chat_in_a_terminal(server: ScriptedServer) -> None:
+    """Pasted lines are one turn, answers are rendered, and Ctrl-C stops one, keeping what came."""
+    code = answers("Use `x`:\n\n```py\n", "x = 1\n", "```\n\n**Done**")
+    server.on(CHAT, code, server.endless(delta("Once *upon*")), answers("Hi!"))
+    with running("chat", "--url", server.url, "--temperature", "0.5", rows=30) as (terminal, process):
+        terminal.wait("Ctrl-D quits\n>")
+        terminal.type(pasted("def f():\r  return 1\r\r/reset") + "\r")
+        screen = terminal.wait("prompt tokens cached\n>")
+        assert "\nUse x:\n" in screen
+        assert "\n x = 1\n" in screen
+        assert "\nDone\n" in screen
+        assert "\n3 tokens, " in screen
+        terminal.type("And now?\r")
+        terminal.wait("Once upon")
+        terminal.type(CTRL_C)
+        terminal.wait("(stopped)")
+        terminal.type("Go on\r")
+        terminal.wait(lambda text: text.count("tokens cached\n>") == 2)
+        terminal.type("/hel\t")
+        terminal.wait("> /help")
+        terminal.type("\r")
+        terminal.wait("//TEXT")
+        terminal.type(CTRL_D)
+        assert process.wait(PATIENCE_S) == 0
     turn = "def f():\n  return 1\n\n/reset"
-    assert contents(server) == [[turn], [turn, "Hi!", "And now?"]]
+    assert contents(server)[0] == [turn]
+    assert contents(server)[2][2:] == ["And now?", "Once *upon*", "Go on"]
 
 
 def test_a_pipe_is_answered_line_by_line(
@@ -165,15 +144,68 @@ def test_a_missing_server_is_reported_before_the_first_turn(
 
 
 def test_commands_change_the_conversation(server: ScriptedServer, typed: Type) -> None:
-    typed("one", "/reset", "two", "/system Be brief.", "three", "/system", "four", "/exit", "never")
+    typed(
+        "one", "/clear", "two", "/system Be brief.", "three", "/system -", "/undo", "four", "/quit", "never"
+    )
     assert chat(server) == 0
-    assert contents(server) == [["one"], ["two"], ["Be brief.", "three"], ["four"]]
+    assert contents(server) == [
+        ["one"],
+        ["two"],
+        ["Be brief.", "two", "Hi!", "three"],
+        ["two", "Hi!", "four"],
+    ]
+
+
+def test_two_slashes_send_one(server: ScriptedServer, typed: Type) -> None:
+    typed("//usr/bin")
+    assert chat(server) == 0
+    assert contents(server) == [["/usr/bin"]]
+
+
+def test_the_last_question_is_asked_again_with_another_seed(server: ScriptedServer, typed: Type) -> None:
+    server.on(CHAT, answers("One"), answers("Two"), answers("Three"), answers("Four"))
+    typed("Hello", "/regen", "/regen", "And?")
+    assert chat(server) == 0
+    assert contents(server) == [["Hello"], ["Hello"], ["Hello"], ["Hello", "Three", "And?"]]
+    seeds = [body.get("seed") for body in server.bodies(CHAT)]
+    assert (seeds[0], seeds[3]) == (None, None)
+    assert len({*seeds}) == 3
+
+
+def test_seeds_of_answers_that_were_asked_again_can_be_repeated(server: ScriptedServer, typed: Type) -> None:
+    typed("Hello", "/regen", "/regen", "And?", "/regen")
+    assert chat(server, "--seed", "7") == 0
+    assert [body["seed"] for body in server.bodies(CHAT)] == [7, 8, 9, 7, 8]
+
+
+def test_an_answer_stays_when_there_is_no_other(server: ScriptedServer, typed: Type) -> None:
+    server.on(CHAT, answers("One"), says({"error": {"message": "gone"}}, 400), answers("Two"))
+    typed("Hello", "/regen", "And?")
+    assert chat(server) == 0
+    assert contents(server)[2] == ["Hello", "One", "And?"]
+
+
+def test_parameters_are_changed_between_answers(server: ScriptedServer, typed: Type) -> None:
+    typed("one", "/params temperature=0.5 top_k=4", "two", "/params top_k=", "three")
+    assert chat(server, "-t", "0") == 0
+    settings = [(body["temperature"], body.get("top_k")) for body in server.bodies(CHAT)]
+    assert settings == [(0, None), (0.5, 4), (0.5, None)]
+
+
+@pytest.mark.parametrize(("options", "kept"), [((), True), (("--no-history",), False)])
+def test_what_is_typed_is_kept_unless_unwanted(
+    server: ScriptedServer, typed: Type, options: tuple[str, ...], kept: bool
+) -> None:
+    typed("Hello")
+    assert chat(server, *options) == 0
+    assert history_file().exists() == kept
+    assert not kept or "+Hello\n" in history_file().read_text()
 
 
 def test_pasted_text_is_only_a_command_for_a_system_message(server: ScriptedServer, typed: Type) -> None:
     typed(pasted("/usr/bin\n/usr/lib"), pasted("/system Be brief.\nBe kind."), "Hello")
     assert chat(server) == 0
-    assert contents(server) == [["/usr/bin\n/usr/lib"], ["Be brief.\nBe kind.", "Hello"]]
+    assert [messages[0] for messages in contents(server)] == ["/usr/bin\n/usr/lib", "Be brief.\nBe kind."]
 
 
 def test_text_typed_around_pasted_text_is_part_of_the_turn(server: ScriptedServer, typed: Type) -> None:
@@ -200,7 +232,7 @@ def test_help_and_unknown_commands(
     typed("/help", "/dance")
     assert chat(server) == 0
     out = capsys.readouterr().out
-    assert out.count("/save FILE") == 2
+    assert out.count("/save FILE") == 1
     assert "unknown command /dance" in out
     assert server.bodies(CHAT) == []
 
@@ -222,7 +254,7 @@ def test_ctrl_c_at_the_prompt_does_not_quit(
 ) -> None:
     typed(CTRL_C, "Hello")
     assert chat(server) == 0
-    assert "(Ctrl-D or /exit quits)" in capsys.readouterr().out
+    assert "(Ctrl-D or /quit quits)" in capsys.readouterr().out
     assert contents(server) == [["Hello"]]
 
 

@@ -28,6 +28,15 @@ async def test_text_is_printed_and_counted(capsys: pytest.CaptureFixture[str]) -
     )
 
 
+async def test_figures_fit_in_a_line_below_the_answer() -> None:
+    answer = StreamedAnswer(clock=ticking().__next__)
+    assert answer.figures() == ""
+    await answer.show(stream(Chunk("The "), Chunk("end", "length"), Chunk("", usage=Usage(5, 3, 2))))
+    assert answer.figures() == (
+        "3 tokens, 1.3 tokens/s, TTFT 500 ms, 2 of 5 prompt tokens cached, cut at its longest"
+    )
+
+
 async def test_a_final_newline_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     await StreamedAnswer().show(stream(Chunk("a\n")))
     assert capsys.readouterr().out == "a\n"
@@ -65,3 +74,20 @@ async def test_reasoning_is_printed_on_a_terminal(
     )
     assert capsys.readouterr().out == printed
     assert (answer.text, answer.ttft_s) == ("The end", 0.5)
+
+
+async def test_control_characters_are_shown_on_a_terminal_and_kept_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await StreamedAnswer().show(stream(Chunk("a\x1b[2J")))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    await StreamedAnswer().show(stream(Chunk("a\x1b[2J", reasoning="\x07")))
+    assert capsys.readouterr().out == "a\x1b[2J\n\x1b[2m␇\x1b[0m\na␛[2J\n"
+
+
+async def test_reasoning_within_an_answer_has_lines_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    await StreamedAnswer().show(stream(Chunk("One"), Chunk("", reasoning="hm"), Chunk("Two")))
+    assert capsys.readouterr().out == "One\n\x1b[2mhm\x1b[0m\nTwo\n"

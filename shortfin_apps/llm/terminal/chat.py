@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from pathlib import Path
+from typing import cast
+
+from rich.console import Console
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient, Message, Sampling
 from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.terminal.commands import COMMAND_HELP, Commands, is_command, without_escape
 from shortfin_apps.llm.terminal.conversation import Conversation
+from shortfin_apps.llm.terminal.history import encodable
+from shortfin_apps.llm.terminal.markdown import StreamedMarkdown
 from shortfin_apps.llm.terminal.options import (
     add_sampling_options,
     add_server_options,
     open_client,
     sampling_from,
 )
-from shortfin_apps.llm.terminal.printing import StreamedAnswer
-from shortfin_apps.llm.terminal.prompt import Prompt
+from shortfin_apps.llm.terminal.printing import DIM, PLAIN, PlainText, StreamedAnswer, Writer
 
 DESCRIPTION = """\
-Talks to a served model, streaming its answers and remembering the conversation. Ctrl-C stops an answer,
-Ctrl-D quits. A text pasted into a terminal is one turn, even with several lines. With stdin from a pipe, each
-line is one turn and only the answers go to stdout."""
-COMMAND_HELP = """\
-  /reset            forget the conversation so far
-  /system [TEXT]    set the system message and forget the conversation; without TEXT, drop it
-  /save FILE        write the conversation as JSON, the body of a chat request
-  /help             this list
-  /exit             quit"""
+Talks to a served model, streaming its answers and remembering the conversation. At a terminal, answers are
+rendered as Markdown. Enter sends, Alt-Enter or Ctrl-J starts a new line, and a text pasted into a terminal is
+one turn, even with several lines. Ctrl-C stops an answer and keeps what came, Ctrl-D quits. What you type is
+kept for Up and Ctrl-R in ~/.local/state/shortfin-llm/chat_history (or in XDG_STATE_HOME), readable by you
+alone. With stdin from a pipe, each line is one turn and only the answers go to stdout."""
 EPILOG = f"""\
 in the conversation:
 {COMMAND_HELP}
@@ -52,6 +53,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
+        "--plain", action="store_true", help="print answers as they are, not rendered as Markdown"
+    )
+    parser.add_argument("--no-history", action="store_true", help="keep no file of what is typed")
+    parser.add_argument(
         "--stats", action="store_true", help="token counts and times on stderr after each answer"
     )
     add_server_options(parser)
@@ -59,15 +64,19 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    interactive = sys.stdin.isatty()
     with asyncio.Runner() as runner:
         client = open_client(args)
         try:
-            chat = Chat(runner, client, sampling_from(args), args.system, interactive, args.stats)
-            chat.loop()
+            Chat(runner, client, args).loop()
         finally:
             runner.run(client.aclose())
     return 0
+
+
+def another_seed(sampling: Sampling, times: int) -> Sampling:
+    """The parameters of an answer asked for again: with a seed so many further on, else a random one."""
+    seed = sampling["seed"] + times if "seed" in sampling else secrets.randbits(31)
+    return cast(Sampling, {**sampling, "seed": seed})
 
 
 class Chat:
@@ -76,33 +85,36 @@ class Chat:
     `asyncio.Runner` turns Ctrl-C during an answer into a cancellation, which disconnects.
     """
 
-    def __init__(
-        self,
-        runner: asyncio.Runner,
-        client: LlmClient,
-        sampling: Sampling,
-        system: str | None,
-        interactive: bool,
-        stats: bool,
-    ) -> None:
+    def __init__(self, runner: asyncio.Runner, client: LlmClient, args: argparse.Namespace) -> None:
         self._runner = runner
         self._client = client
-        self._sampling = sampling
-        self._interactive = interactive
-        self._prompt = Prompt() if interactive else None
-        self._stats = stats
-        self._done = False
-        self.conversation = Conversation(system)
+        self._interactive = sys.stdin.isatty()
+        self._stats: bool = args.stats
+        self._times_again = 0  # that the last question was asked
+        self._writer = answer_writer(args.plain)
+        self.conversation = Conversation(args.system)
+        self.commands = Commands(self.conversation, sampling_from(args), self._say, self._regenerate)
+        self._read = self._typed(not args.no_history) if self._interactive else input
+
+    def _typed(self, keeps_history: bool) -> Callable[[], str]:
+        # A pipe needs none of these.
+        from prompt_toolkit.history import InMemoryHistory
+
+        from shortfin_apps.llm.terminal.history import history_file, open_history
+        from shortfin_apps.llm.terminal.prompt import Prompt
+
+        history = open_history(history_file(), self._say) if keeps_history else InMemoryHistory()
+        return Prompt(history, self.commands.names).read
 
     def loop(self) -> None:
         """Reads and answers turns until the end of the input. Raises LlmError if no server answers."""
         if self._interactive:
             self._greet()
-        while not self._done and (line := self._read_line()) is not None:
-            if _is_command(line):
-                self._command(line)
+        while not self.commands.done and (line := self._read_line()) is not None:
+            if is_command(line):
+                self.commands.run(line)
             elif line:
-                self._turn(line)
+                self._turn(without_escape(line))
 
     def _greet(self) -> None:
         # Requested before the first turn, so that a missing server is reported at once.
@@ -113,7 +125,7 @@ class Chat:
         """The next turn without surrounding whitespace; None at the end of the input."""
         while True:
             try:
-                return (input() if self._prompt is None else self._prompt.read()).strip()
+                return encodable(self._read()).strip()
             except EOFError:
                 if self._interactive:
                     print()
@@ -121,12 +133,25 @@ class Chat:
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
-                print("\n(Ctrl-D or /exit quits)")
+                print("\n(Ctrl-D or /quit quits)")
 
     def _turn(self, question: str) -> None:
-        answer = StreamedAnswer()
+        self._times_again = 0
+        if text := self._answer(self.conversation.asking(question), self.commands.sampling):
+            self.conversation.answered(question, text)
+
+    def _regenerate(self) -> None:
+        # Until another answer is there, the conversation keeps the one that it has.
+        messages = self.conversation.asking_again()
+        self._times_again += 1
+        if text := self._answer(messages, another_seed(self.commands.sampling, self._times_again)):
+            self.conversation.answered_again(text)
+
+    def _answer(self, messages: Sequence[Message], sampling: Sampling) -> str:
+        """The text of the answer, which it prints; none after an error."""
+        answer = StreamedAnswer(writer=self._writer)
         try:
-            self._runner.run(self._answer(self.conversation.asking(question), answer))
+            self._runner.run(self._stream(messages, sampling, answer))
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
@@ -135,51 +160,28 @@ class Chat:
             if not self._interactive:
                 raise
             print(f"error: {error}", file=sys.stderr)
-            return
-        if answer.text:
-            self.conversation.answered(question, answer.text)
+            return ""
+        self._show_figures(answer)
+        return answer.text
+
+    def _show_figures(self, answer: StreamedAnswer) -> None:
         if self._stats:
             print(answer.summary(), file=sys.stderr)
+        elif self._interactive and sys.stdout.isatty() and (figures := answer.figures()):
+            print(f"{DIM}{figures}{PLAIN}")
 
-    async def _answer(self, messages: Sequence[Message], answer: StreamedAnswer) -> None:
-        async with aclosing(self._client.stream_chat(messages, **self._sampling)) as chunks:
+    async def _stream(self, messages: Sequence[Message], sampling: Sampling, answer: StreamedAnswer) -> None:
+        async with aclosing(self._client.stream_chat(messages, **sampling)) as chunks:
             await answer.show(chunks)
-
-    def _command(self, line: str) -> None:
-        name, _, argument = line.partition(" ")
-        argument = argument.strip()
-        match name:
-            case "/exit" | "/quit":
-                self._done = True
-            case "/reset":
-                self.conversation.reset()
-                self._say("(forgotten)")
-            case "/system":
-                self.conversation = Conversation(argument or None)
-                self._say("(system message set)" if argument else "(no system message)")
-            case "/save":
-                self._save(argument)
-            case "/help":
-                self._say(COMMAND_HELP)
-            case _:
-                self._say(f"unknown command {name}; the commands are\n{COMMAND_HELP}")
-
-    def _save(self, name: str) -> None:
-        if not name:
-            self._say("/save needs a file name")
-            return
-        try:
-            self.conversation.save(Path(name).expanduser())
-        except OSError as error:
-            self._say(f"cannot write {name}: {error.strerror}")
-        else:
-            self._say(f"(saved to {name})")
 
     def _say(self, text: str) -> None:
         # In a pipe, stdout has only the answers.
         print(text, file=sys.stdout if self._interactive else sys.stderr)
 
 
-def _is_command(turn: str) -> bool:
-    """Whether a turn is a command. A turn of several lines is pasted text, unless it is a system message."""
-    return turn.startswith("/") and ("\n" not in turn or turn.startswith("/system "))
+def answer_writer(plain: bool) -> Callable[[], Writer]:
+    """What writes answers: Markdown on a terminal that can move its cursor, unless `plain`."""
+    console = Console()
+    if plain or not console.is_terminal or console.is_dumb_terminal:
+        return PlainText
+    return lambda: StreamedMarkdown(console, asyncio.get_running_loop().call_later)

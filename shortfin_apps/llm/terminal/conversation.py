@@ -1,15 +1,19 @@
-"""The turns of a conversation, and saving them to a file."""
+"""The turns of a conversation, and its files."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from shortfin_apps.llm.client import Message
+from shortfin_apps.llm.errors import InvalidRequestError
+
+MARKDOWN_SUFFIXES = (".md", ".markdown")
 
 
 class Conversation:
-    """User and assistant turns, alternating, after an optional system message."""
+    """The turns after an optional system message. In one that was loaded, the last question may be open."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
@@ -25,17 +29,93 @@ class Conversation:
         """The messages and a new question, which is not added to the history until it is answered."""
         return [*self.messages, {"role": "user", "content": question}]
 
+    def asking_again(self) -> list[Message]:
+        """The messages up to the last question. Raises InvalidRequestError when there is none."""
+        after = self._last_question() + 1
+        return self.messages[: len(self.messages) - len(self._turns) + after]
+
     def answered(self, question: str, answer: str) -> None:
         self._turns += [
             {"role": "user", "content": question},
             {"role": "assistant", "content": answer},
         ]
 
+    def answered_again(self, answer: str) -> None:
+        """Puts this answer in the place of the last question's."""
+        del self._turns[self._last_question() + 1 :]
+        self._turns.append({"role": "assistant", "content": answer})
+
+    def undo(self) -> str:
+        """Removes the last question, which it returns, and its answer. Raises InvalidRequestError."""
+        place = self._last_question()
+        question = str(self._turns[place]["content"])
+        del self._turns[place:]
+        return question
+
+    def _last_question(self) -> int:
+        """The place of the last question among the turns."""
+        for place in reversed(range(len(self._turns))):
+            if self._turns[place]["role"] == "user":
+                return place
+        raise InvalidRequestError("nothing has been asked yet")
+
     def reset(self) -> None:
         """Removes the turns but not the system message."""
         self._turns.clear()
 
-    def save(self, file: Path) -> None:
-        """Writes `{"messages": [...]}`, the body of a chat request."""
-        text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2)
-        file.write_text(text + "\n", encoding="utf-8")
+    def save(self, file: Path, overwrite: bool = False) -> None:
+        """Writes the body of a chat request, `{"messages": [...]}`; or Markdown if the file's suffix says so.
+
+        Raises InvalidRequestError when the file exists, unless `overwrite`, or cannot be written.
+        """
+        text = self._markdown() if file.suffix in MARKDOWN_SUFFIXES else self._json()
+        try:
+            with file.open("w" if overwrite else "x", encoding="utf-8") as output:
+                output.write(text)
+        except FileExistsError:
+            raise InvalidRequestError(f"{file} exists; `/save! {file}` overwrites it", "file") from None
+        except OSError as error:
+            raise InvalidRequestError(f"cannot write {file}: {error.strerror}", "file") from error
+
+    def _json(self) -> str:
+        return json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2) + "\n"
+
+    def _markdown(self) -> str:
+        return "\n".join(f"## {m['role'].capitalize()}\n\n{m['content']}\n" for m in self.messages)
+
+    def load(self, file: Path) -> None:
+        """Takes the messages of a file that `save` wrote as JSON.
+
+        Raises InvalidRequestError for another file, and changes nothing then.
+        """
+        messages = _messages_of(file)
+        self.system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else None
+        self._turns = messages
+
+
+def _messages_of(file: Path) -> list[Message]:
+    """At least one message, the first of which alone may be the system's."""
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read {file}: {error.strerror}", "file") from error
+    except ValueError:
+        raise InvalidRequestError(f"{file} is not JSON, as `/save` writes it", "file") from None
+    messages = body.get("messages") if isinstance(body, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequestError(f"{file} has no `messages`, as `/save` writes them", "file")
+    return [_message(message, file, place) for place, message in enumerate(messages)]
+
+
+def _message(message: Any, file: Path, place: int) -> Message:
+    roles = ("system", "user", "assistant") if place == 0 else ("user", "assistant")
+    if (
+        not isinstance(message, dict)
+        or message.keys() != {"role", "content"}
+        or message["role"] not in roles
+        or not isinstance(message["content"], str)
+    ):
+        raise InvalidRequestError(
+            f"message {place + 1} of {file} is not the text of one of {', '.join(roles)}", "file"
+        )
+    return {"role": message["role"], "content": message["content"]}

@@ -12,14 +12,19 @@ from shortfin_apps.llm.client.client import DEFAULT_URL
 API_KEY_VARIABLE = "SHORTFIN_LLM_API_KEY"
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
+def add_address_options(group: argparse._ActionsContainer) -> None:
+    """Where the server is, and the key for it."""
     group.add_argument("--url", default=DEFAULT_URL, help="the server's address (default: %(default)s)")
     group.add_argument(
         "--api-key",
         default=own_key(),
         help=f"sent as a bearer token (default: the first of ${API_KEY_VARIABLE})",
     )
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    add_address_options(group)
     group.add_argument("--model", help="the model to use, if the server has several")
     group.add_argument(
         "--timeout",

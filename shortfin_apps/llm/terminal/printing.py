@@ -5,20 +5,53 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from shortfin_apps.llm.client import Chunk, Usage
+from shortfin_apps.llm.terminal.control import visible
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Writer(Protocol):
+    """Where the text of an answer goes."""
+
+    def write(self, text: str) -> None: ...
+
+    def finish(self) -> None:
+        """Ends the last line; nothing is written afterwards."""
+        ...
+
+
+class PlainText:
+    """Writes text to stdout as it is; on a terminal without its control characters."""
+
+    def __init__(self) -> None:
+        self._shown = visible if sys.stdout.isatty() else str
+        self._at_start = False  # of a line
+
+    def write(self, text: str) -> None:
+        self._at_start = text.endswith("\n")
+        _print(self._shown(text))
+
+    def finish(self) -> None:
+        if not self._at_start:
+            _print("\n")
 
 
 class StreamedAnswer:
     """A streamed answer, printed to stdout. `text` has the text that was printed, even if the stream fails.
 
-    On a terminal, the model's reasoning is printed before it, dimly; elsewhere it is left out.
+    On a terminal, the model's reasoning is printed before it, dimly; elsewhere it is left out. `writer` makes
+    what writes the text.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, writer: Callable[[], Writer] = PlainText
+    ) -> None:
         self._clock = clock
+        self._make_writer = writer
+        self._writer: Writer | None = None
         self._pieces: list[str] = []
         self._reasons = False  # what was printed last is reasoning
         self.finish_reason: str | None = None
@@ -39,8 +72,9 @@ class StreamedAnswer:
         finally:
             self._end_reasoning()
             self.total_s = self._clock() - started
-            if not self.text.endswith("\n"):
-                print(flush=True)
+            if not self._pieces:
+                _print("\n")
+            self._end_text()
 
     def _take(self, chunk: Chunk, since_start_s: float) -> None:
         self.finish_reason = chunk.finish_reason or self.finish_reason
@@ -48,21 +82,25 @@ class StreamedAnswer:
         if (chunk.text or chunk.reasoning) and self.ttft_s is None:
             self.ttft_s = since_start_s
         if chunk.reasoning and sys.stdout.isatty():
+            self._end_text()
             self._reasons = True
-            self._write(f"{DIM}{chunk.reasoning}{PLAIN}")
+            _print(f"{DIM}{visible(chunk.reasoning)}{PLAIN}")
         if chunk.text:
             self._end_reasoning()
             self._pieces.append(chunk.text)
-            self._write(chunk.text)
+            if self._writer is None:
+                self._writer = self._make_writer()
+            self._writer.write(chunk.text)
 
     def _end_reasoning(self) -> None:
         if self._reasons:
             self._reasons = False
-            self._write("\n")
+            _print("\n")
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    def _end_text(self) -> None:
+        if self._writer is not None:
+            self._writer.finish()
+            self._writer = None
 
     def summary(self) -> str:
         """Token counts and times, as one line of text."""
@@ -73,6 +111,21 @@ class StreamedAnswer:
             parts.append(f"then {rate:.1f} tokens/s")
         if self.finish_reason is not None:
             parts.append(f"ended by {self.finish_reason}")
+        return ", ".join(parts)
+
+    def figures(self) -> str:
+        """What fits below an answer: tokens, tokens/s, TTFT and cached tokens, as far as they are known."""
+        parts = []
+        if self.usage is not None:
+            parts.append(f"{self.usage.completion_tokens} tokens")
+        if (rate := self._tokens_per_s()) is not None:
+            parts.append(f"{rate:.1f} tokens/s")
+        if self.ttft_s is not None:
+            parts.append(f"TTFT {self.ttft_s * 1e3:.0f} ms")
+        if self.usage is not None:
+            parts.append(f"{self.usage.cached_tokens} of {self.usage.prompt_tokens} prompt tokens cached")
+        if self.finish_reason == "length":
+            parts.append("cut at its longest")
         return ", ".join(parts)
 
     def _token_counts(self) -> list[str]:
@@ -87,3 +140,8 @@ class StreamedAnswer:
         if self.total_s <= self.ttft_s:
             return None
         return (self.usage.completion_tokens - 1) / (self.total_s - self.ttft_s)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

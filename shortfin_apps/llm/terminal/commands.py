@@ -1,0 +1,129 @@
+"""The commands of a chat: lines that begin with one slash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from shortfin_apps.llm.client import Sampling
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.terminal.conversation import Conversation
+from shortfin_apps.llm.terminal.parameters import changed, shown
+
+COMMAND_HELP = """\
+  /regen            ask the last question again, with another seed
+  /undo             forget the last question and its answer
+  /clear            forget the conversation, but not the system message
+  /system [TEXT]    set the system message for what follows, or show it; `/system -` drops it
+  /params [N=V ..]  set sampling parameters, as in `/params temperature=0.2 top_k=40`, or show them;
+                    `temperature=` leaves it to the server
+  /save FILE        write the conversation as JSON, the body of a chat request, or as Markdown if FILE ends in
+                    .md; `/save! FILE` overwrites a file
+  /load FILE        go on with a conversation that was saved as JSON
+  /help             this list
+  /quit             quit
+  //TEXT            send /TEXT, which is no command"""
+OTHER_NAMES = {"/exit": "/quit", "/reset": "/clear"}
+
+
+def is_command(turn: str) -> bool:
+    """Whether a turn is a command. A turn of several lines is pasted text, unless it is a system message."""
+    if turn.startswith("//"):
+        return False
+    return turn.startswith("/") and ("\n" not in turn or turn.startswith("/system "))
+
+
+def without_escape(turn: str) -> str:
+    """The text to send for a turn that is no command."""
+    return turn[1:] if turn.startswith("//") else turn
+
+
+class Commands:
+    """Carries out commands on a conversation. `regenerate` answers the last question again.
+
+    `sampling` has the parameters as the commands changed them.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        say: Callable[[str], None],
+        regenerate: Callable[[], None],
+    ) -> None:
+        self.sampling = sampling
+        self.done = False
+        self._conversation = conversation
+        self._say = say
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/regen": self._without_argument(regenerate),
+            "/undo": self._without_argument(self._undo),
+            "/clear": self._without_argument(self._clear),
+            "/system": self._system,
+            "/params": self._params,
+            "/save": lambda name: self._save(name, overwrite=False),
+            "/save!": lambda name: self._save(name, overwrite=True),
+            "/load": self._load,
+            "/help": self._without_argument(lambda: say(COMMAND_HELP)),
+            "/quit": self._without_argument(self._quit),
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._commands)
+
+    def run(self, line: str) -> None:
+        """Carries out a command, or says why not."""
+        name, *rest = line.split(maxsplit=1)
+        command = self._commands.get(OTHER_NAMES.get(name, name))
+        try:
+            if command is None:
+                raise InvalidRequestError(
+                    f"unknown command {name}; /help lists the commands, and `/{name}` sends it as text"
+                )
+            command(rest[0].strip() if rest else "")
+        except LlmError as error:
+            self._say(str(error))
+
+    def _without_argument(self, action: Callable[[], None]) -> Callable[[str], None]:
+        def run(argument: str) -> None:
+            if argument:
+                raise InvalidRequestError(f"the command takes nothing behind it, but there is {argument!r}")
+            action()
+
+        return run
+
+    def _undo(self) -> None:
+        first_line = self._conversation.undo().partition("\n")[0]
+        self._say(f"(forgotten: {first_line[:60]})")
+
+    def _clear(self) -> None:
+        self._conversation.reset()
+        self._say("(forgotten)")
+
+    def _system(self, text: str) -> None:
+        if text == "-":
+            self._conversation.system = None
+        elif text:
+            self._conversation.system = text
+        system = self._conversation.system
+        self._say("(no system message)" if system is None else f"(the system message is: {system})")
+
+    def _params(self, text: str) -> None:
+        self.sampling = changed(self.sampling, text)
+        self._say(shown(self.sampling))
+
+    def _save(self, name: str, overwrite: bool) -> None:
+        if not name:
+            raise InvalidRequestError("/save needs a file name")
+        self._conversation.save(Path(name).expanduser(), overwrite)
+        self._say(f"(saved to {name})")
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise InvalidRequestError("/load needs a file name")
+        self._conversation.load(Path(name).expanduser())
+        self._say(f"({len(self._conversation.messages)} messages loaded)")
+
+    def _quit(self) -> None:
+        self.done = True

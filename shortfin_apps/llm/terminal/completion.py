@@ -1,0 +1,72 @@
+"""`shortfin-llm completion SHELL`: prints a script that completes commands, options and their values."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import shtab
+
+from shortfin_apps.llm.cli import COMMANDS, Subparsers, make_parser
+
+SHELLS = ("bash", "zsh", "fish")
+FILES = ("DIR", "FILE", "IN", "MODEL", "OUT", "PATH", "SOURCE", "YAML")  # placeholders of `--help`
+CHOICES = re.compile(r"\{([^{}]+)\}")
+
+DESCRIPTION = """\
+Prints a script for a shell, which then completes commands, options and their values. The script has all of
+them, so nothing of the program runs while you type; print it again after an update."""
+EPILOG = """\
+examples:
+  shortfin-llm completion bash > ~/.local/share/bash-completion/completions/shortfin-llm
+  shortfin-llm completion zsh > ~/.zfunc/_shortfin-llm      # with fpath+=~/.zfunc before compinit in .zshrc
+  shortfin-llm completion fish > ~/.config/fish/completions/shortfin-llm.fish
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "completion",
+        help="print a script that completes in a shell",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
+
+
+def run(args: argparse.Namespace) -> int:
+    print(script(args.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """The script for one of SHELLS. Raises AddressSpaceError where a command cannot be imported."""
+    parser = make_parser(COMMANDS)
+    for action in _actions(parser):
+        _describe(action)
+    return shtab.complete(parser, shell)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """All arguments of a command and of those below it."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _actions(below)
+
+
+def _describe(action: argparse.Action) -> None:
+    """Says what completes the value of an argument, where its placeholder in `--help` shows it.
+
+    Some settings are checked by pydantic and not by argparse, to which their choices are a placeholder.
+    """
+    if action.choices is not None or not isinstance(action.metavar, str):
+        return
+    if choices := CHOICES.fullmatch(action.metavar):
+        action.choices = choices[1].split(",")
+    elif action.type is Path or action.metavar in FILES:
+        action.complete = shtab.FILE  # type: ignore[attr-defined]

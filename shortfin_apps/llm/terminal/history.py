@@ -1,0 +1,55 @@
+"""The file that keeps the turns typed into `shortfin-llm chat`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+
+OWNER_ONLY = 0o600
+
+
+def history_file() -> Path:
+    """In the XDG state directory: ~/.local/state/shortfin-llm/chat_history, unless XDG_STATE_HOME is set."""
+    return platformdirs.user_state_path("shortfin-llm") / "chat_history"
+
+
+def open_history(file: Path, say: Callable[[str], None]) -> History:
+    """The history in a file, made readable by its owner alone; in memory, and said so, if that cannot be."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
+        try:
+            os.fchmod(descriptor, OWNER_ONLY)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        say(f"(what you type is not kept for the next time: cannot write {file}: {error.strerror})")
+        return InMemoryHistory()
+    return _KeptHistory(file, say)
+
+
+class _KeptHistory(FileHistory):
+    """A chat goes on when its history cannot be written, which is said once."""
+
+    def __init__(self, file: Path, say: Callable[[str], None]) -> None:
+        super().__init__(str(file))
+        self._say = say
+        self._fails = False
+
+    def store_string(self, string: str) -> None:
+        if self._fails:
+            return
+        try:
+            super().store_string(encodable(string))
+        except OSError as error:
+            self._fails = True
+            self._say(f"(what you type is not kept any more: cannot write the history: {error.strerror})")
+
+
+def encodable(text: str) -> str:
+    """The text with `?` for bytes that a terminal sent and that are not UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,1 @@
+"""`shortfin-llm top`: a live table of a running server."""

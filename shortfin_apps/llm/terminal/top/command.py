@@ -1,0 +1,96 @@
+"""`shortfin-llm top`: a live table of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+
+from rich.console import Console
+
+from shortfin_apps.llm.cli import Subparsers
+from shortfin_apps.llm.client import LlmClient
+from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.terminal.options import add_address_options
+from shortfin_apps.llm.terminal.top.figures import Figures
+from shortfin_apps.llm.terminal.top.server import WatchedServer
+from shortfin_apps.llm.terminal.top.table import FiguresTable, server_line
+
+TIMEOUT_S = 10.0  # of a reading
+SHORTEST_INTERVAL_S = 0.1
+
+DESCRIPTION = """\
+Shows what a running server does, from its /metrics and /server_info: tokens/s in and out, requests,
+latencies, pages of the KV cache, the batches of each entry, preemptions and refusals. All but the counts of
+running and waiting requests and of pages are of the last interval. Works with other servers as far as they
+have vLLM's metrics. When the server is away, it is tried again."""
+EPILOG = """\
+keys: p pauses and goes on, q quits
+
+examples:
+  shortfin-llm top
+  shortfin-llm top --url http://gpu1:8000 --interval 5
+  shortfin-llm top --once --json | jq .tokens_out_per_s
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "top",
+        help="watch a running server",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--interval", type=seconds, default=2.0, metavar="S", help="seconds between readings (default: 2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print the table of one interval, and end")
+    parser.add_argument("--json", action="store_true", help="with --once: print the figures as JSON")
+    add_address_options(parser.add_argument_group("server"))
+
+
+def seconds(text: str) -> float:
+    """An argparse type: a number of seconds that is no shorter than a reading takes."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not SHORTEST_INTERVAL_S <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {SHORTEST_INTERVAL_S} on")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.json and not args.once:
+        raise InvalidRequestError("--json prints the figures of one interval; give --once, too", "json")
+    if not args.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidRequestError("the live table needs a terminal; --once prints one table", "once")
+    asyncio.run(_run(args))
+    return 0
+
+
+async def _run(args: argparse.Namespace) -> None:
+    async with LlmClient(args.url, args.api_key, timeout_s=TIMEOUT_S, max_retries=0) as client:
+        server = WatchedServer(client)
+        if args.once:
+            await server.read()
+            await asyncio.sleep(args.interval)
+            _print(server, await server.read(), args.json)
+            return
+        from shortfin_apps.llm.terminal.top.live import LiveTable
+
+        await LiveTable(server, Console(), args.interval).watch()
+
+
+def _print(server: WatchedServer, figures: Figures, as_json: bool) -> None:
+    if as_json:
+        print(
+            json.dumps({"url": server.url, "model": server.info.get("served_model_name"), **asdict(figures)})
+        )
+        return
+    console = Console()
+    console.print(server_line(server.url, server.info), markup=False, highlight=False, soft_wrap=True)
+    console.print(FiguresTable(figures))

@@ -1,0 +1,193 @@
+"""The figures of the time between two readings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from shortfin_apps.llm.terminal.top.reading import Reading
+
+TOKENS_IN, TOKENS_CACHED, TOKENS_OUT = (
+    "vllm:prompt_tokens_total",
+    "vllm:prompt_tokens_cached_total",
+    "vllm:generation_tokens_total",
+)
+TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
+FINISHED, REFUSED = "vllm:request_success_total", "vllm:admission_rejections_total"
+INVOCATIONS, COMPUTED, TASKS = (
+    "shortfin_llm:invocations_total",
+    "shortfin_llm:computed_tokens_total",
+    "shortfin_llm:invocation_tasks_sum",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages of the KV cache: used by requests, cached for their prefix, and free."""
+
+    total: int
+    used: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryMix:
+    """What one entry of the compiled model computed. `tasks` is the mean of an invocation."""
+
+    entry: str
+    invocations_per_s: float
+    tasks: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    padding_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures of an interval, and the state at its end; None where the server does not tell, or has none.
+
+    Percentiles are interpolated within the server's buckets, as Prometheus does. `finished` and `refused`
+    are requests of the interval, by reason. `busy_share` is the part of the interval inside engine steps.
+    """
+
+    running: int | None
+    waiting: int | None
+    pages: Pages | None
+    window_pages: Pages | None
+    seconds: float | None = None
+    tokens_in_per_s: float | None = None
+    tokens_out_per_s: float | None = None
+    cached_share: float | None = None
+    finished: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
+    preemptions: int | None = None
+    busy_share: float | None = None
+    ttft_ms_p50: float | None = None
+    ttft_ms_p99: float | None = None
+    itl_ms_p50: float | None = None
+    itl_ms_p99: float | None = None
+    entries: tuple[EntryMix, ...] = ()
+
+
+def is_same_process(before: Reading, after: Reading) -> bool:
+    """Whether no restart lies between, which sets all counters to zero."""
+    started = "process_start_time_seconds"
+    if before.total(started) != after.total(started):
+        return False
+    names = (TOKENS_IN, TOKENS_OUT, f"{TTFT}_count")
+    return all((after.total(name) or 0.0) >= (before.total(name) or 0.0) for name in names)
+
+
+def figures_of(before: Reading | None, after: Reading) -> Figures:
+    """The figures between two readings of the same process; of one alone, only its state."""
+    state = Figures(
+        running=_whole(after.total("vllm:num_requests_running")),
+        waiting=_whole(after.total("vllm:num_requests_waiting")),
+        pages=_pages(after, "shortfin_llm:pages"),
+        window_pages=_pages(after, "shortfin_llm:window_pages"),
+    )
+    return state if before is None else _Between(before, after).added_to(state)
+
+
+class _Between:
+    def __init__(self, before: Reading, after: Reading) -> None:
+        self._before = before
+        self._after = after
+        self.seconds = after.at_s - before.at_s
+
+    def added_to(self, state: Figures) -> Figures:
+        return replace(
+            state,
+            seconds=self.seconds,
+            tokens_in_per_s=self.rate(TOKENS_IN),
+            tokens_out_per_s=self.rate(TOKENS_OUT),
+            cached_share=self.share(TOKENS_CACHED, TOKENS_IN),
+            finished=self.counts(FINISHED, "finished_reason"),
+            refused=self.counts(REFUSED, "reason"),
+            preemptions=_whole(self.change("vllm:num_preemptions_total")),
+            busy_share=self.rate("shortfin_llm:step_seconds_total"),
+            ttft_ms_p50=self.quantile_ms(TTFT, 0.5),
+            ttft_ms_p99=self.quantile_ms(TTFT, 0.99),
+            itl_ms_p50=self.quantile_ms(ITL, 0.5),
+            itl_ms_p99=self.quantile_ms(ITL, 0.99),
+            entries=self.entries(),
+        )
+
+    def change(self, name: str, **labels: str) -> float | None:
+        now = self._after.total(name, **labels)
+        return None if now is None else now - (self._before.total(name, **labels) or 0.0)
+
+    def rate(self, name: str, **labels: str) -> float | None:
+        change = self.change(name, **labels)
+        return None if change is None or self.seconds <= 0 else change / self.seconds
+
+    def share(self, part: str, whole: str) -> float | None:
+        some, all_ = self.change(part), self.change(whole)
+        return some / all_ if some is not None and all_ else None
+
+    def counts(self, name: str, label: str) -> dict[str, int]:
+        """What was counted, by the value of a label."""
+        before = self._before.by_label(name, label)
+        changes = {
+            key: value - before.get(key, 0.0) for key, value in self._after.by_label(name, label).items()
+        }
+        return {key: round(change) for key, change in changes.items() if change}
+
+    def quantile_ms(self, name: str, share: float) -> float | None:
+        before, after = self._before.buckets(name), self._after.buckets(name)
+        seconds = quantile({bound: count - before.get(bound, 0.0) for bound, count in after.items()}, share)
+        return None if seconds is None else seconds * 1e3
+
+    def entries(self) -> tuple[EntryMix, ...]:
+        """Of the entries that were invoked, those that computed most first."""
+        invoked = self.counts(INVOCATIONS, "entry")
+        mixes = [self._mix(entry, invocations) for entry, invocations in invoked.items()]
+        return tuple(sorted(mixes, key=lambda mix: -(mix.prefill_tokens_per_s + mix.decode_tokens_per_s)))
+
+    def _mix(self, entry: str, invocations: int) -> EntryMix:
+        prefill, decode, padding = (
+            self.change(COMPUTED, entry=entry, kind=kind) or 0.0 for kind in ("prefill", "decode", "padding")
+        )
+        seconds = self.seconds if self.seconds > 0 else math.inf
+        return EntryMix(
+            entry,
+            invocations / seconds,
+            (self.change(TASKS, entry=entry) or 0.0) / invocations,
+            prefill / seconds,
+            decode / seconds,
+            padding / ((prefill + decode + padding) or 1.0),
+        )
+
+
+def quantile(cumulative: Mapping[float, float], share: float) -> float | None:
+    """The quantile of a histogram, as Prometheus's histogram_quantile has it; None for an empty one.
+
+    `cumulative` has counts by upper bound, the last infinite. It is interpolated within its bucket; in the
+    last one, it is the last finite bound.
+    """
+    bounds = sorted(cumulative)
+    if not bounds or cumulative[bounds[-1]] <= 0:
+        return None
+    wanted = share * cumulative[bounds[-1]]
+    lower, below = 0.0, 0.0
+    for bound in bounds:
+        count = cumulative[bound]
+        if count >= wanted and count > below:
+            return (
+                lower if math.isinf(bound) else lower + (bound - lower) * (wanted - below) / (count - below)
+            )
+        lower, below = bound, count
+    return lower
+
+
+def _pages(reading: Reading, name: str) -> Pages | None:
+    total, used, cached, free = (reading.total(name + part) for part in ("", "_leased", "_cached", "_free"))
+    if total is None or used is None or cached is None or free is None:
+        return None
+    return Pages(round(total), round(used), round(cached), round(free))
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,53 @@
+"""What a server's `/metrics` say at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from shortfin_apps.llm.client import ServerError
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All samples by name, read at `at_s` seconds of a monotonic clock."""
+
+    at_s: float
+    samples: Mapping[str, list[tuple[Labels, float]]]
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """The sum of the samples that have these labels; None if there are none."""
+        values = [
+            value
+            for found, value in self.samples.get(name, ())
+            if all(found.get(label) == wanted for label, wanted in labels.items())
+        ]
+        return sum(values) if values else None
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """The sums of the samples by the value of a label."""
+        sums: dict[str, float] = {}
+        for found, value in self.samples.get(name, ()):
+            if label in found:
+                sums[found[label]] = sums.get(found[label], 0.0) + value
+        return sums
+
+    def buckets(self, name: str) -> dict[float, float]:
+        """The cumulative counts of a histogram by upper bound, the last of which is infinite."""
+        return {float(bound): count for bound, count in self.by_label(f"{name}_bucket", "le").items()}
+
+
+def parsed(text: str, at_s: float) -> Reading:
+    """Reads Prometheus's text format. Raises ServerError for another text."""
+    samples: dict[str, list[tuple[Labels, float]]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except (ValueError, LookupError) as error:
+        raise ServerError("the server's /metrics are not in Prometheus's text format") from error
+    return Reading(at_s, samples)
