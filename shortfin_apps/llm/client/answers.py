@@ -24,7 +24,8 @@ class Sampling(TypedDict, total=False):
 
     Beyond OpenAI's own: `top_k` (0: off), `min_p`, `typical_p`, `repetition_penalty`, `bad_words` (strings),
     `allowed_token_ids`, `min_tokens`, `stop_token_ids`, `ignore_eos`,
-    `cache_salt` (prompts share cached pages only under the same salt), and `return_token_ids`. An answer fits
+    `cache_salt` (prompts share cached pages only under the same salt), `return_token_ids`, and `receipt`
+    (true, or "text" for one with the prompt's text). An answer fits
     `response_format`, or a grammar in `structured_outputs` (`json`, `regex`, `choice` or `grammar`).
     """
 
@@ -47,6 +48,7 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
     cache_salt: str
     return_token_ids: bool
+    receipt: bool | str
     response_format: Mapping[str, Any]
     structured_outputs: Mapping[str, Any]
 
@@ -103,7 +105,7 @@ class Usage:
 class Generation:
     """A complete answer. `token_ids` and `usage` are None if the server does not send them.
 
-    `reasoning` is what the model thought, apart from `text`.
+    `reasoning` is what the model thought, apart from `text`; `receipt` is there if it was asked for.
     """
 
     text: str
@@ -112,11 +114,12 @@ class Generation:
     token_ids: tuple[int, ...] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    receipt: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer. `finish_reason` and `usage` come with the last ones."""
+    """A piece of a streamed answer. `finish_reason`, `receipt` and `usage` come with the last ones."""
 
     text: str
     finish_reason: str | None = None
@@ -124,6 +127,7 @@ class Chunk:
     token_ids: tuple[int, ...] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    receipt: Mapping[str, Any] | None = None
 
 
 def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
@@ -152,6 +156,7 @@ def parse_generation(body: Any) -> Generation:
             _token_ids(choice),
             _reasoning(message),
             join_calls(_calls(message)),
+            choice.get("receipt"),
         )
     except (LookupError, TypeError, AttributeError) as error:
         raise ServerError(f"the server's answer is not a completion ({error!r})") from error
@@ -173,6 +178,7 @@ def parse_chunk(event: Any) -> Chunk:
             _token_ids(choice),
             _reasoning(delta),
             tuple(_calls(delta)),
+            choice.get("receipt"),
         )
     except (LookupError, TypeError, AttributeError) as error:
         raise ServerError(f"the server's stream holds no completion chunk ({error!r})") from error

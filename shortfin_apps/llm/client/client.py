@@ -75,7 +75,7 @@ class LlmClient:
         now: Callable[[], float] = time.time,
         random: Callable[[], float] = random_module.random,
     ) -> None:
-        self.base_url = _normalise(base_url)
+        self.base_url = normalised_url(base_url)
         self.max_concurrency = max_concurrency
         self._model = model
         self._sleep = sleep
@@ -122,6 +122,10 @@ class LlmClient:
         """Like `chat`, but streamed; see `stream`. `join_calls` joins the `tool_calls` of all chunks."""
         return self._stream("/v1/chat/completions", self._chat(messages, options))
 
+    async def generate_native(self, body: Mapping[str, object]) -> Any:
+        """The answer of this project's own `/generate` to a whole body, as JSON's objects."""
+        return await self._json("POST", "/generate", dict(body))
+
     async def generate_batch(
         self, prompts: Sequence[Prompt], *, max_concurrency: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[Generation]:
@@ -147,6 +151,18 @@ class LlmClient:
             return [str(model["id"]) for model in body["data"]]
         except (LookupError, TypeError) as error:
             raise ServerError("the server's answer to /v1/models is not a list of models") from error
+
+    async def metrics(self) -> str:
+        """The server's metrics, in Prometheus's text format."""
+        async with self._open("GET", "/metrics", None) as response:
+            return (await response.aread()).decode("utf-8", "replace")
+
+    async def server_info(self) -> dict[str, Any]:
+        """The configuration of the server and of the model, as a server of this package tells it."""
+        body = await self._json("GET", "/server_info")
+        if not isinstance(body, dict):
+            raise ServerError("the server's answer to /server_info is not an object")
+        return body
 
     async def health(self) -> bool:
         """Whether the server runs and its engine makes progress; False if there is no answer."""
@@ -291,7 +307,8 @@ class LlmClient:
         )
 
 
-def _normalise(base_url: str) -> str:
+def normalised_url(base_url: str) -> str:
+    """A server's address without `/v1` at its end. Raises InvalidRequestError."""
     if not base_url.startswith(("http://", "https://")):
         raise InvalidRequestError(
             f"the server's address {base_url!r} must begin with http:// or https://", "base_url"

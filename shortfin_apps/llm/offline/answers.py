@@ -1,0 +1,83 @@
+"""Answers of LLM: what the routes send, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from shortfin_apps.llm.client.answers import ToolCall, Usage, parse_generation
+from shortfin_apps.llm.client.errors import ServerError
+from shortfin_apps.llm.errors import LlmError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability (natural) of a token, and of the likeliest ones in its place."""
+
+    token: str
+    logprob: float
+    top: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one prompt or conversation.
+
+    `finish_reason` is OpenAI's: "stop", "length" or "tool_calls". `logprobs` has one entry per token, and is
+    None unless they were asked for. `reasoning` is what the model thought, apart from `text`. With `error`,
+    there is no answer, and the rest is empty.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    error: LlmError | None = None
+
+
+def failed(error: LlmError) -> Answer:
+    return Answer(text="", token_ids=(), finish_reason=None, usage=Usage(0, 0), error=error)
+
+
+def parse_answer(body: bytes) -> Answer:
+    """The answer in the body of either route, with status 200. Raises ServerError for anything else."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ServerError("the answer is not JSON") from error
+    generation = parse_generation(parsed)
+    return Answer(
+        text=generation.text,
+        token_ids=generation.token_ids or (),
+        finish_reason=generation.finish_reason,
+        usage=generation.usage or Usage(0, 0),
+        logprobs=_logprobs(parsed["choices"][0].get("logprobs")),
+        reasoning=generation.reasoning,
+        tool_calls=generation.tool_calls,
+    )
+
+
+def _logprobs(found: dict[str, Any] | None) -> tuple[TokenLogprob, ...] | None:
+    if found is None:
+        return None
+    return tuple(_of_chat(found["content"]) if "content" in found else _of_completion(found))
+
+
+def _of_completion(found: dict[str, Any]) -> list[TokenLogprob]:
+    names = ("tokens", "token_logprobs", "top_logprobs")
+    return [TokenLogprob(*each) for each in zip(*(found[name] for name in names), strict=True)]
+
+
+def _of_chat(content: Sequence[dict[str, Any]]) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(
+            each["token"], each["logprob"], {top["token"]: top["logprob"] for top in each["top_logprobs"]}
+        )
+        for each in content
+    ]

@@ -1,0 +1,136 @@
+"""The output of a batch: its results so far, and those to come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from shortfin_apps.llm.offline.batch.errors import BatchFileError
+from shortfin_apps.llm.offline.batch.requests import BatchInput
+from shortfin_apps.llm.offline.batch.result_file import ResultFile
+from shortfin_apps.llm.offline.batch.results import Finished, Result
+from shortfin_apps.llm.offline.batch.state import BatchState, read_state, state_path, write_state
+
+SYNC_AT = 128  # lines; as many may be written while those are synced
+SYNC_S = 1.0
+
+
+class BatchOutput:
+    """Takes results in any order. With a file of `errors`, failed lines go there.
+
+    What a crash of the machine can cost are twice SYNC_AT lines, or those of about SYNC_S seconds; a killed
+    process costs none. `finished` are the results that were there when it was opened.
+    """
+
+    def __init__(self, results: ResultFile, errors: ResultFile | None, finished: dict[str, bool]) -> None:
+        self.finished = finished
+        self._results = results
+        self._errors = errors
+        self._num_unsynced = 0
+        self._syncing = asyncio.Lock()
+
+    @classmethod
+    def open(cls, path: Path, errors: Path | None, batch: BatchInput, *, restart: bool) -> Self:
+        """Opens the files, and reads how far an earlier run came; with `restart`, empties them.
+
+        Raises BatchFileError for files that another run writes, or that belong to another input.
+        """
+        _check_different([batch.path, path, *([errors] if errors else ())])
+        with ExitStack() as opened:
+            files = []
+            for each in [path, *([errors] if errors else ())]:
+                files.append(ResultFile.open(each))
+                opened.callback(files[-1].close)
+            relative = None if errors is None else os.path.relpath(errors.resolve(), path.resolve().parent)
+            state = BatchState(batch.sha256, relative)
+            if restart:
+                for file in files:
+                    file.clear()
+            if all(file.is_empty for file in files):
+                write_state(path, state)
+            else:
+                _check_same(path, state)
+            finished = _finished(files, batch)
+            opened.pop_all()
+        return cls(files[0], files[1] if errors else None, finished)
+
+    async def write(self, result: Result) -> None:
+        """Appends a line. Raises BatchFileError."""
+        while self._num_unsynced >= SYNC_AT:
+            await self.sync(SYNC_AT)
+        file = self._results if self._errors is None or result.finished.is_ok else self._errors
+        file.append(result.line)
+        self._num_unsynced += 1
+
+    async def sync(self, at: int = 1) -> None:
+        """Returns when what was written is on the disk, if it is `at` lines or more.
+
+        Raises BatchFileError.
+        """
+        async with self._syncing:
+            if (num_lines := self._num_unsynced) >= at:
+                for file in self._files():
+                    await asyncio.to_thread(file.sync)
+                self._num_unsynced -= num_lines
+
+    async def sync_often(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+        """Syncs every SYNC_S seconds, until it is cancelled."""
+        while True:
+            await sleep(SYNC_S)
+            await self.sync()
+
+    def close(self) -> None:
+        for file in self._files():
+            file.close()
+
+    def _files(self) -> list[ResultFile]:
+        return [self._results, *([self._errors] if self._errors else ())]
+
+
+def _check_different(paths: Iterable[Path]) -> None:
+    seen: set[Path] = set()
+    for path in paths:
+        if (resolved := path.resolve()) in seen:
+            raise BatchFileError(f"{path} is named twice; input, output and errors must be different files")
+        seen.add(resolved)
+
+
+def _check_same(path: Path, state: BatchState) -> None:
+    """Raises BatchFileError unless the results in `path` are those of the same batch."""
+    before = read_state(path)
+    remedy = "name another output, or begin anew with --restart, which empties it"
+    if before is None:
+        raise BatchFileError(
+            f"{path} has content, but no {state_path(path).name} of a batch beside it; {remedy}"
+        )
+    if before.input_sha256 != state.input_sha256:
+        raise BatchFileError(f"{path} has results of another input, or the input has changed since; {remedy}")
+    if before.errors != state.errors:
+        given = f"--errors {before.errors}" if before.errors else "no --errors"
+        raise BatchFileError(f"{path} was begun with {given}; give the same, or begin anew with --restart")
+    if before.version != state.version:
+        raise BatchFileError(f"{path} was begun by another version of this command; {remedy}")
+
+
+def _finished(files: Iterable[ResultFile], batch: BatchInput) -> dict[str, bool]:
+    """Whether each finished line succeeded, by its id."""
+    known = {line.custom_id for line in batch.lines}
+    finished: dict[str, bool] = {}
+    for file in files:
+        for found in file.finished():
+            _check_once(found, file.path, known, finished)
+            finished[found.custom_id] = found.is_ok
+    return finished
+
+
+def _check_once(found: Finished, path: Path, known: set[str], finished: dict[str, bool]) -> None:
+    if found.custom_id in finished or found.custom_id not in known:
+        what = "a second result" if found.custom_id in finished else "a result for"
+        raise BatchFileError(
+            f"{path} has {what} of `custom_id` {found.custom_id!r}, so it was changed by hand; name another"
+            " output, or begin anew with --restart"
+        )

@@ -1,0 +1,81 @@
+"""The lines of the output: OpenAI's results of a batch, written and read."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from shortfin_apps.llm.offline.local_model import OK, Answered
+
+
+class Finished(NamedTuple):
+    """A line of the input that has its result; `is_ok` is whether it was answered with status 200."""
+
+    custom_id: str
+    is_ok: bool
+
+
+class Result(NamedTuple):
+    """A line of the output, with the token counts in it."""
+
+    finished: Finished
+    line: bytes
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    response: _Response
+
+
+def result_of(custom_id: str, answered: Answered) -> Result:
+    """The result of a request that was answered, with whatever status."""
+    body = _parsed(answered.body)
+    response = {"status_code": answered.status, "request_id": answered.request_id, "body": body}
+    line = {
+        "id": f"batch_req_{uuid.uuid4().hex}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": None,
+    }
+    usage = body.get("usage") if isinstance(body, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    return Result(
+        Finished(custom_id, answered.status == OK),
+        orjson.dumps(line) + b"\n",
+        _count(usage, "prompt_tokens"),
+        _count(details if isinstance(details, dict) else {}, "cached_tokens"),
+        _count(usage, "completion_tokens"),
+    )
+
+
+def read_result(line: bytes) -> Finished | None:
+    """What a line of an output says is finished; None if it is no such line."""
+    try:
+        read = msgspec.json.decode(line, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return Finished(read.custom_id, read.response.status_code == OK)
+
+
+def _parsed(body: bytes) -> Any:
+    """JSON; else, as of a proxy's page, the text."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode("utf-8", "replace")
+
+
+def _count(counts: dict[str, Any], name: str) -> int:
+    count = counts.get(name)
+    return count if isinstance(count, int) else 0

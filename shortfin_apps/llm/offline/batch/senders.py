@@ -1,0 +1,113 @@
+"""Who answers the lines of a batch: a model in this process, or a server."""
+
+from __future__ import annotations
+
+import asyncio
+import random as random_module
+import time
+from collections.abc import Awaitable, Callable
+from typing import Self
+
+import httpx
+
+from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY, normalised_url
+from shortfin_apps.llm.client.errors import ConnectionFailedError
+from shortfin_apps.llm.client.retry import RetryPolicy, parse_retry_after
+from shortfin_apps.llm.errors import UnavailableError
+from shortfin_apps.llm.offline.batch.requests import BatchRequest
+from shortfin_apps.llm.offline.local_model import Answered, LocalModel
+
+RETRIED_STATUSES = (429, 502, 503, 504)
+SERVER_FAILED = 500
+
+
+class LocalSender:
+    """Sends to a model in this process."""
+
+    def __init__(self, model: LocalModel) -> None:
+        self._model = model
+
+    async def send(self, request: BatchRequest) -> Answered:
+        """Raises UnavailableError when the model's device works no more, which is no fault of the line."""
+        answered = await self._model.post(request.url, request.body, request.num_sequences)
+        if answered.status >= SERVER_FAILED and not self._model.healthy:
+            raise UnavailableError(
+                "the device does not work any more; see the messages above, and run it again"
+            )
+        return answered
+
+
+class ServerSender:
+    """Sends to a server; `async with` it. `timeout_s` is the longest time without data from it.
+
+    What it does not take now, and what is lost with a connection, is sent again, up to `max_retries` times
+    while it answers no other line either; a busy server is waited for as long as it answers some. `sleep`,
+    `now` (Unix time) and `random` are for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        *,
+        timeout_s: float,
+        max_retries: int,
+        concurrency: int,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        now: Callable[[], float] = time.time,
+        random: Callable[[], float] = random_module.random,
+    ) -> None:
+        self._url = normalised_url(url)
+        self._sleep = sleep
+        self._now = now
+        self._num_answered = 0
+        self._retry = RetryPolicy(max_retries=max_retries, random=random)
+        headers = {"Content-Type": "application/json"}
+        self._http = httpx.AsyncClient(
+            base_url=self._url,
+            headers=headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+            timeout=httpx.Timeout(timeout_s, pool=None),
+            limits=httpx.Limits(max_connections=concurrency),
+            mounts=LOOPBACK_WITHOUT_PROXY,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def send(self, request: BatchRequest) -> Answered:
+        """Raises ConnectionFailedError."""
+        attempt, num_answered = 0, self._num_answered
+        while True:
+            outcome, retry_after_s = await self._send(request)
+            if isinstance(outcome, Answered) and outcome.status not in RETRIED_STATUSES:
+                self._num_answered += 1
+                return outcome
+            if self._num_answered != num_answered:
+                attempt, num_answered = 0, self._num_answered
+            delay_s = self._retry.delay_s(attempt, retry_after_s)
+            if delay_s is not None:
+                attempt += 1
+                await self._sleep(delay_s)
+            elif isinstance(outcome, Answered):
+                return outcome
+            else:
+                raise outcome
+
+    async def _send(self, request: BatchRequest) -> tuple[Answered | ConnectionFailedError, float | None]:
+        """One attempt, and when the server says to come again. Raises ConnectionFailedError for a timeout."""
+        try:
+            response = await self._http.post(request.url, content=request.body)
+        except httpx.TimeoutException as error:
+            raise ConnectionFailedError(
+                f"{self._url} sent nothing for too long; see the server's log, or raise --timeout"
+            ) from error
+        except httpx.TransportError as error:
+            return ConnectionFailedError(
+                f"{self._url} does not answer ({error or type(error).__name__})"
+            ), None
+        retry_after_s = parse_retry_after(response.headers.get("Retry-After"), self._now())
+        answered = Answered(response.status_code, response.content, response.headers.get("x-request-id"))
+        return answered, retry_after_s

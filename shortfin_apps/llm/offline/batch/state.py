@@ -1,0 +1,60 @@
+"""What a batch remembers beside its output: which input it answers, in `OUTPUT.state.json`.
+
+It is on the disk before the first result, and stays, so that a batch that is complete is known as such.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from shortfin_apps.llm.offline.batch.errors import BatchFileError
+
+VERSION = 1
+SUFFIX = ".state.json"
+
+
+class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`errors` is the file of failed lines as seen from the output's directory, None where there is none."""
+
+    input_sha256: str
+    errors: str | None
+    version: int = VERSION
+
+
+def state_path(output: Path) -> Path:
+    return output.with_name(output.name + SUFFIX)
+
+
+def read_state(output: Path) -> BatchState | None:
+    """None if there is none, or it is not readable as one."""
+    try:
+        return msgspec.json.decode(state_path(output).read_bytes(), type=BatchState)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def write_state(output: Path, state: BatchState) -> None:
+    """Replaces it in one step, and returns when it is on the disk. Raises BatchFileError."""
+    path = state_path(output)
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(state) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise BatchFileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    """Has the names in it on the disk, that of the output among them."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,51 @@
+"""The pieces of a streamed answer, for a program without an event loop."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+
+import orjson
+
+from shortfin_apps.llm.client.answers import Chunk, parse_chunk
+from shortfin_apps.llm.client.errors import error_from_response, streamed_error
+from shortfin_apps.llm.offline.local_model import OK, LocalModel
+from shortfin_apps.llm.offline.loop_thread import LoopThread
+
+DATA, DONE, END = b"data: ", b"[DONE]", b"\n\n"
+EMPTY = Chunk("")
+
+
+def stream_chunks(thread: LoopThread, model: LocalModel, path: str, body: bytes) -> Iterator[Chunk]:
+    """Sends the request with the first piece that is asked for; aborts it when the iterator is closed."""
+    chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+
+    async def read() -> None:
+        async with model.stream(path, body) as answer:
+            if answer.status != OK:
+                raise error_from_response(answer.status, await answer.whole(), None)
+            async for piece in answer.pieces():
+                for chunk in chunks_of(piece):
+                    chunks.put(chunk)
+
+    work = thread.work(read())
+    work.ended.add_done_callback(lambda _: chunks.put(None))
+    try:
+        thread.begin(work)
+        while (chunk := chunks.get()) is not None:
+            yield chunk
+        work.ended.result()  # raises what ended it
+    finally:
+        work.cancel()
+
+
+def chunks_of(piece: bytes) -> Iterator[Chunk]:
+    """The chunks in whole server-sent events. Raises the error in one of them."""
+    for event in piece.split(END):
+        data = event.removeprefix(DATA)
+        if data and data != DONE:
+            parsed = orjson.loads(data)
+            if "error" in parsed:
+                raise streamed_error(parsed["error"])
+            if (chunk := parse_chunk(parsed)) != EMPTY:
+                yield chunk

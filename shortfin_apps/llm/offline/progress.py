@@ -1,0 +1,40 @@
+"""How far many prompts or the lines of a file are: a bar on stderr, where that is a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Told = Callable[[int], None]  # called when one more is answered, with the tokens of the answer
+
+
+@contextmanager
+def answer_progress(
+    total: int,
+    shown: bool | None = None,
+    *,
+    done: int = 0,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Told]:
+    """Context with what is to be told of answers; `done` of the `total` were there before.
+
+    The bar is shown for several on a terminal; `shown` overrules that. It goes when the context ends.
+    """
+    console = console or Console(stderr=True)
+    is_shown = console.is_terminal and total - done > 1 if shown is None else shown
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    begun_s, num_tokens = clock(), 0
+    with Progress(*columns, console=console, transient=True, disable=not is_shown) as bar:
+        task = bar.add_task("", total=total, completed=done, rate="")
+
+        def tell(tokens: int) -> None:
+            nonlocal num_tokens
+            num_tokens += tokens
+            bar.update(task, advance=1, rate=f"{num_tokens / max(clock() - begun_s, 1e-3):,.0f} tok/s")
+
+        yield tell

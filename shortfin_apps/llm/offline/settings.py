@@ -1,0 +1,51 @@
+"""Settings of a model without a server: those of `serve` that are not about connections."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.server.building import BuildFailed, built
+from shortfin_apps.llm.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.server.config_sources import load
+from shortfin_apps.llm.server.other_names import Note
+from shortfin_apps.llm.server.settings.http import HttpSettings
+
+# What has no effect without a server: connections, tenants, and the beams of a route that is not called.
+OF_SERVERS = (*HttpSettings.model_fields, "tenant_weights", "num_beams")
+SETTINGS = tuple(name for name in ServerConfig.model_fields if name not in OF_SERVERS)
+# In place of the server's defaults: nobody else waits in the queue, and no proxy for a stream.
+DEFAULTS = {"max_queue_tokens": 1 << 40, "stream_keep_alive": 0.0}
+
+
+def local_config(
+    model: str | os.PathLike[str] | None, settings: Mapping[str, Any], note: Note
+) -> ServerConfig:
+    """The settings by name, those that are None left out; then `SHORTFIN_LLM_*` variables; then defaults.
+
+    Raises ServerConfigError. `note` is told what was given and has no effect.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in given:
+        if name in OF_SERVERS:
+            raise ServerConfigError(
+                f"`{name}` is a setting for `serve` alone: it has no effect without a server"
+            )
+    artifact = {} if model is None else {"artifact": Path(model)}
+    return load({**artifact, **given}, DEFAULTS, note)
+
+
+def with_model(config: ServerConfig) -> ServerConfig:
+    """The settings with model directories for sources, which are built unless the cache has them.
+
+    See `built`; raises BuildError where that raises BuildFailed.
+    """
+    try:
+        return built(config)
+    except BuildFailed as failure:
+        raise BuildError(
+            f"building {config.artifact} ended with status {failure.status}; its own message says why"
+        ) from None

@@ -1,0 +1,17 @@
+"""Several coroutines of which one failing ends the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+async def together(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Runs `count` coroutines of `work` at once; the first error cancels the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
