@@ -42,8 +42,10 @@ amd: $(VENV)/dev.stamp ## run the tests of the AMD path, on emulated GPUs
 	  "(on Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(AMD_TESTS)
 
-EMULATED = $(BIN)/python -m pytest -m emulated -p no:randomly
-SERVER_TESTS := tests/integration/test_hip_faults.py tests/integration/test_hip_service.py
+EMULATED = $(BIN)/python -m pytest -m "emulated and not by_hand" -p no:randomly
+SERVER_TESTS := tests/integration/test_hip_faults.py tests/integration/test_hip_service.py \
+  tests/integration/test_hip_planted_damage.py tests/integration/test_hip_receipts.py \
+  tests/integration/test_hip_self_test.py tests/integration/test_flight_recorder.py
 amd-isa:
 	@$(EMULATED) tests/emulated_gpu
 amd-device:
@@ -59,6 +61,14 @@ amd-smollm2: $(VENV)/dev.stamp ## run SmolLM2-135M for gfx942 on an emulated GPU
 BORDER_TESTS := tests/components/runtime tests/compat tests/test_cli.py tests/test_packaging.py \
   tests/api/test_ops.py tests/integration/test_modes.py tests/integration/test_same_tokens.py \
   tests/integration/test_service.py
+
+# In .aarch64, an aarch64 Python with IREE's runtime.
+.PHONY: aarch64
+aarch64: $(VENV)/dev.stamp ## run models for aarch64 CPUs under qemu-user on Debian, which takes minutes
+	@command -v qemu-aarch64 apt-get >/dev/null || { echo "make: needs qemu-aarch64 and packages of Debian" \
+	  "(there: apt-get install qemu-user)" >&2; exit 1; }
+	@$(BIN)/python -m tests.aarch64.install .aarch64
+	@$(BIN)/python -m pytest -m by_hand -p no:randomly tests/aarch64
 
 border: ## test the runtime border in an environment without shortfin
 	@$(MAKE) --no-print-directory VENV=$(WITHOUT_SHORTFIN) install
@@ -95,7 +105,7 @@ bench: $(VENV)/runtime.stamp ## measure the server that `make serve` runs in ano
 	@$(LLM) bench --url http://$(HOST):$(PORT) --preset $(PRESETS)
 
 clean: ## remove .venv, artefacts and caches
-	rm -rf $(VENV) $(WITHOUT_SHORTFIN) $(NEWEST) .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(WITHOUT_SHORTFIN) $(NEWEST) .aarch64 .artifacts dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find shortfin_apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `make serve` needs no development tools; a stamp stands for what pyproject.toml asked for when it was made.

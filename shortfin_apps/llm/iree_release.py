@@ -41,7 +41,13 @@ def runtime_release() -> Release:
 
 def shortfin_release() -> Release | None:
     """None where shortfin is not installed."""
+    installed = installed_version("shortfin")
+    return None if installed is None else Release.parse(installed)
+
+
+def installed_version(library: str) -> str | None:
+    """None where it is not installed: shortfin need not be."""
     try:
-        return Release.parse(version("shortfin"))
+        return version(library)
     except PackageNotFoundError:
         return None

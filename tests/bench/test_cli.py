@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shortfin_apps.llm.bench.cli import draws_histograms
 from shortfin_apps.llm.bench.report import SCHEMA
 from shortfin_apps.llm.cli import main
 from tests.scripted_server import ScriptedServer, completes, says
@@ -29,6 +31,31 @@ def test_a_run_prints_a_table(server: ScriptedServer, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "output tok/s" in out
     assert [line.split()[1] for line in out.splitlines() if "127.0.0.1" in line] == ["C1", "C2"]
+
+
+def test_histograms_are_drawn_if_asked(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--url", f"it={server.url}", *CUSTOM, "--histogram", "--repeat", "2") == 0
+    out = capsys.readouterr().out
+    assert "TTFT of C1 on it in ms, 4 times" in out
+    assert "ITL of C2 on it in ms, 8 times" in out
+
+
+def test_elsewhere_than_on_a_terminal_there_are_none_unasked(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--url", f"it={server.url}", *CUSTOM) == 0
+    assert "in ms," not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "chosen", "draws"),
+    [(True, None, True), (True, False, False), (False, None, False), (False, True, True)],
+)
+def test_histograms_are_for_terminals_unless_chosen(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, chosen: bool | None, draws: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    assert draws_histograms(chosen) == draws
 
 
 def test_json_on_stdout_is_the_whole_run(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:

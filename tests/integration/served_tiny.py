@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import httpx
 
 from shortfin_apps.llm.api.app import create_app
+from shortfin_apps.llm.api.responses.store import ResponseStore
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.server import config_sources
 from shortfin_apps.llm.server.model_loading import load_model
+from shortfin_apps.llm.server.service import receipt_settings
 
 MODEL = "m"
 
@@ -25,7 +28,13 @@ async def serving(artifact: Artifact, **settings: Any) -> AsyncIterator[tuple[ht
     metrics = ServerMetrics(MODEL)
     loaded = load_model(artifact, config, metrics)
     loaded.engine.start()
-    service = Service(name=MODEL, metrics=metrics, config={})
+    service = Service(
+        name=MODEL,
+        metrics=metrics,
+        config={},
+        receipts=receipt_settings(config),
+        responses=ResponseStore(100, 600.0, time.monotonic),
+    )
     service.serve(loaded.model)
     transport = httpx.ASGITransport(app=create_app(service, root_path=""))
     try:

@@ -16,6 +16,7 @@ from shortfin_apps.llm.api.app import create_app
 from shortfin_apps.llm.api.service import Service
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.model.spec import BuildOptions
+from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.components.batching.modes.default import DefaultModeOptions
@@ -29,7 +30,6 @@ from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.server import config_sources
 from shortfin_apps.llm.server.config import ServerConfigError
 from shortfin_apps.llm.server.model_loading import load_model
-from tests.builder.reference import forward
 from tests.components.frontend.beam_reference import Logits, reference_search
 from tests.conftest import BuildTiny
 from tests.integration.generation import open_engine

@@ -83,3 +83,9 @@ def test_decode_ahead(build_tiny: BuildTiny) -> None:
         assert cells[1] in ("greedy", "sampled")
         without, ahead = map(float, cells[-2:])
         assert without >= 3 > 0.5 > ahead
+
+
+def test_receipts(tiny_artifact: Artifact) -> None:
+    printed = script("receipts.py", tiny_artifact, "--requests=40", "--clients=40", "--pages=10")
+    assert "0 of 40 receipts differ" in printed
+    assert "num_preemptions_total" in printed

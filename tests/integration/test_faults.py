@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -224,6 +225,15 @@ def test_a_second_signal_ends_running_streams(tiny_artifact: Artifact) -> None:
         stop(service)
 
 
+def until_running(service: Service) -> None:
+    """Waits for the first request: a busy machine's client may take long to send it."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not re.search(
+        r"^vllm:num_requests_running\{.*\} [1-9]", httpx.get(f"{service.url}/metrics").text, re.M
+    ):
+        assert time.monotonic() < give_up, "no request runs"
+
+
 def long_answer(service: Service) -> httpx.Response:
     params = {"max_completion_tokens": 900, "ignore_eos": True, "n": 16}
     body = {"text": "hello", "sampling_params": params}
@@ -238,6 +248,7 @@ def test_a_second_signal_is_logged_and_clients_are_answered(
     try:
         with ThreadPoolExecutor() as clients:
             whole = clients.submit(long_answer, service)
+            until_running(service)
             lines = long_stream(service, choices=16)
             next(lines)
             service.process.send_signal(number)

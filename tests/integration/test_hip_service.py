@@ -81,7 +81,8 @@ def served(artifact: Artifact, chip: str, folder: Path, *flags: str) -> Iterator
     """A server on a GPU; when it is stopped it must exit well, and its kernels have done nothing wrong."""
     report = folder / "report.jsonl"
     gpu = EmulatedGpu(chip, report=report)
-    running = start(artifact, *flags, environment=gpu.environment())
+    # test_hip_self_test.py has the self-test, which takes long on an emulated GPU
+    running = start(artifact, "--self-test", "off", *flags, environment=gpu.environment())
     try:
         yield Served(running, report)
     finally:
@@ -155,7 +156,8 @@ def test_a_gpu_that_failed_is_told_until_the_server_is_restarted(
     artifact, pipe = build_small(build_tiny, CHIPS[0]), tmp_path / "control"
     os.mkfifo(pipe)
     gpu = EmulatedGpu(CHIPS[0], control=pipe)
-    running = start(artifact, "--device", "hip", environment=gpu.environment())
+    flags = ("--device", "hip", "--self-test", "off")
+    running = start(artifact, *flags, environment=gpu.environment())
 
     def ask() -> httpx.Response:
         body = {"text": "hello", "sampling_params": {"max_completion_tokens": 2}}

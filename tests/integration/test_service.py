@@ -107,8 +107,8 @@ async def test_a_budget_in_pages_limits_every_invocation(tiny_artifact: Artifact
         exposition = httpx.get(f"{service.url}/metrics").text
     finally:
         assert stop(service) == 0
-    computed = re.findall(r'invocation_prefill_tokens_bucket\{.*le="(?:32|64)\.0".*\} (\S+)', exposition)
-    assert computed == ["3.0", "6.0"]  # 2 decodes and the last 8 tokens; 3 chunks of 64
+    pattern = r'invocation_prefill_tokens_bucket\{entry="extend".*le="(?:32|64)\.0".*\} (\S+)'
+    assert re.findall(pattern, exposition) == ["1.0", "4.0"]  # the last 8 tokens; 3 chunks of 64
 
 
 def test_special_tokens_in_messages_are_text_when_the_flag_says_so(tiny_artifact: Artifact) -> None:

@@ -91,7 +91,7 @@ def test_mixed_invocations_agree_with_transformers(
         got = generate(engine, PROMPTS, max(len(e.token_ids) for e in EXPECTED), arrivals)
         used = engine.stats().entries
     check(weights, got, LEAST[weights])
-    assert list(used) == ["extend"]
+    assert {name.partition("_")[0] for name in used} == {"extend", "decode"}  # batches of decodes alone
 
 
 def test_the_modes_agree(smollm2: Artifact, weights: WeightType) -> None:

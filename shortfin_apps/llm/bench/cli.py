@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import secrets
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -63,6 +64,11 @@ def add_parser(subparsers: Subparsers) -> None:
     output.add_argument(
         "--json", metavar="FILE", help="write the results as JSON; `-`: to stdout, without tables"
     )
+    output.add_argument(
+        "--histogram",
+        action=argparse.BooleanOptionalAction,
+        help="draw histograms of TTFT and ITL (default: if stdout is a terminal)",
+    )
     output.add_argument("--compare", type=Path, metavar="FILE", help="print ratios to an earlier run's JSON")
 
 
@@ -115,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     doc = asyncio.run(_measure(args, workloads))
     # Tables would corrupt JSON on stdout.
     if args.json != "-":
-        print_tables(doc, earlier)
+        print_tables(doc, earlier, draws_histograms(args.histogram))
     if args.json is not None:
         write_json(doc, args.json)
     return EXIT_REQUESTS_FAILED if any(run["errors"] for run in doc["runs"]) else 0
@@ -170,10 +176,15 @@ async def _measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> d
     return document(targets, workloads, results, seed, started)
 
 
-def print_tables(doc: dict[str, Any], earlier: dict[str, Any] | None) -> None:
+def draws_histograms(chosen: bool | None) -> bool:
+    """Unless chosen, they are for people: drawn on terminals alone."""
+    return sys.stdout.isatty() if chosen is None else chosen
+
+
+def print_tables(doc: dict[str, Any], earlier: dict[str, Any] | None, histograms: bool) -> None:
     """Prints the report to stdout, and the ratios to an earlier run if there is one."""
     console = table_console()
-    print_report(console, doc)
+    print_report(console, doc, histograms)
     if earlier is not None:
         rows = compare(doc, earlier)
         title = f"ratios to the run of {earlier['started']} (the machine's speed may have drifted since)"

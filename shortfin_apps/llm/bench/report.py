@@ -17,12 +17,14 @@ from rich.table import Table
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.bench.campaign import PassResult
+from shortfin_apps.llm.bench.histogram import Histogram, side_by_side
 from shortfin_apps.llm.bench.stats import median_figures, paired_ratios
 from shortfin_apps.llm.bench.target import Target
 from shortfin_apps.llm.bench.workload import Workload
 from shortfin_apps.llm.errors import InvalidRequestError
 
 SCHEMA = "shortfin-llm-bench/1"
+BESIDE_WIDTH = 100  # columns that two histograms need beside each other
 Figures = Mapping[str, Any]
 Key = tuple[str, str]  # (server's label, workload's name)
 
@@ -128,9 +130,11 @@ def compare(now: Figures, earlier: Figures) -> list[dict[str, Any]]:
     return rows
 
 
-def print_report(console: Console, doc: Figures) -> None:
-    """Prints the table of medians, the ratios between servers, and warnings."""
+def print_report(console: Console, doc: Figures, histograms: bool = False) -> None:
+    """Prints the table of medians, the histograms if asked, the ratios between servers, and warnings."""
     console.print(_table(doc))
+    if histograms:
+        _print_histograms(console, doc)
     if doc["ratios"]:
         console.print(
             ratio_table(
@@ -140,6 +144,25 @@ def print_report(console: Console, doc: Figures) -> None:
         )
     for line in _remarks(doc["runs"]):
         console.print(line, markup=False, highlight=False)
+
+
+def _print_histograms(console: Console, doc: Figures) -> None:
+    """TTFT and ITL of each workload and server, over all repeats."""
+    groups = _grouped(doc["runs"])
+    for row in sorted(doc["medians"], key=lambda m: _order(doc, m)):
+        workload, target = row["workload"], row["target"]
+        drawn = [
+            Histogram(
+                f"{figure.upper()} of {workload} on {target}",
+                [b for run in groups[target, workload] for b in run[f"{figure}_ms_histogram"]],
+            )
+            for figure in ("ttft", "itl")
+        ]
+        if console.width >= BESIDE_WIDTH:
+            console.print(side_by_side(drawn))
+        else:
+            console.print(*drawn)
+        console.print()
 
 
 def _table(doc: Figures) -> Table:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from shortfin_apps.llm.bench.histogram import Bin, counted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
@@ -73,6 +75,8 @@ class Summary:
     latency_ms_p50: float | None
     latency_ms_p99: float | None
     client_cpu_share: float  # of one core, used by the load generator
+    ttft_ms_histogram: Sequence[Bin]
+    itl_ms_histogram: Sequence[Bin]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +120,8 @@ def summarise(records: Sequence[RequestRecord], client_cpu_s: float = 0.0) -> Su
         output_tokens_per_s=_rate(output_tokens, duration_s),
         total_tokens_per_s=_rate(prompt_tokens + output_tokens, duration_s),
         client_cpu_share=_rate(client_cpu_s, duration_s),
+        ttft_ms_histogram=_histogram(r.ttft_s for r in served),
+        itl_ms_histogram=_histogram(gap for r in served for gap in r.itl_s),
         **_points("ttft", (r.ttft_s for r in served)),
         **_points("itl", (gap for r in served for gap in r.itl_s)),
         **_points("tpot", (r.tpot_s for r in served)),
@@ -146,6 +152,10 @@ def paired_ratios(
 def _points(figure: str, seconds: Iterable[float | None]) -> dict[str, Any]:
     ms = [value * 1e3 for value in seconds if value is not None]
     return {f"{figure}_ms_p50": percentile(ms, 50), f"{figure}_ms_p99": percentile(ms, 99)}
+
+
+def _histogram(seconds: Iterable[float | None]) -> list[Bin]:
+    return counted(value * 1e3 for value in seconds if value is not None)
 
 
 def _span_s(records: Sequence[RequestRecord]) -> float:

@@ -93,6 +93,11 @@ def test_pages_hold_a_context_and_fit_a_gibibyte(
         ({"top_k": 0}, "--top-k: must be positive"),
         ({"device_block_count": 1}, "--pages: must be at least 2"),
         ({"block_seq_stride": 0}, "--block-seq-stride: must be positive"),
+        (
+            {"batch_invariant": True},
+            "--batch-invariant: is for AMD GPUs, .* CPUs give the same bits without it",
+        ),
+        ({"batch_invariant": True, "device": "cuda:sm_90"}, "--batch-invariant: is for AMD GPUs"),
     ],
 )
 def test_refuses_what_does_not_fit(options: dict[str, Any], message: str) -> None:

@@ -22,7 +22,7 @@ def open_emulated_gpu(chip: str) -> Control:
     except ModuleNotFoundError as error:
         raise InvalidRequestError(
             "the emulated GPU is not part of the installed package; run this in a checkout of the project, "
-            "as `python -m shortfin_apps.llm bench roofline DIR --emulated`",
+            "with `python -m shortfin_apps.llm` in place of `shortfin-llm`",
             "emulated",
         ) from error
     try:
