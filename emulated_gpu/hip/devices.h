@@ -1,5 +1,7 @@
 // The emulated devices, what they are (chip, memory), and which one a thread is using.
 #pragma once
+#include <pthread.h>
+
 #include "hip.h"
 
 typedef struct {
@@ -23,6 +25,7 @@ typedef struct device {
   struct stream *null_stream;
   int num_streams;             // ever made
   uint64_t random;             // state of the generator that orders its work
+  pthread_cond_t work_ready;   // for its executor: a stream may have got something to run
 } device_t;
 
 typedef struct {

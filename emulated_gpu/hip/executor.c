@@ -2,6 +2,7 @@
 // thread for the host functions in its streams.
 #include "executor.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@ enum { MAX_HOST_CALLS = 1024 };
 static struct host_queue {
   host_call_t calls[MAX_HOST_CALLS];
   size_t first, count;
+  pthread_cond_t filled;
 } host_queues[MAX_DEVICES];
 
 static bool is_stopping;
@@ -27,9 +29,15 @@ static void free_work(work_t *work) {
   free(work);
 }
 
+void executor_wake(device_t *device) { pthread_cond_signal(&device->work_ready); }
+
+void executor_wake_all(void) {
+  for (int d = 0; d < settings.num_devices; d++) executor_wake(&devices[d]);
+}
+
 void executor_fail(device_t *device, hipError_t error) {
   if (device->error == hipSuccess) device->error = error;
-  pthread_cond_broadcast(&work_changed);
+  executor_wake(device);
 }
 
 bool executor_is_idle(const device_t *device) {
@@ -60,6 +68,20 @@ static void hand_to_host(stream_t *stream, work_t *work) {
   if (stream->device->error != hipSuccess || q->count == MAX_HOST_CALLS) return free_work(work);
   stream->is_busy = true;
   q->calls[(q->first + q->count++) % MAX_HOST_CALLS] = (host_call_t){stream, work};
+  pthread_cond_signal(&q->filled);
+}
+
+static void finish_step(stream_t *stream) {
+  stream_sweep(stream);
+  pthread_cond_broadcast(&work_finished);
+  if (settings.is_late) executor_wake_all();  // a host may now need another device's work
+}
+
+// Streams of any device may wait for a mark.
+static void wake_blocked_by(const mark_t *mark) {
+  for (int d = 0; d < settings.num_devices; d++)
+    for (stream_t *s = devices[d].streams; s; s = s->next)
+      if (s->head && s->head->kind == WORK_WAIT && s->head->mark == mark) executor_wake(&devices[d]);
 }
 
 static void step(stream_t *stream) {
@@ -69,6 +91,7 @@ static void step(stream_t *stream) {
     case WORK_HOST: hand_to_host(stream, work); break;
     case WORK_MARK:
       mark_finish(work->mark, stream->device->error);
+      wake_blocked_by(work->mark);
       mark_release(work->mark);
       free_work(work);
       break;
@@ -77,8 +100,7 @@ static void step(stream_t *stream) {
       free_work(work);
       break;
   }
-  stream_sweep(stream);
-  pthread_cond_broadcast(&work_changed);
+  finish_step(stream);
 }
 
 // Lets other streams get something to do, now and then.
@@ -110,7 +132,7 @@ static void *call_host(void *argument) {
   pthread_mutex_lock(&work_lock);
   while (!is_stopping) {
     if (!q->count) {
-      pthread_cond_wait(&work_changed, &work_lock);
+      pthread_cond_wait(&q->filled, &work_lock);
       continue;
     }
     const host_call_t c = q->calls[q->first];
@@ -121,24 +143,29 @@ static void *call_host(void *argument) {
     free_work(c.work);
     pthread_mutex_lock(&work_lock);
     c.stream->is_busy = false;
-    stream_sweep(c.stream);
-    pthread_cond_broadcast(&work_changed);
+    executor_wake(c.stream->device);
+    finish_step(c.stream);
   }
   pthread_mutex_unlock(&work_lock);
   return NULL;
 }
 
-static void start_thread(void *(*body)(void *), void *argument) {
+static void start_thread(const char *role, const device_t *device, void *(*body)(void *), void *argument) {
   pthread_t thread;
+  char name[16];
+  snprintf(name, sizeof name, "%s %d", role, device->index);
   if (pthread_create(&thread, NULL, body, argument)) abort();
+  pthread_setname_np(thread, name);
   pthread_detach(thread);
 }
 
 void executor_start(device_t *device) {
   order_seed(device);
+  pthread_cond_init(&device->work_ready, NULL);
+  pthread_cond_init(&host_queues[device->index].filled, NULL);
   device->null_stream = stream_create(device, hipStreamDefault);
-  start_thread(execute, device);
-  start_thread(call_host, &host_queues[device->index]);
+  start_thread("gpu", device, execute, device);
+  start_thread("gpu host", device, call_host, &host_queues[device->index]);
 }
 
 void executor_note_call(const char *function) {
@@ -151,10 +178,11 @@ void executor_note_call(const char *function) {
 __attribute__((destructor(201))) static void stop(void) {
   pthread_mutex_lock(&work_lock);
   is_stopping = true;
-  pthread_cond_broadcast(&work_changed);
+  executor_wake_all();
+  for (int d = 0; d < settings.num_devices; d++) pthread_cond_signal(&host_queues[d].filled);
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_sec += 2;
-  while (num_running && !pthread_cond_timedwait(&work_changed, &work_lock, &until)) {}
+  while (num_running && !pthread_cond_timedwait(&work_finished, &work_lock, &until)) {}
   pthread_mutex_unlock(&work_lock);
 }

@@ -122,7 +122,7 @@ static bool set_stalled(const words_t *w, bool is_stalled) {
     s->is_stalled = is_stalled;
     is_found = true;
   }
-  pthread_cond_broadcast(&work_changed);
+  executor_wake(device);
   pthread_mutex_unlock(&work_lock);
   return is_found;
 }
@@ -141,7 +141,7 @@ static bool revive(const words_t *w) {
   device_t *device = device_of(w, 1);
   if (!device) return false;
   pthread_mutex_lock(&work_lock);
-  while (!executor_is_idle(device)) pthread_cond_wait(&work_changed, &work_lock);
+  while (!executor_is_idle(device)) pthread_cond_wait(&work_finished, &work_lock);
   device->is_lost = false;
   device->error = hipSuccess;
   pthread_mutex_unlock(&work_lock);
@@ -153,7 +153,7 @@ static bool set_order(const words_t *w) {
   if (w->count != 2 || (!is_late && strcmp(w->word[1], "random"))) return false;
   pthread_mutex_lock(&work_lock);
   settings.is_late = is_late;
-  pthread_cond_broadcast(&work_changed);
+  executor_wake_all();
   pthread_mutex_unlock(&work_lock);
   return true;
 }

@@ -78,7 +78,7 @@ static bool has_work(const device_t *device) {
 
 void order_wait(device_t *device) {
   if (!settings.is_late || !has_work(device)) {
-    pthread_cond_wait(&work_changed, &work_lock);
+    pthread_cond_wait(&device->work_ready, &work_lock);
     return;
   }
   struct timespec until;
@@ -86,5 +86,5 @@ void order_wait(device_t *device) {
   const uint64_t ns = (uint64_t)until.tv_nsec + idle_ns();
   until.tv_sec += (time_t)(ns / 1000000000u);
   until.tv_nsec = (long)(ns % 1000000000u);
-  pthread_cond_timedwait(&work_changed, &work_lock, &until);
+  pthread_cond_timedwait(&device->work_ready, &work_lock, &until);
 }

@@ -4,10 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "executor.h"
+
 static const uint64_t STREAM_MAGIC = 0x6d61657274736968;
 
 pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_cond_t work_changed = PTHREAD_COND_INITIALIZER;
+pthread_cond_t mark_finished = PTHREAD_COND_INITIALIZER;
+pthread_cond_t work_finished = PTHREAD_COND_INITIALIZER;
 static mark_t *wanted;
 
 stream_t *stream_create(device_t *device, unsigned flags) {
@@ -122,6 +125,7 @@ void mark_finish(mark_t *mark, hipError_t error) {
   mark->is_done = true;
   mark->error = error;
   clock_gettime(CLOCK_MONOTONIC, &mark->when);
+  if (mark->num_waiting) pthread_cond_broadcast(&mark_finished);
 }
 
 void mark_release(mark_t *mark) {
@@ -136,7 +140,7 @@ static hipError_t submit(stream_t *stream, work_t *work) {
   if (error == hipSuccess) {
     follow_null_stream(stream);
     append(stream, work);
-    pthread_cond_broadcast(&work_changed);
+    executor_wake(stream->device);
   }
   pthread_mutex_unlock(&work_lock);
   if (error == hipSuccess) return hipSuccess;
@@ -164,7 +168,7 @@ hipError_t stream_call_host(stream_t *stream, hipHostFn_t call, void *data) {
 void stream_wait(stream_t *stream, mark_t *mark) {
   pthread_mutex_lock(&work_lock);
   append_wait(stream, mark);
-  pthread_cond_broadcast(&work_changed);
+  executor_wake(stream->device);
   pthread_mutex_unlock(&work_lock);
 }
 
@@ -172,7 +176,7 @@ mark_t *stream_mark(stream_t *stream) {
   pthread_mutex_lock(&work_lock);
   follow_null_stream(stream);
   mark_t *mark = append_mark(stream);
-  pthread_cond_broadcast(&work_changed);
+  executor_wake(stream->device);
   pthread_mutex_unlock(&work_lock);
   return mark;
 }
@@ -187,8 +191,8 @@ hipError_t mark_wait(mark_t *mark) {
   pthread_mutex_lock(&work_lock);
   mark->references++;
   if (!mark->num_waiting++) set_wanted(mark);
-  pthread_cond_broadcast(&work_changed);
-  while (!mark->is_done) pthread_cond_wait(&work_changed, &work_lock);
+  if (settings.is_late) executor_wake_all();  // the executors of work that this host needs
+  while (!mark->is_done) pthread_cond_wait(&mark_finished, &work_lock);
   if (!--mark->num_waiting) set_unwanted(mark);
   const hipError_t error = mark->error;
   mark_release(mark);

@@ -5,10 +5,12 @@
 
 #include "devices.h"
 
-// One lock for all queues and one condition that every change of them signals: simple, and quick enough,
-// since work itself runs without the lock.
+// One lock for all queues; work itself runs without it. Each kind of waiter has a condition of its own, so that a
+// change wakes only the threads that can continue: one condition for all made every thread take the processor, which
+// on a loaded machine each had to wait for.
 extern pthread_mutex_t work_lock;
-extern pthread_cond_t work_changed;
+extern pthread_cond_t mark_finished;  // for hosts that wait for a mark
+extern pthread_cond_t work_finished;  // for what waits until a device is idle
 
 // A place in a stream's order, made by hipEventRecord or by a host that waits. Counted references.
 typedef struct mark {

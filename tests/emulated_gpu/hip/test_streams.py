@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -199,3 +200,41 @@ def test_nonsense_handles_and_flags_are_refused(hip: Hip) -> None:
         hip.call("hipStreamDestroy", None)
     with raises(INVALID_VALUE):
         hip.stream(flags=5)
+
+
+def switches_of(thread_name: str) -> int:
+    """How many times this process's thread of that name went to sleep."""
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == thread_name:
+            status = (task / "status").read_text()
+            return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    raise LookupError(thread_name)
+
+
+def test_work_of_one_device_wakes_no_thread_of_another(hip: Hip) -> None:
+    idle = ("gpu 1", "gpu host 0", "gpu host 1")
+    stream, address = hip.stream(), hip.malloc(4)
+    before = {name: switches_of(name) for name in idle}
+    for value in range(100):
+        hip.fill_async(address, value, 4, stream)
+        hip.synchronise(stream)
+    assert {name: switches_of(name) for name in idle} == before
+    hip.call("hipFree", address)
+
+
+def test_a_stream_waits_for_another_device(hip: Hip, fresh: Control) -> None:
+    first, address, seen = hip.stream(), hip.malloc(4), ctypes.create_string_buffer(4)
+    hip.set_device(1)
+    second = hip.stream()
+    hip.set_device(0)
+    for value in range(1, 20):
+        fresh.command("stall 0")
+        event = hip.event()
+        hip.fill_async(address, value, 4, first)
+        hip.call("hipEventRecord", event, first)
+        hip.call("hipStreamWaitEvent", second, event, ctypes.c_uint(0))
+        hip.copy_async(seen, address, 4, second)
+        fresh.command("resume 0")
+        hip.synchronise(second)
+        assert seen.raw == bytes([value]) * 4
+    hip.call("hipFree", address)
