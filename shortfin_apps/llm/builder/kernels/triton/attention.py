@@ -28,6 +28,7 @@ from shortfin_apps.llm.builder.kernels.triton.running_softmax import (
     merged,
     nothing,
 )
+from shortfin_apps.llm.builder.kernels.triton.synchronisation import is_last_of
 from shortfin_apps.llm.builder.kernels.triton.tokens import row_at
 
 
@@ -368,16 +369,6 @@ def store_part(parts, states, part, is_query, peak, total, sums, HEAD_DIM: tl.co
     dim = tl.arange(0, sums.shape[1])
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(parts + part[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
-
-
-@triton.jit
-def is_last_of(shares, counter):
-    """Whether this workgroup is the last of `shares` to come here, which sees what the others stored."""
-    tl.debug_barrier()  # before the count says that all of it is there
-    is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == shares - 1
-    if is_last:
-        tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
-    return is_last
 
 
 @triton.jit

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from shortfin_apps.llm.builder.kernels.triton.synchronisation import memory_barrier
+
 
 @triton.jit
 def delta_rule(
@@ -78,7 +80,7 @@ def delta_rule(
     state, q_past, k_past, v_past = _load_state(
         source, is_begun, key, value, KEY_DIM, VALUE_DIM, TAPS
     )  # fmt: skip
-    tl.debug_barrier()  # what is read may be written below, by another lane
+    memory_barrier()  # what is read may be written below, by another lane
 
     for index in range(count):
         token = (first + index).to(tl.int64)

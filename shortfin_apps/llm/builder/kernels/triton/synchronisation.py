@@ -1,0 +1,38 @@
+"""Order of memory accesses between the waves of a workgroup, and between workgroups."""
+
+import triton
+import triton.language as tl
+from triton.language.target_info import is_hip_cdna3, is_hip_cdna4
+
+
+@triton.jit
+def memory_barrier():
+    """Waits until every wave of the workgroup is here and its earlier loads and stores have completed.
+
+    On CDNA, Triton's own barrier is a bare `s_barrier`: a store of one wave may still be in flight when
+    another wave leaves the barrier and releases the workgroup's results. Each wave therefore waits for its
+    own accesses first. Elsewhere Triton's barrier already waits.
+    """
+    if is_hip_cdna3() or is_hip_cdna4():
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, $1",
+            "=v,v",
+            [tl.full((), 0, tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    tl.debug_barrier()
+
+
+@triton.jit
+def is_last_of(shares, counter):
+    """Whether this workgroup is the last of `shares` to arrive. The last one sees the others' earlier stores.
+
+    `counter` is 0 before and after a launch.
+    """
+    memory_barrier()  # the count must not overtake a store of another wave
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == shares - 1
+    if is_last:
+        tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
+    return is_last

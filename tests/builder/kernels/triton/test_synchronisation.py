@@ -1,0 +1,60 @@
+"""Order between the waves of a workgroup and between workgroups, read from the machine code."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+import pytest
+
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.gpu_code.code_object import read_code_object
+from shortfin_apps.llm.gpu_code.decode import Shape, decode
+from shortfin_apps.llm.gpu_code.formats import INSTRUCTION_SETS
+from tests.code_objects import CHIPS
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from tests.builder.kernels.triton.counted_sums import counted_sums
+
+SHARES, SIZE = 4, 1024
+KERNEL = Kernel(
+    name="counted_sums",
+    function=counted_sums,
+    interface=Interface(
+        constants=(),
+        reads={"x": buffer("f32", SHARES, SIZE)},
+        writes={
+            "parts": buffer("f32", SHARES, SIZE),
+            "counter": buffer("i32", 1),
+            "total": buffer("f32", SIZE),
+        },
+    ),
+    constexprs={"SHARES": SHARES, "SIZE": SIZE},
+    grid=[SHARES],
+)
+
+
+def waits_for_all_stores(shape: Shape) -> bool:
+    """CDNA counts stores with loads, in bits 0 to 3, 14 and 15 of the operand; RDNA separately."""
+    match shape.mnemonic:
+        case "s_waitcnt":
+            return not shape.fields["simm16"] & 0xC00F
+        case "s_waitcnt_vscnt" | "s_wait_storecnt":
+            return shape.fields["simm16"] == 0
+    return False
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_wave_waits_for_its_stores_before_the_workgroup_counts(chip: str) -> None:
+    (kernel,) = read_code_object(compile_kernel(KERNEL, "amdgpu", chip).image).kernels
+    shapes = [each.shape for each in decode(kernel.code, kernel.entry, INSTRUCTION_SETS[chip])]
+    before_count = list(takewhile(lambda shape: "atomic_add" not in shape.mnemonic, shapes))
+    assert len(before_count) < len(shapes)
+    last_store = max(i for i, shape in enumerate(before_count) if "_store_" in shape.mnemonic)
+    before_barrier = takewhile(
+        lambda shape: not shape.mnemonic.startswith("s_barrier"), before_count[last_store + 1 :]
+    )
+    waits = [waits_for_all_stores(shape) for shape in before_barrier]
+    assert any(waits)
+    assert len(waits) < len(before_count) - last_store - 1  # a barrier follows
