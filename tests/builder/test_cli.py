@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 
 from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
 from shortfin_apps.llm.builder import builder, cli
+from shortfin_apps.llm.builder.blocks import Q4_1
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 
 
@@ -123,6 +124,32 @@ class Built:
     manifest: Built | None = None
     kernels: tuple[str, ...] = ()
     programs: tuple[ProgramRecord, ...] = ()
+    options: BuildOptions = field(default_factory=BuildOptions)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        (BuildOptions(weights="q4"), True),
+        (BuildOptions(weights="q8_0"), True),
+        (BuildOptions(weights="int8", device="cpu:znver4"), True),
+        (BuildOptions(block_types=(("output.weight", Q4_1),)), True),
+        (BuildOptions(weights="bf16"), False),
+        (BuildOptions(block_types=(("output.weight", None),)), False),
+        (BuildOptions(weights="q4", device="hip:gfx942"), False),
+    ],
+)
+def test_says_what_quantised_activations_cost(
+    options: BuildOptions,
+    is_noted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(builder, "build", lambda *_, **__: Built(manifest=Built(options=options)))
+    assert cli.run(parse("random:tiny")) == 0
+    error = capsys.readouterr().err
+    assert ("activations are rounded to 8 bits" in error) == is_noted
+    assert ("--weights bf16" in error) == is_noted
 
 
 @pytest.mark.parametrize(

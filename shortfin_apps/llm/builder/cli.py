@@ -105,12 +105,22 @@ def run(args: argparse.Namespace) -> int:
         os.utime(out)  # its last use
     if args.verbose and artifact.manifest:
         print("\n".join(_kernels(artifact.manifest)), file=sys.stderr)
+    if artifact.manifest and artifact.manifest.options.quantises_activations:
+        print(f"note: {_ROUNDED_ACTIVATIONS}", file=sys.stderr)
     if options.device.startswith("hip"):
         from shortfin_apps.llm.inspection.summary import summary  # reads the kernels' machine code
 
         print("\n".join(summary(out)), file=sys.stderr)
     print(out)
     return 0
+
+
+# Measured: bench/README.md, "Weight types".
+_ROUNDED_ACTIVATIONS = (
+    "activations are rounded to 8 bits to multiply these weights as integers, as llama.cpp does; where two "
+    "tokens are almost equally likely, the other one may be chosen (about 4 tokens in 100 of SmolLM2-135M's "
+    "q4). `--weights bf16` does not round them"
+)
 
 
 def _kernels(manifest: Manifest) -> Iterator[str]:

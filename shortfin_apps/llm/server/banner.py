@@ -19,7 +19,7 @@ def _banner(name: str, url: str, has_chat: bool) -> str:
     """Startup message with a request to try: a chat if the model has a chat template, else a completion."""
     route, body = "completions", '{"prompt": "The capital of France is", "temperature": 0}'
     if has_chat:
-        question = '{"role": "user", "content": "What is the capital of Japan?"}'
+        question = '{"role": "user", "content": "What is the capital of France?"}'
         route, body = "chat/completions", '{"messages": [' + question + '], "temperature": 0}'
     return (
         f"Serving {name} at {url} (Ctrl-C stops it). Try:\n"

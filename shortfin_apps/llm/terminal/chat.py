@@ -39,7 +39,7 @@ in the conversation:
 
 examples:
   shortfin-llm chat --system "Answer in one sentence." -t 0.7
-  echo "What is the capital of Japan?" | shortfin-llm chat -t 0
+  echo "What is the capital of France?" | shortfin-llm chat -t 0
 """
 
 

@@ -195,6 +195,12 @@ class BuildOptions:
                 return dtype
 
     @property
+    def quantises_activations(self) -> bool:
+        """Whether activations are rounded to 8 bits, on CPUs with integer dot products."""
+        in_blocks = any(block is not None for _, block in self.block_types)
+        return self.device.startswith("cpu") and (in_blocks or self.weights in ("q8_0", "q4", "int8"))
+
+    @property
     def cache_dtype(self) -> str:
         """MLIR's type of an element of the cache."""
         return "i8" if self.kv == "q8_0" else self.kv

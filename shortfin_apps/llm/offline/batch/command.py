@@ -41,7 +41,7 @@ Answers a file of requests, one a line, with a file of results, both in OpenAI's
 which is loaded into this process, or else by a server. Each line of the input is an object like
 
   {"custom_id": "a1", "method": "POST", "url": "/v1/chat/completions",
-   "body": {"messages": [{"role": "user", "content": "What is the capital of Japan?"}], "max_tokens": 32}}
+   "body": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}}
 
 and gets one line in the output, in the order in which they are answered; `custom_id` says which is which. All
 lines are checked before the first is sent.
