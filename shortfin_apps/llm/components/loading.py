@@ -137,8 +137,9 @@ def load_engine(
             confirm()  # a damaged file explains it
             raise
         confirm()
-        if options.tune and options.device not in GPU_NAMES and options.mode.leaves_least_budget_open:
-            engine.tune()  # last: what verifies the parameters would take part of the CPU
+        on_gpu = options.device in GPU_NAMES
+        if options.tune and options.mode.leaves_budget_open(on_gpu=on_gpu):
+            engine.tune(on_gpu=on_gpu)  # last: what verifies the parameters would take part of the CPU
         close = opened.pop_all().close
     return AsyncEngine(
         engine,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -118,17 +119,16 @@ def test_equal_short_prompts_overtake_together() -> None:
 
 def test_a_tuned_budget_cuts_a_short_backlog_beside_decodes_and_a_long_one_less() -> None:
     chunks = budgeted()
-    chunks.tune(96)
+    assert chunks.budget is not None
+    chunks.tune(replace(chunks.budget, least=96))
     assert spans(chunks.next_tasks([running("a", 512)], has_decodes=True)) == [(0, 96)]
     assert spans(chunks.next_tasks([running("a", 512)], has_decodes=False)) == [(0, 512)]
     many = [running(str(index), 1000) for index in range(4)]
     assert spans(chunks.next_tasks(many, has_decodes=True)) == [(0, 320)]
 
 
-def test_chunks_of_one_size_are_not_tuned() -> None:
-    chunks = fixed()
-    chunks.tune(32)
-    assert spans(chunks.next_tasks([running("a", 512)], has_decodes=True)) == [(0, 128)]
+def test_chunks_of_one_size_have_no_budget() -> None:
+    assert fixed().budget is None
 
 
 def test_a_budget_smaller_than_the_chunk_cuts_it() -> None:

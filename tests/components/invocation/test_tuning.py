@@ -7,10 +7,12 @@ import pytest
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.tuning import (
     LEAST_TOKENS,
+    MAX_GAP_S,
     TIME_LIMIT_S,
     TYPICAL_ROWS,
     WORTH_DECODES,
     tokens_beside_decodes,
+    tokens_within_gap,
 )
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature
 from tests.components.fake_device import FakeDevice, FakePending, FakeProgram, array_of, fake_config
@@ -32,12 +34,15 @@ class Timed(FakeProgram):
         return self.now
 
 
-def found(program: Timed, most_tokens: int = 320) -> int | None:
+def runner_of(program: Timed) -> BatchRunner:
     config = fake_config()
     device = FakeDevice(program)
     slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
-    runner = BatchRunner(device, program, config, page_table=[slab], clock=program.clock)
-    return tokens_beside_decodes(runner, most_tokens, program.clock)
+    return BatchRunner(device, program, config, page_table=[slab], clock=program.clock)
+
+
+def found(program: Timed, most_tokens: int = 320) -> int | None:
+    return tokens_beside_decodes(runner_of(program), most_tokens, program.clock)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +88,30 @@ def test_the_typical_decode_is_compiled_or_the_largest_is_taken() -> None:
     found(program)
     decodes = [name for name, _ in program.calls if name.startswith("decode")]
     assert len(set(decodes)) == 1
+
+
+@pytest.mark.parametrize(
+    ("token_s", "most", "tokens"),
+    [
+        (MAX_GAP_S / 2048, 2048, 2048),
+        (MAX_GAP_S / 2047, 2048, 1024),
+        (MAX_GAP_S / 1023, 2048, None),
+        (0.00001, 2048, 2048),
+        (0.00001, 1000, None),
+    ],
+)
+def test_a_gpu_prefills_as_much_as_the_gap_allows(token_s: float, most: int, tokens: int | None) -> None:
+    program = Timed(fake_config())
+    program.token_s = token_s
+    assert tokens_within_gap(runner_of(program), 512, most) == tokens
+
+
+def test_a_gpu_that_takes_long_for_a_decode_is_not_asked_for_long_prefills() -> None:
+    program = Timed(fake_config())
+    program.decode_s = MAX_GAP_S / 4
+    assert tokens_within_gap(runner_of(program), 512, 2048) is None
+    assert all(name.startswith("decode") for name, _ in program.calls)
+
+
+def test_a_gpu_program_whose_prefills_have_one_length_keeps_its_budget() -> None:
+    assert tokens_within_gap(runner_of(OfOneLength(fake_config(), static_lengths=(8,))), 512, 2048) is None

@@ -53,13 +53,12 @@ class BatchMode(ABC):
 
     @property
     @abstractmethod
-    def has_least_budget(self) -> bool:
-        """Whether there are budgets, so that `tune` has an effect."""
+    def budget(self) -> TokenBudget | None:
+        """The token budget; None where chunks have one size."""
 
     @abstractmethod
-    def tune(self, least_tokens: int) -> None:
-        """Makes the least budget beside decodes `least_tokens`, in whole pages: so many tokens of a prefill
-        take as long as a few decodes on this device."""
+    def tune(self, budget: TokenBudget) -> None:
+        """Replaces the budget by one that was measured on this device, with the same `most`."""
 
     @abstractmethod
     def spare_tokens(self, batch: Batch) -> int:
@@ -90,10 +89,9 @@ class ModeOptions(ABC):
     idle_budget: int | None = None
     min_budget: int | None = None
 
-    @property
-    def leaves_least_budget_open(self) -> bool:
-        """Whether the least budget may be measured."""
-        return self.min_budget is None and self.token_budget is None
+    def leaves_budget_open(self, *, on_gpu: bool) -> bool:
+        """Whether the budget may be measured: on CPUs the least one, on GPUs that while requests decode."""
+        return self.token_budget is None and (on_gpu or self.min_budget is None)
 
     def chosen(self, entries: CompiledEntries, *, on_gpu: bool) -> ModeOptions:
         """The options of the mode that suits the entries and the device: these, unless they leave it open."""
@@ -111,7 +109,7 @@ class ModeOptions(ABC):
         """Tokens of a chunk, in whole pages."""
         return whole_pages(self.chunk_tokens or DEFAULT_CHUNK_TOKENS, config)
 
-    def budget(self, config: ModelConfig, while_decoding: int, *, on_gpu: bool) -> TokenBudget:
+    def budget_of(self, config: ModelConfig, while_decoding: int, *, on_gpu: bool) -> TokenBudget:
         """The budget that was given; by default, on a CPU `while_decoding` tokens while requests decode."""
         while_decoding = max(GPU_BUDGET, while_decoding) if on_gpu else while_decoding
         default_idle = max(GPU_IDLE_BUDGET if on_gpu else DEFAULT_IDLE_BUDGET, while_decoding)

@@ -7,7 +7,6 @@ tokens runs beside one of 128, as both fill 8 pages; a chunk of 44 does not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.batching.token_budget import InvocationBudget, TokenBudget
@@ -57,13 +56,12 @@ class PrefillChunks:
         return self._budget.while_decoding if self._budget else self._chunk_tokens or self._stride
 
     @property
-    def has_budget(self) -> bool:
-        return self._budget is not None
+    def budget(self) -> TokenBudget | None:
+        return self._budget
 
-    def tune(self, least_tokens: int) -> None:
-        """Sets the least budget beside decodes, where there are budgets."""
-        if self._budget is not None:
-            self._budget = replace(self._budget, least=least_tokens)
+    def tune(self, budget: TokenBudget) -> None:
+        """Replaces the budget."""
+        self._budget = budget
 
     def next_tasks(self, prefills: Sequence[Request], has_decodes: bool) -> list[LlmTaskInput]:
         """The tasks of the next invocation; `prefills` has at least one prompt, oldest first."""

@@ -22,6 +22,7 @@ from itertools import islice
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.batching.fair_share import FairShare
 from shortfin_apps.llm.components.batching.mode import BatchMode
+from shortfin_apps.llm.components.batching.token_budget import TokenBudget
 from shortfin_apps.llm.components.batching.waiting_queue import WaitingQueue
 from shortfin_apps.llm.components.kvcache.base import AvailablePages, KVCache, Lease
 from shortfin_apps.llm.components.request.messages import FinishReason
@@ -100,13 +101,13 @@ class Scheduler:
         return self._mode.max_task_tokens
 
     @property
-    def has_least_budget(self) -> bool:
-        """Whether the mode has one, which `tune` sets."""
-        return self._mode.has_least_budget
+    def budget(self) -> TokenBudget | None:
+        """The mode's token budget; None where chunks have one size."""
+        return self._mode.budget
 
-    def tune(self, least_tokens: int) -> None:
-        """Makes that the mode's least budget beside decodes."""
-        self._mode.tune(least_tokens)
+    def tune(self, budget: TokenBudget) -> None:
+        """Replaces the mode's budget by one that was measured on this device."""
+        self._mode.tune(budget)
 
     def spare_tokens(self, batch: Batch) -> int:
         """Tokens that the budget has left beside a batch with decodes."""

@@ -31,7 +31,7 @@ from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
 from shortfin_apps.llm.components.engine.steady_decode import SteadyDecode
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.invocation.tuning import tokens_beside_decodes
+from shortfin_apps.llm.components.invocation.tuning import tokens_beside_decodes, tokens_within_gap
 from shortfin_apps.llm.components.kvcache.base import KVCache
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import (
@@ -109,14 +109,21 @@ class Engine:
         """The most tokens of prompt and output together: the context, or the whole pool if smaller."""
         return min(self._limits.max_seq_len, self._cache.usage().total * self._cache.stride)
 
-    def tune(self) -> None:
-        """Measures how much of a prompt is to be computed beside decodes, before the first step."""
-        if not self._scheduler.has_least_budget:
+    def tune(self, *, on_gpu: bool) -> None:
+        """Measures how many prompt tokens to compute while requests decode. Called before the first step.
+
+        On CPUs this is the budget of a light load, on GPUs that of any load.
+        """
+        budget = self._scheduler.budget
+        if budget is None:
             return
-        most_tokens = self._scheduler.max_task_tokens or 0
-        least_tokens = tokens_beside_decodes(self._runner, most_tokens, self._clock)
-        if least_tokens is not None:
-            self._scheduler.tune(least_tokens)
+        if on_gpu:
+            tokens = tokens_within_gap(self._runner, budget.while_decoding, budget.most)
+            tuned = replace(budget, while_decoding=tokens or budget.while_decoding)
+        else:
+            least = tokens_beside_decodes(self._runner, budget.most, self._clock)
+            tuned = replace(budget, least=least or budget.least)
+        self._scheduler.tune(tuned)
 
     def check(self, call: GenerateCall) -> None:
         """Raises InvalidRequestError for a request that can never be served. Safe on any thread."""

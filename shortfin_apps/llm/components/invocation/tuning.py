@@ -1,13 +1,13 @@
-"""How many tokens of a prefill take as long as a few decodes, measured when the server starts.
+"""How many prompt tokens to compute while requests decode, measured when the server starts.
 
-A machine whose matmuls are quick beside its memory (AMX) prefills hundreds of tokens meanwhile, one with
-AVX2 a page or two. So how much of a prompt decodes are to wait for is no number that suits every machine.
+How long a prefill takes compared with a decode differs by a factor of ten between CPUs, and the tokens that
+keep a GPU busy differ as much between GPUs and models. No single number suits every machine.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 
@@ -23,6 +23,12 @@ LEAST_TOKENS = 96
 NUM_RUNS = 3
 # Prefills that take longer are not measured: the server should start.
 TIME_LIMIT_S = 2.0
+# On a GPU, the longest that prompts may delay the next token of running requests. MLPerf Inference allows a
+# server of Llama 3.1 8B 100 ms a token.
+MAX_GAP_S = 0.1
+# Where a decode takes longer than MAX_GAP_S over this, longer prefills are not tried: a GPU that takes 20 ms
+# to read the weights takes more than 100 ms to multiply a thousand tokens by them.
+DECODES_OF_A_PREFILL = 5
 
 
 def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable[[], float]) -> int | None:
@@ -51,6 +57,46 @@ def tokens_beside_decodes(runner: BatchRunner, most_tokens: int, clock: Callable
         found,
     )
     return found
+
+
+def tokens_within_gap(runner: BatchRunner, least_tokens: int, most_tokens: int) -> int | None:
+    """Prompt tokens that a GPU prefills within MAX_GAP_S, in whole pages.
+
+    Args:
+        runner: of a warm program.
+        least_tokens: the budget without a measurement. Its doubles are measured.
+        most_tokens: the largest invocation that the engine is prepared for.
+
+    Returns:
+        None where the first double takes longer, or where the VMFB has no prefill of any length.
+    """
+    decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
+    if DECODES_OF_A_PREFILL * decode_s > MAX_GAP_S:
+        return None
+    found = None
+    for pages in _doubles(least_tokens // runner.stride, most_tokens // runner.stride):
+        shape = runner.buckets.prefill_of(pages)
+        if shape is None:
+            break
+        prefill_s = runner.shape_s(shape, NUM_RUNS)
+        if prefill_s > MAX_GAP_S:
+            break
+        found = pages * runner.stride
+        logger.info(
+            "a decode of %d rows takes %.1f ms, a prefill of %d tokens %.1f ms, which it adds to the time "
+            "between two tokens of running requests",
+            TYPICAL_ROWS,
+            1e3 * decode_s,
+            found,
+            1e3 * prefill_s,
+        )
+    return found
+
+
+def _doubles(least: int, most: int) -> Iterator[int]:
+    """Twice `least`, four times `least` and so on, up to `most`."""
+    while (least := 2 * least) <= most:
+        yield least
 
 
 def _some_pages(least: int, most: int) -> list[int]:

@@ -48,7 +48,8 @@ class EngineSettings(BaseSettings):
         None,
         ge=1,
         description="most tokens in one invocation, in the default mode in one prefill (default: while "
-        "requests decode, 320 in the default mode and 256 in extend-attention, on GPUs 512 in both)",
+        "requests decode, 320 in the default mode and 256 in extend-attention, on GPUs 512 to --idle-budget, "
+        "measured at the start)",
     )
     max_pages_per_batch: int | None = Field(None, ge=2, description="--token-budget in pages")
     idle_budget: int | None = Field(
@@ -66,7 +67,8 @@ class EngineSettings(BaseSettings):
     )
     tune: bool = Field(
         True,
-        description="measure this CPU's speed at the start to choose --min-budget, else --token-budget",
+        description="measure the device's speed at the start to choose budgets that are not given: on CPUs "
+        "--min-budget, on GPUs --token-budget",
     )
     prefills_per_decode: int = Field(
         DefaultModeOptions().prefills_per_decode,

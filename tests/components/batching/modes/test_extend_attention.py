@@ -27,6 +27,9 @@ def mode(
     return ExtendAttentionMode(stride=STRIDE, chunk_tokens=chunk, budget=tokens)
 
 
+LEAST_32 = TokenBudget(while_decoding=256, idle=256, context_span=1024, least=32)  # as of `mode()`
+
+
 def next_batch(batching: ExtendAttentionMode, requests: Iterable[Request]) -> Batch:
     batch = batching.next_batch([r for r in requests if r.num_uncomputed])
     assert batch is not None
@@ -111,7 +114,7 @@ def test_while_decoding_a_chunk_gets_shorter_as_its_context_grows(context: int, 
 
 def test_a_tuned_budget_has_room_for_the_decodes_beside_its_prompts() -> None:
     batching = mode()
-    batching.tune(32)
+    batching.tune(LEAST_32)
     decodes = [running(f"d{index}", 40, computed=39) for index in range(20)]
     batch = next_batch(batching, [running("a", 512), *decodes])
     assert [len(task.token_ids) for task in batch.tasks] == [1] * 20 + [32]
@@ -121,7 +124,7 @@ def test_a_tuned_budget_leaves_proposed_tokens_the_whole_budget() -> None:
     batching = mode()
     batch = next_batch(batching, [running("d", 40, computed=39)])
     before = batching.spare_tokens(batch)
-    batching.tune(32)
+    batching.tune(LEAST_32)
     assert batching.spare_tokens(batch) == before == 255
 
 

@@ -63,7 +63,7 @@ class DefaultModeOptions(ModeOptions):
             return None
         if self.chunk_tokens is not None and not has_budget:
             return None
-        return self.budget(config, DEFAULT_PREFILL_BUDGET, on_gpu=on_gpu)
+        return self.budget_of(config, DEFAULT_PREFILL_BUDGET, on_gpu=on_gpu)
 
 
 class DefaultMode(BatchMode):
@@ -78,11 +78,11 @@ class DefaultMode(BatchMode):
         return self._chunks.max_task_tokens
 
     @property
-    def has_least_budget(self) -> bool:
-        return self._chunks.has_budget
+    def budget(self) -> TokenBudget | None:
+        return self._chunks.budget
 
-    def tune(self, least_tokens: int) -> None:
-        self._chunks.tune(least_tokens)
+    def tune(self, budget: TokenBudget) -> None:
+        self._chunks.tune(budget)
 
     def spare_tokens(self, batch: Batch) -> int:
         return self._chunks.max_tokens_beside_decodes - len(batch.tasks)

@@ -20,7 +20,7 @@ longer chunk computes the same, as every layer stores a chunk's keys before it r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shortfin_apps.llm.abi import EntryFamily
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -46,7 +46,7 @@ class ExtendAttentionOptions(ModeOptions):
         return ExtendAttentionMode(
             stride=config.stride,
             chunk_tokens=self.chunk(config),
-            budget=self.budget(config, max(DEFAULT_EXTEND_BUDGET, min_budget), on_gpu=on_gpu),
+            budget=self.budget_of(config, max(DEFAULT_EXTEND_BUDGET, min_budget), on_gpu=on_gpu),
         )
 
     def default_max_running(self, config: ModelConfig) -> int:
@@ -83,11 +83,11 @@ class ExtendAttentionMode(BatchMode):
         return self._budget.most
 
     @property
-    def has_least_budget(self) -> bool:
-        return True
+    def budget(self) -> TokenBudget | None:
+        return self._budget
 
-    def tune(self, least_tokens: int) -> None:
-        self._budget = replace(self._budget, least=least_tokens)
+    def tune(self, budget: TokenBudget) -> None:
+        self._budget = budget
 
     def spare_tokens(self, batch: Batch) -> int:
         whole = self._budget.while_decoding
