@@ -21,7 +21,7 @@ Compiles the models for a device, and packs the programs (no weights), this pack
 wheels that they need for another machine's Python. Needs the compiler, Triton for a GPU, and pip's index."""
 PACK_EPILOG = """\
 examples:
-  python -m bench.gpu pack gpu-pack                                # for an H200: cuda:sm_90, about 55 MB
+  python -m bench.gpu pack gpu-pack                                # for an H200: cuda:sm_90, about 107 MB
   python -m bench.gpu pack q4-pack --models llama-3.1-8b --weights q4
   python -m bench.gpu pack tiny-pack --models random-tiny --device cpu --no-wheels"""
 RUN = """\
