@@ -171,7 +171,6 @@ async def test_a_call_that_may_be_has_to_fit_beside_a_strict_function() -> None:
     assert not lets_through(grammar, TOKENIZER, unknown, to_the_end=False)
 
 
-LIST_CALL = {"function": {"name": "f", "arguments": "[1]"}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice", "`h`"),
@@ -182,11 +181,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS * 65}, "tools", "128"),
     ({"functions": [{}]}, "functions", "use `tools`"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "not known"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [LIST_CALL]}]},
-        "messages",
-        "JSON object",
-    ),
     (
         {
             "tools": [{"type": "function", "function": {"name": "f", "strict": True,
