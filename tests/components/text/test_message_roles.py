@@ -50,6 +50,10 @@ OWN_DEVELOPER = (
     "{% for m in messages %}{% if m.role == 'developer' %}[instructions]{{ m.content }}"
     "{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
 )
+SHOWS_CALLS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or () %}"
+    "{{ call.function | tojson }}{% endfor %}{% endfor %}"
+)
 FAMILIES = [CHATML, RAISES_LATE, DROPS_LATE, ALTERNATES, NO_SYSTEM, GATHERS, OWN_DEVELOPER]
 CALLED = {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]}
 
@@ -178,9 +182,14 @@ def warnings_of(caplog: pytest.LogCaptureFixture, template: str, *conversations:
         (RAISES_LATE, ["[user]u[system]s", "[user]v[system]t"], ["it becomes a part of the user message"]),
         (RAISES_LATE, ["[system]s[user]u[system]s"], ["has one system message"]),
         (NO_SYSTEM, ["[system]s[user]u"], ["it becomes a part of the user message"]),
-        (ALTERNATES, ["[system]s[user]u[calls]c[tool]r[system]t"], ["has one system message", "refused"]),
-        (GATHERS, ["[user]u[calls]c[tool]r"], ["drops messages of the role `tool`"]),
-        (DROPS_LATE, ["[user]u[calls]c[tool]r"], []),
+        (
+            ALTERNATES,
+            ["[system]s[user]u[calls]c[tool]r[system]t"],
+            ["drops calls of tools", "has one system message", "refused"],
+        ),
+        (GATHERS, ["[user]u[calls]c[tool]r"], ["drops calls of tools", "drops results of tools"]),
+        (CHATML, ["[user]u[calls]c[tool]r"], ["drops calls of tools"]),
+        (SHOWS_CALLS, ["[user]u[calls]c[tool]r"], []),
     ],
 )
 def test_the_log_says_once_what_was_changed(

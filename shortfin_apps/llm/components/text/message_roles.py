@@ -8,7 +8,7 @@ template does with these is found out by rendering short trial messages, once fo
 - Otherwise those at the beginning become one, and a late one becomes a part of the user message next to it:
   the text before it stays the same, and with it the cached pages. If the template raises, all become one.
 - Without a system role, a system message is a part of the user message next to it, too.
-- A message of another role that the template drops is refused; dropped results of tools are logged.
+- A message of another role that the template drops is refused; dropped calls and results of tools are logged.
 
 The log says once which of these were done.
 """
@@ -75,8 +75,9 @@ class MessageRoles:
                     " `user`, `assistant` or `tool`",
                     "messages",
                 )
-        if TOOL in roles and self._drops_results:
-            self._log("drops messages of the role `tool`: the model does not see the results of its calls")
+        if TOOL in roles:
+            for dropped in self._dropped_of_calls:
+                self._log(f"drops {dropped}: the model does not see them")
 
     def _fit(self, messages: Sequence[Message]) -> bool:
         """Whether the template renders each system message at its place, as far as trials can say."""
@@ -112,11 +113,16 @@ class MessageRoles:
         return other is None or text.replace(DEVELOPER, UNKNOWN) != other
 
     @cached_property
-    def _drops_results(self) -> bool:
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+    def _dropped_of_calls(self) -> list[str]:
+        """What the template shows nothing of, if it renders calls and their results at all."""
+        name, result = _MARKS[:2]
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": {}}}
         called = {"role": ASSISTANT, "content": "", "tool_calls": [call]}
-        result = {"role": TOOL, "name": "f", "tool_call_id": call["id"], "content": _MARKS[0]}
-        return self._is_lost([_message(USER), called, result])
+        answer = {"role": TOOL, "tool_call_id": call["id"], "content": result}
+        if (text := self._tried([_message(USER), called, answer])) is None:
+            return []
+        parts = {"calls of tools in messages": name, "results of tools (messages of the role `tool`)": result}
+        return [part for part, mark in parts.items() if mark not in text]
 
     def _drops(self, role: str) -> bool:
         """Whether the template neither renders such messages nor raises."""
