@@ -46,7 +46,7 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
             "echo": True,
         }.items()
     ),
-    (CHAT, {"messages": MESSAGES, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ("/generate", {"text": "a", "temperature": 1.0}, "temperature"),
     (
         "/generate",

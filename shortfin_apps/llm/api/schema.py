@@ -184,6 +184,7 @@ class StreamOptions(Body):
     REFUSED = STREAM_OPTIONS_REFUSED
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class OpenAIBody(ServingFields, SamplingFields):

@@ -289,7 +289,7 @@ STRUCTURED_OUTPUTS_REFUSED: Refused = {
     "disable_additional_properties": (False,),
     "_backend": (),
 }
-STREAM_OPTIONS_REFUSED: Refused = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
 
 SAMPLING_REFUSED: Refused = {
     **_SAMPLING,
