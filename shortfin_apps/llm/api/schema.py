@@ -6,7 +6,7 @@ refuses or ignores those, and unknown fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -15,6 +15,7 @@ from shortfin_apps.llm.api.call_arguments import arguments_in_history
 from shortfin_apps.llm.api.unserved_fields import (
     ABORT_INERT,
     ABORT_REFUSED,
+    CALL_INERT,
     CHAT_INERT,
     CHAT_REFUSED,
     COMPLETION_INERT,
@@ -37,6 +38,7 @@ from shortfin_apps.llm.errors import InvalidRequestError
 MAX_TOOLS = 128  # OpenAI's
 
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # in chat templates; the last is gpt-oss's
+LINKS = frozenset({"tool_call_id"})  # fields of messages that most templates need not read, as order says it
 
 NOT_SERVED = "not_served"  # the type of pydantic's errors for what an entry of a list may not be
 
@@ -260,7 +262,7 @@ class CalledFunction(Body):
 class ToolCall(Body):
     """A call in an assistant's message."""
 
-    READS_EXTRAS = True
+    INERT = CALL_INERT
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -303,6 +305,14 @@ class ChatMessage(Body):
         """The length of its text and of the arguments of its calls."""
         arguments = (call.function.arguments for call in self.tool_calls or ())
         return len(self.text) + sum(len(each) for each in arguments if isinstance(each, str))
+
+    def unread_by(self, words: Collection[str]) -> Iterator[str]:
+        """Names of the fields that a chat template of these words does not read, as far as words can say."""
+        for name, value in (self.model_extra or {}).items():
+            if value not in (None, "", [], {}) and name not in LINKS and name not in words:
+                yield name
+        if self.thought and not any(name in words for name in THOUGHT_NAMES):
+            yield "reasoning" if self.reasoning else "reasoning_content"
 
     def for_template(self) -> dict[str, Any]:
         """The message in the form that chat templates expect: `content` is one string, arguments are objects.

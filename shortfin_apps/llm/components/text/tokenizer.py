@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -112,6 +113,11 @@ class Tokenizer:
     def split_names(self) -> frozenset[str]:
         """The names of tokens at which every text is split before it is tokenised."""
         return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values())
+
+    @cached_property
+    def template_words(self) -> frozenset[str]:
+        """The words of the chat template for tools, the names of the fields that it reads among them."""
+        return frozenset(re.findall(r"\w+", self.tool_template_source or ""))
 
     @property
     def has_chat_template(self) -> bool:
