@@ -253,11 +253,12 @@ class Tokenizer:
         return {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
 
     def _trial(self, template: ChatTemplate | None) -> Callable[[Sequence[Mapping[str, Any]]], str]:
-        """Renders messages by which a template is tried."""
+        """Renders messages by which a template is tried. transformers passes None for the two variables."""
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             assert template is not None, "`apply_chat_template` checks it"
-            return template.render(messages, add_generation_prompt=False, variables=self._token_names)
+            variables = {**self._token_names, "tools": None, "documents": None}
+            return template.render(messages, add_generation_prompt=False, variables=variables)
 
         return render
 
