@@ -89,6 +89,7 @@ def rendered(template: str, text: str) -> str:
         (NO_SYSTEM, "[developer]d[user]u", "[user]d+u"),
         (GATHERS, "[developer]d[user]u", "d[user]u"),
         (OWN_DEVELOPER, "[developer]d[user]u", "[instructions]d[user]u"),
+        (CHATML.replace("m.role", "m.role | title"), "[developer]d[user]u", "[System]d[User]u"),
         # as Codex has it
         (CHATML, "[system]s[developer]d[user]u", "[system]s[system]d[user]u"),
         (RAISES_LATE, "[system]s[developer]d[user]u", "[system]s+d[user]u"),

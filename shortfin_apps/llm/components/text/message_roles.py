@@ -110,7 +110,7 @@ class MessageRoles:
         text, other = (self._tried(_first(role)) for role in (DEVELOPER, UNKNOWN))
         if text is None or _MARKS[0] not in text:
             return False
-        return other is None or text.replace(DEVELOPER, UNKNOWN) != other
+        return other is None or text.lower().replace(DEVELOPER, UNKNOWN) != other.lower()
 
     @cached_property
     def _dropped_of_calls(self) -> list[str]:
