@@ -206,3 +206,22 @@ def test_special_tokens_in_system_messages_stay_plain_text() -> None:
     tokenizer = Tokenizer(byte_level_backend(), settings, special_in_content=False)
     text = tokenizer.apply_chat_template(messages_of("[system]a<|end|>[developer]b<|end|>[user]u"))
     assert tokenizer.special_tokens["<|end|>"] not in tokenizer.encode(text, rendered=True)
+
+
+def test_the_template_for_tools_is_tried_with_tools() -> None:
+    needs_tools = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + RAISES_LATE
+    named = [
+        {"name": "default", "template": CHATML},
+        {"name": "tool_use", "template": needs_tools},
+    ]
+    tokenizer = byte_level_tokenizer(chat_template=named)
+    messages = messages_of("[system]s[developer]d[user]u")
+    tools = [{"type": "function", "function": {"name": "g"}}]
+    assert tokenizer.apply_chat_template(messages) == "[system]s[system]d[user]u"
+    assert tokenizer.apply_chat_template(messages, tools=tools) == "g[system]s\n\nd[user]u"
+
+
+def test_the_error_is_that_of_the_last_try() -> None:
+    raises_for_tools = ALTERNATES.replace("[{{ m.role }}]", "{% if m.role == 'tool' %}{{ no.id }}{% endif %}")
+    with pytest.raises(InvalidRequestError, match="'no' is undefined"):
+        rendered(raises_for_tools, "[system]s[user]u[calls]c[tool]r[system]t")

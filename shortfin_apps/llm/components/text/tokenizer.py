@@ -20,6 +20,12 @@ from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
 
+# With which the template for tools is tried.
+TRIAL_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
+}
+
 
 class Tokenizer:
     """A `tokenizers` backend with its special tokens and chat template.
@@ -50,8 +56,8 @@ class Tokenizer:
         self._tool_template = (
             None if self.tool_template_source is None else ChatTemplate(self.tool_template_source)
         )
-        self._roles = MessageRoles(self._trial(self._template))
-        self._tool_roles = MessageRoles(self._trial(self._tool_template))
+        self._roles = MessageRoles(self._trial(self._template, None))
+        self._tool_roles = MessageRoles(self._trial(self._tool_template, [TRIAL_TOOL]))
         self._escape = None if special_in_content else ContentEscape(backend)
         self._rendered_backend = backend if self._escape is None else self._escape.unescaping_backend(backend)
         self._token_texts: dict[int, str] = {}
@@ -229,7 +235,7 @@ class Tokenizer:
             try:
                 return self._rendered(template, adapted, add_generation_prompt, variables)
             except InvalidRequestError as error:
-                refusal = refusal or error
+                refusal = error
         assert refusal is not None
         raise refusal
 
@@ -252,12 +258,14 @@ class Tokenizer:
     def _token_names(self) -> dict[str, str]:
         return {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
 
-    def _trial(self, template: ChatTemplate | None) -> Callable[[Sequence[Mapping[str, Any]]], str]:
-        """Renders messages by which a template is tried. transformers passes None for the two variables."""
+    def _trial(
+        self, template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> Callable[[Sequence[Mapping[str, Any]]], str]:
+        """Renders messages by which a template is tried. transformers passes None if there are no tools."""
 
         def render(messages: Sequence[Mapping[str, Any]]) -> str:
             assert template is not None, "`apply_chat_template` checks it"
-            variables = {**self._token_names, "tools": None, "documents": None}
+            variables = {**self._token_names, "tools": tools, "documents": None}
             return template.render(messages, add_generation_prompt=False, variables=variables)
 
         return render
