@@ -17,8 +17,10 @@ from shortfin_apps.llm.api.body_fields import (
     printable,
 )
 from shortfin_apps.llm.api.schema import CompletionBody
-from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness, events_of
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness, events_of
 from tests.api.loopback import ready_server
+from tests.components.text.test_message_roles import CHATML as READS_NOTHING_MORE
+from tests.components.text.tiny_tokenizers import byte_level_tokenizer
 
 # Fields of other servers that change the answer; earlier versions ignored them.
 CHANGING: list[tuple[str, dict[str, Any], str]] = [
@@ -46,7 +48,7 @@ CHANGING: list[tuple[str, dict[str, Any], str]] = [
             "echo": True,
         }.items()
     ),
-    (CHAT, {"messages": MESSAGES, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    (CHAT, {"messages": MESSAGES, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ("/generate", {"text": "a", "temperature": 1.0}, "temperature"),
     (
         "/generate",
@@ -107,15 +109,10 @@ async def test_strict_accepts_known_fields_and_nulls() -> None:
     inert = {"metadata": {"a": "b"}, "mine": None, "mirostat": 0, "xtc_probability": None}
     response = await harness.post(CHAT, {"messages": [{**MESSAGES[0], "name": "Ann"}], **inert})
     assert response.status_code == 200, response.text
-    assert response.headers[HEADER] == "metadata"
+    assert response.headers[HEADER] == "metadata, messages.name"
     response = await harness.post("/generate", {"text": "a", "sampling_params": {"mine": 1}})
     assert response.status_code == 400
     assert "`sampling_params.mine`" in response.json()["error"]
-
-
-async def test_additional_fields_of_a_message_are_not_ignored(harness: Harness) -> None:
-    response = await harness.post(CHAT, {"messages": [{**MESSAGES[0], "name": "Ann"}]})
-    assert HEADER not in response.headers
 
 
 async def test_each_ignored_field_is_logged_once(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,3 +165,43 @@ async def test_names_cannot_inject_a_header(stream: bool, caplog: pytest.LogCapt
     logged = [r.getMessage() for r in caplog.records if "which is ignored" in r.getMessage()]
     assert len(logged) == len(names)
     assert all("\n" not in line for line in logged)
+
+
+ASKED = {"role": "user", "content": "hi", "name": "", "flavour": "sweet"}
+ANSWERED: Any = {"role": "assistant", "content": "a", "annotations": [], "audio": None}
+THOUGHT_ITEM = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "x", "is_error": True}
+FAILED = {"role": "user", "content": [RESULT]}
+CALL = {"id": "1", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (CHAT, {"messages": [ASKED, ANSWERED, *MESSAGES]}, "messages.flavour"),
+        (CHAT, {"messages": [{**ANSWERED, "reasoning": "hm"}, *MESSAGES]}, "messages.reasoning"),
+        (CHAT, {"messages": [{**ANSWERED, "reasoning_content": "hm"}]}, "messages.reasoning_content"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.tool_calls.index"),
+        (CHAT, {"messages": [*MESSAGES, {**ANSWERED, "tool_call_id": "1"}]}, None),
+        ("/tokenize", {"messages": [ASKED]}, "messages.flavour"),
+        (RESPONSES, {"input": [*MESSAGES, THOUGHT_ITEM, *MESSAGES]}, "input.reasoning_content"),
+        (MESSAGES_ROUTE, {"messages": [FAILED], "max_tokens": 9}, "messages.is_error"),
+    ],
+)  # fmt: skip
+async def test_fields_of_messages_that_the_template_does_not_read_are_reported(
+    path: str, body: dict[str, Any], named: str | None, strict: bool
+) -> None:
+    """Not refused, as it is the template that decides."""
+    harness = Harness(tokenizer=byte_level_tokenizer(chat_template=READS_NOTHING_MORE), strict_fields=strict)
+    response = await harness.post(path, body)
+    assert response.status_code == 200, response.text
+    assert response.headers.get(HEADER) == named
+
+
+async def test_fields_of_messages_that_the_template_reads_are_not_reported() -> None:
+    reading = READS_NOTHING_MORE + "{{ messages[0].flavour }}{{ messages[0].thinking }}"
+    harness = Harness(tokenizer=byte_level_tokenizer(chat_template=reading))
+    response = await harness.post(CHAT, {"messages": [{**ASKED, "reasoning": "hm"}]})
+    assert HEADER not in response.headers
+    assert harness.tokenizer.decode(harness.engine.calls[0].prompt_token_ids) == "[user]hisweethm"

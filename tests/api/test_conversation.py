@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shortfin_apps.llm.api.limits import Limits
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer
-from tests.api.harness import CHAT, COMPLETIONS, Harness
-from tests.components.text.tiny_tokenizers import BOS, EOS, TEMPLATE, byte_level_backend
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
+from tests.components.text.test_message_roles import RAISES_LATE
+from tests.components.text.tiny_tokenizers import BOS, EOS, TEMPLATE, byte_level_backend, byte_level_tokenizer
 
 
 @pytest.mark.parametrize("special_in_content", [True, False])
@@ -31,3 +34,37 @@ async def test_the_rendered_text_counts_against_the_limit() -> None:
     messages = [{"role": "user", "content": ""}] * 3  # each becomes "[user]\n"
     response = await Harness(limits=Limits(prompt_chars=20)).post(CHAT, {"messages": messages})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+
+DEVELOPER: Any = {"role": "developer", "content": "Be brief"}
+PARTS = [{"type": "input_text", "text": "Be brief"}]
+LATE: Any = {"role": "system", "content": "Skills: x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prompt"),
+    [
+        (CHAT, {"messages": [DEVELOPER, *MESSAGES]}, "[system]Be brief[user]hi"),
+        (
+            RESPONSES,
+            {"instructions": "You", "input": [{**DEVELOPER, "content": PARTS}, *MESSAGES]},
+            "[system]You\n\nBe brief[user]hi",
+        ),
+        (
+            MESSAGES_ROUTE,
+            {"system": "You", "messages": [*MESSAGES, LATE], "max_tokens": 9},
+            "[system]You[user]hi\n\nSkills: x",
+        ),
+        (
+            MESSAGES_ROUTE,
+            {"system": [{"type": "text", "text": "You"}], "messages": [LATE, *MESSAGES], "max_tokens": 9},
+            "[system]You\n\nSkills: x[user]hi",
+        ),
+    ],
+)
+async def test_every_route_has_its_roles_adapted(path: str, body: Any, prompt: str) -> None:
+    """As Codex and Claude Code send them, to a template that raises for them."""
+    harness = Harness(tokenizer=byte_level_tokenizer(chat_template=RAISES_LATE))
+    response = await harness.post(path, body)
+    assert response.status_code == 200, response.text
+    assert harness.tokenizer.decode(harness.engine.calls[0].prompt_token_ids) == prompt

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shortfin_apps.llm.api.errors import ANSWERS, answer_to
@@ -12,7 +14,7 @@ from shortfin_apps.llm.errors import (
     RequestAbortedError,
     UnavailableError,
 )
-from tests.api.harness import Harness
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,58 @@ async def test_unexpected_errors_are_500_without_details() -> None:
     assert "secret" not in streamed.text
     assert streamed.json()["error"]["type"] == "server_error"
     assert streamed.headers["x-request-id"]
+
+
+def chat(content: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 9}
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        (CHAT, chat([IMAGE]), "messages.content", "images, audio and files are not supported"),
+        (CHAT, chat([IMAGE]), "messages.content", "this one is of type `image_url`"),
+        (CHAT, chat([{"type": "text", "text": "a"}, {}]), "messages.content", "must be of type `text`"),
+        (CHAT, chat([{"type": "text"}]), "messages.content.text", "Field required"),
+        (CHAT, chat([{"type": "text", "text": 5}]), "messages.content.text", "should be a valid string"),
+        (CHAT, chat(5), "messages.content", "should be a valid string"),
+        (RESPONSES, {"input": chat([{"type": "input_image"}])["messages"]}, "input.content", "`input_image`"),
+        (RESPONSES, {"input": chat([{"type": "input_text"}])["messages"]}, "input.content.text", "required"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "1"}]}, "input", "`item_reference`"),
+        (MESSAGES_ROUTE, chat([{"type": "image", "source": {}}]), None, "this one is of type `image`"),
+        (MESSAGES_ROUTE, chat([{"type": "text"}]), None, "`messages.content.text`: Field required"),
+        *(
+            (path, {**body, "tools": tools, "tool_choice": choice}, param, said)
+            for path, body, tools in (
+                (CHAT, {"messages": MESSAGES}, TOOLS),
+                (RESPONSES, {"input": "hi"}, [{"type": "function", "name": "f"}]),
+            )
+            for choice, param, said in (
+                ({"function": {"name": "f"}}, "tool_choice.type", "Field required"),
+                ({"type": "custom", "custom": {"name": "f"}}, "tool_choice.type", "should be 'function'"),
+                ("any", "tool_choice", "should be 'none', 'auto' or 'required'"),
+            )
+        ),
+        (CHAT, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": {"type": "function"}},
+         "tool_choice.function", "Field required"),
+        (CHAT, {"messages": MESSAGES, "tools": TOOLS, "tool_choice": {"type": "allowed_tools", "tools": []}},
+         "tool_choice.allowed_tools", "Field required"),
+        (RESPONSES, {"input": "hi", "tool_choice": {"type": "allowed_tools", "tools": []}},
+         "tool_choice.mode", "Field required"),
+        (COMPLETIONS, {"prompt": "a", "stop": [5]}, "stop", "should be a valid string"),
+        (COMPLETIONS, {"prompt": {}}, "prompt", "should be a valid string; or"),
+        (COMPLETIONS, {"prompt": "a", "n": "x", "logit_bias": {"5": []}}, "n", "valid integer"),
+    ],
+)  # fmt: skip
+async def test_an_error_names_the_part_that_is_wrong(
+    harness: Harness, path: str, body: Any, param: str | None, said: str
+) -> None:
+    """Of values with several types, it is that of the type that was meant."""
+    response = await harness.post(path, body)
+    error = response.json()["error"]
+    assert (response.status_code, error.get("param")) == (400, param), error
+    assert said in error["message"]

@@ -280,7 +280,7 @@ REFUSED_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"min_p": 2}, "min_p"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -2}, "seed"),
     ({"sampling_seed": 2**63}, "sampling_seed"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a"] * 17}, "stop"),

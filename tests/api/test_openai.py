@@ -76,6 +76,20 @@ async def test_streamed_chat_with_openais_client(client: openai.AsyncOpenAI) -> 
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": "hi"})])
+async def test_each_chunk_may_have_the_usage_so_far(
+    harness: Harness, path: str, body: dict[str, Any]
+) -> None:
+    """As benchmarks for vLLM ask for it."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = events_of(await harness.post(path, {**body, "stream": True, "stream_options": options}))
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-2:] == [NUM_TOKENS] * 2
+    assert len(set(counts)) > 3
+    assert len({event["usage"]["prompt_tokens"] for event in events}) == 1
+
+
 async def test_completions_with_openais_client(harness: Harness, client: openai.AsyncOpenAI) -> None:
     answer = await client.completions.create(model=MODEL, prompt="hi", echo=True, max_tokens=1)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("hithe", "length")

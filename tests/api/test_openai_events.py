@@ -62,6 +62,10 @@ def expected(shape: Shape, steps: list[tuple[int, TextDelta]], with_usage: bool)
     return chunks
 
 
+def chunks_of(data: bytes) -> list[dict[str, Any]]:
+    return [orjson.loads(each.removeprefix(b"data: ")) for each in data.split(b"\n\n") if each]
+
+
 @pytest.mark.parametrize("make", [completions, chat])
 @given(
     steps=deltas(),
@@ -85,6 +89,25 @@ def test_chunks_are_those_of_the_shape_byte_by_byte(
 def test_requests_that_generate_nothing_are_in_the_first_events() -> None:
     requests = [replace(each, generates=False) for each in REQUESTS]
     events = ChunkEvents(CompletionShape(TOKENIZER, requests), HEAD, requests, with_usage=False)
-    chunks = [orjson.loads(each.removeprefix(b"data: ")) for each in events.first().split(b"\n\n") if each]
+    chunks = chunks_of(events.first())
     assert [chunk["choices"][0]["index"] for chunk in chunks] == [0, 1]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == ["length", "length"]
+
+
+@pytest.mark.parametrize("make", [completions, chat])
+@given(steps=deltas(), extras=st.sampled_from([NO_EXTRAS, Extras(token_ids=True)]), with_usage=st.booleans())
+def test_a_running_usage_is_that_of_the_choice_so_far(
+    make: MakeShape, steps: list[tuple[int, TextDelta]], extras: Extras, with_usage: bool
+) -> None:
+    events = ChunkEvents(make(extras, False), HEAD, REQUESTS, with_usage=with_usage, with_running_usage=True)
+    plain = ChunkEvents(make(extras, False), HEAD, REQUESTS, with_usage=with_usage)
+    generated, cached = [0, 0], [0, 0]
+    for index, delta in steps:
+        generated[index] += len(delta.token_ids)
+        cached[index] = max(cached[index], delta.num_cached_tokens)
+        chunks, others = chunks_of(events.of(index, delta)), chunks_of(plain.of(index, delta))
+        for chunk, other in zip(chunks, others, strict=True):
+            assert chunk.pop("usage") == usage([REQUEST], [generated[index]], [cached[index]])
+            assert other.pop("usage", None) is None
+            assert chunk == other
+    assert events.last() == plain.last()

@@ -6,6 +6,7 @@ import pytest
 
 from shortfin_apps.llm.api.sampling import SamplingDefaults, params_named
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+from tests.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, NATIVE, RESPONSES, Harness
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,21 @@ def test_errors_name_the_field_as_the_caller_did() -> None:
         raise InvalidRequestError("`max_tokens` is bad", "max_tokens", {"k": 1})
     assert (str(caught.value), caught.value.param) == ("`max_new_tokens` is bad", "max_new_tokens")
     assert caught.value.extra == {"k": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "a", "n": 2, "seed": -1}),
+        (CHAT, {"messages": MESSAGES, "seed": -1}),
+        (RESPONSES, {"input": "a", "seed": -1}),
+        (MESSAGES_ROUTE, {"messages": MESSAGES, "max_tokens": 9, "seed": -1}),
+        (NATIVE, {"text": "a", "sampling_params": {"seed": -1}}),
+        (NATIVE, {"text": "a", "sampling_params": {"sampling_seed": -1, "n": 2}}),
+    ],
+)
+async def test_a_seed_of_minus_one_is_none(harness: Harness, path: str, body: Any) -> None:
+    """As in vLLM and llama.cpp."""
+    response = await harness.post(path, body)
+    assert response.status_code == 200, response.text
+    assert {call.params.seed for call in harness.engine.calls} == {None}

@@ -34,6 +34,13 @@ async def test_text_parts_are_joined(harness: Harness) -> None:
     assert "[user]a\nb\n" in TOKENIZER.decode(harness.engine.calls[0].prompt_token_ids)
 
 
+async def test_parts_of_answers_are_texts(harness: Harness) -> None:
+    parts = [{"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    messages = [{"role": "assistant", "content": parts}, {"role": "assistant", "refusal": "c"}]
+    assert (await harness.post(CHAT, {"messages": messages})).status_code == 200
+    assert "[assistant]a\nb\n[assistant]c\n" in TOKENIZER.decode(harness.engine.calls[0].prompt_token_ids)
+
+
 async def test_non_text_parts_are_refused(harness: Harness) -> None:
     parts = [{"type": "image_url", "image_url": {"url": "x"}}]
     response = await harness.post(CHAT, {"messages": [{"role": "user", "content": parts}]})

@@ -43,7 +43,7 @@ async def message_of(harness: Harness, **fields: Any) -> tuple[dict[str, Any], s
     choices = [choice for event in events_of(response) for choice in event["choices"]]
     message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
     for delta in (choice["delta"] for choice in choices):
-        for name in ("content", "reasoning_content"):
+        for name in ("content", "reasoning_content", "reasoning"):
             if name in delta:
                 message[name] = message.get(name, "") + delta[name]
         for call in delta.get("tool_calls", ()):
@@ -75,6 +75,7 @@ async def test_calls_are_answered_in_openais_form(stream: bool) -> None:
         "content": "Sure.",
         "refusal": None,
         "reasoning_content": "hm",
+        "reasoning": "hm",
         "tool_calls": [call, call],
     }
 
@@ -84,6 +85,26 @@ async def test_content_is_null_beside_calls_alone(stream: bool) -> None:
     message, _ = await message_of(harness_of(CALL), tools=TOOLS, stream=stream)
     assert message["content"] is None
     assert "reasoning_content" not in message
+    assert "reasoning" not in message
+
+
+@pytest.mark.parametrize("fields", [
+    {"reasoning_content": "hm"}, {"reasoning": "hm"}, {"reasoning_content": "hm", "reasoning": "hm"},
+    {"reasoning_content": "hm", "reasoning": None}, {"reasoning_content": "", "reasoning": "hm"},
+])  # fmt: skip
+async def test_a_thought_has_two_names(fields: dict[str, str]) -> None:
+    harness = harness_of("the end")
+    messages = [*MESSAGES, {"role": "assistant", "content": "a", **fields}, *MESSAGES]
+    response = await harness.post(CHAT, {"messages": messages})
+    assert response.status_code == 200
+    assert prompt_of(harness) == "[user]hi[assistant]ahm[user]hi[assistant]"
+
+
+async def test_two_thoughts_of_one_message_are_refused() -> None:
+    message = {"role": "assistant", "reasoning": "a", "reasoning_content": "b"}
+    response = await harness_of("the end").post(CHAT, {"messages": [*MESSAGES, message]})
+    assert response.status_code == 400
+    assert "disagree" in response.json()["error"]["message"]
 
 
 async def test_arguments_are_streamed_as_they_are_generated() -> None:
@@ -154,6 +175,16 @@ async def test_a_call_that_must_be_has_a_grammar(choice: object, functions: list
     assert matching == functions
 
 
+async def test_names_of_functions_may_be_long() -> None:
+    """Those of MCP servers have their server's name in front."""
+    name = "mcp__server__" + "a" * 243
+    tool = {"type": "function", "function": {"name": name}}
+    choice = {"type": "function", "function": {"name": name}}
+    text = f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
+    message, _ = await message_of(harness_of(text), tools=[tool], tool_choice=choice)
+    assert message["tool_calls"][0]["function"]["name"] == name
+
+
 async def test_a_call_that_may_be_has_no_grammar_without_a_strict_function() -> None:
     harness = harness_of(CALL)
     await message_of(harness, tools=[{"type": "function", "function": {"name": "g"}}])
@@ -171,22 +202,17 @@ async def test_a_call_that_may_be_has_to_fit_beside_a_strict_function() -> None:
     assert not lets_through(grammar, TOKENIZER, unknown, to_the_end=False)
 
 
-LIST_CALL = {"function": {"name": "f", "arguments": "[1]"}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice", "`h`"),
     ({"tools": [*TOOLS, TOOLS[0]]}, "tools", "several functions `f`"),
     ({"tools": TOOLS, "regex": "a"}, "regex", "leave one of them out"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.function.name", "pattern"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 257}}]}, "tools.function.name", "pattern"),
     ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools.type", "function"),
     ({"tools": TOOLS * 65}, "tools", "128"),
     ({"functions": [{}]}, "functions", "use `tools`"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "not known"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [LIST_CALL]}]},
-        "messages",
-        "JSON object",
-    ),
     (
         {
             "tools": [{"type": "function", "function": {"name": "f", "strict": True,

@@ -120,7 +120,7 @@ OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {
         "messages",
     ),
     "stop token": ("completions", {"prompt": "a", "stop_token_ids": [99_999]}, "stop_token_ids"),
-    "seed": ("completions", {"prompt": "a", "seed": -1}, "seed"),
+    "seed": ("completions", {"prompt": "a", "seed": -2}, "seed"),
     "tools": ("chat/completions", {"messages": [], "tools": [{}]}, "messages"),
 }
 

@@ -178,6 +178,14 @@ def test_seeds_of_answers_that_were_asked_again_can_be_repeated(server: Scripted
     assert [body["seed"] for body in server.bodies(CHAT)] == [7, 8, 9, 7, 8]
 
 
+def test_a_random_seed_stays_random(server: ScriptedServer, typed: Type) -> None:
+    typed("Hello", "/regen", "/regen")
+    assert chat(server, "--seed", "-1") == 0
+    first, *seeds = [body["seed"] for body in server.bodies(CHAT)]
+    assert first == -1
+    assert not {0, 1} & set(seeds)
+
+
 def test_an_answer_stays_when_there_is_no_other(server: ScriptedServer, typed: Type) -> None:
     server.on(CHAT, answers("One"), says({"error": {"message": "gone"}}, 400), answers("Two"))
     typed("Hello", "/regen", "And?")

@@ -79,7 +79,8 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None  # null beside tool calls
     refusal: str | None
-    reasoning_content: str | None = None  # if there is a thought
+    reasoning_content: str | None = None  # if there is a thought, as the next one, which is the same
+    reasoning: str | None = None
     tool_calls: list[MessageToolCall] | None = None  # if there are any
 
 

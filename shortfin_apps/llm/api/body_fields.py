@@ -41,10 +41,11 @@ class FieldCheck:
             if self._strict:
                 _refuse_unknown(prefix, each, unread)
             names.update(dict.fromkeys(prefix + name for name in unread))
-        self._log(list(names))
+        self.log(list(names))
         return list(names)
 
-    def _log(self, names: Sequence[str]) -> None:
+    def log(self, names: Sequence[str]) -> None:
+        """Logs the names that were not logged before."""
         for name in names:
             if len(self._logged) >= MAX_LOGGED:
                 return

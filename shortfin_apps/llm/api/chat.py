@@ -15,6 +15,7 @@ from starlette.requests import Request
 from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.auth import caller_of
 from shortfin_apps.llm.api.conversation import conversation_text
+from shortfin_apps.llm.api.json_body import note_unread
 from shortfin_apps.llm.api.schema import ChatBody, SamplingFields, ServingFields
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.api.streaming import unless_disconnected
@@ -54,9 +55,10 @@ class ChatTurn:
     fills_context: bool = False
 
 
-async def chat_prompt(body: ChatBody, request: Request) -> ChatPrompt:
+async def chat_prompt(body: ChatBody, request: Request, *, messages_field: str = "messages") -> ChatPrompt:
     """Raises InvalidRequestError for a conversation that the chat template refuses, or too long a one."""
     service = service_of(request)
+    note_unread(body.messages, request, messages_field)
     model = service.model
     use = tool_use(body, model.dialect)
     text = await conversation_text(
@@ -71,7 +73,9 @@ async def chat_prompt(body: ChatBody, request: Request) -> ChatPrompt:
     return ChatPrompt(text=text, token_ids=token_ids, use=use)
 
 
-async def chat_turn(body: ChatBody, request: Request, *, cuts_to_fit: bool = False) -> ChatTurn:
+async def chat_turn(
+    body: ChatBody, request: Request, *, cuts_to_fit: bool = False, messages_field: str = "messages"
+) -> ChatTurn:
     """The body must have passed `check_limits`. Raises InvalidRequestError.
 
     That is for a `max_tokens`, too, which the context has no room for, unless it is to be cut to fit.
@@ -81,7 +85,7 @@ async def chat_turn(body: ChatBody, request: Request, *, cuts_to_fit: bool = Fal
     logprobs = _logprobs(body)
     service.limits.check_logprobs(logprobs, "top_logprobs")
     model.generator.check_count(body.n or 1, "n")
-    prompt = await chat_prompt(body, request)
+    prompt = await chat_prompt(body, request, messages_field=messages_field)
     grammar = await answer_grammar(body, prompt.use, model, prompt.text)
     form = answer_form(body, prompt.use, model, prompt.text)
     room = max(model.generator.max_seq_len - len(prompt.token_ids), 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from shortfin_apps.llm.api.schema import ChatMessage
 from shortfin_apps.llm.api.service import Service
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
 
 
 async def conversation_text(
@@ -20,19 +21,25 @@ async def conversation_text(
     """The text that the model's chat template renders. Raises InvalidRequestError.
 
     A template is a program, which may be slow, so it runs in a worker thread, like the tokenising of long
-    texts.
+    texts and the reading of calls' arguments.
     """
-    plain_messages = [message.for_template() for message in messages]
-    num_chars = sum(len(message["content"]) for message in plain_messages)
+    num_chars = sum(message.num_chars for message in messages)
     service.limits.check_chars(num_chars, "messages")
     generator = service.model.generator
     text = await generator.workers.run(
         num_chars,
-        generator.tokenizer.apply_chat_template,
-        plain_messages,
+        _rendered,
+        generator.tokenizer,
+        messages,
         add_generation_prompt=add_generation_prompt is not False,
         variables=variables,
         tools=tools,
     )
     service.limits.check_chars(len(text), "messages")
     return text
+
+
+def _rendered(tokenizer: Tokenizer, messages: Sequence[ChatMessage], **template_arguments: Any) -> str:
+    return tokenizer.apply_chat_template(
+        [message.for_template() for message in messages], **template_arguments
+    )

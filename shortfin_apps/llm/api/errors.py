@@ -22,7 +22,7 @@ from shortfin_apps.llm.api.access_log import access_of
 from shortfin_apps.llm.api.anthropic.schema import MESSAGES_BODIES
 from shortfin_apps.llm.api.json_body import JsonResponse
 from shortfin_apps.llm.api.responses.schema import RESPONSES_BODIES
-from shortfin_apps.llm.api.schema import BODIES, NOT_SERVED
+from shortfin_apps.llm.api.schema import BODIES, NOT_SERVED, type_of
 from shortfin_apps.llm.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -191,8 +191,7 @@ def _headers(error: Exception) -> dict[str, str]:
 def _as_invalid_request(request: Request, error: RequestValidationError) -> InvalidRequestError:
     """One sentence from pydantic's list of errors: the first invalid field, and all rules it breaks."""
     problems = error.errors()
-    first = next((problem for problem in problems if problem["type"] == NOT_SERVED), problems[0])
-    problems = [first] if first["type"] == NOT_SERVED else problems
+    first = _first(problems)
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
         return InvalidRequestError(f"the body is not valid JSON: {reason}")
@@ -204,14 +203,36 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
         if "json" not in request.headers.get("content-type", ""):
             return InvalidRequestError("send the body with the header `Content-Type: application/json`")
         return InvalidRequestError(f"the body: {first['msg']}")
+    if first["type"] == NOT_SERVED:
+        return InvalidRequestError(f"`{param}`: {first['msg']}{_given_type(first.get('input'))}", param)
     rules = dict.fromkeys(p["msg"] for p in problems if _field(p["loc"]) == param)
     return InvalidRequestError(f"`{param}`: {'; or '.join(rules)}", param)
 
 
+def _first(problems: Sequence[Any]) -> Any:
+    """The first problem. Of a value that may have several types, the one in the type that fits best.
+
+    That is a type that is not served, or the one of which pydantic read the most.
+    """
+    if (not_served := next((p for p in problems if p["type"] == NOT_SERVED), None)) is not None:
+        return not_served
+    top = problems[0]["loc"][:2]
+    return max((p for p in problems if p["loc"][:2] == top), key=lambda problem: len(_path(problem["loc"])))
+
+
+def _given_type(value: object) -> str:
+    kind = type_of(value)
+    return "" if kind is None else f"; this one is of type `{kind[:40]}`"
+
+
 def _field(location: Sequence[int | str]) -> str | None:
     """The dotted field name in a pydantic location, without list indices and union branches."""
-    names = [part for part in location[1:] if isinstance(part, str) and part in FIELD_NAMES]
-    return ".".join(names) or None
+    return ".".join(part for part in _path(location) if isinstance(part, str)) or None
+
+
+def _path(location: Sequence[int | str]) -> list[int | str]:
+    """A location without union branches."""
+    return [part for part in location[1:] if isinstance(part, int) or part in FIELD_NAMES]
 
 
 def http_response(request: Request, error: HTTPException) -> Response:

@@ -5,7 +5,7 @@ Routes also limit the nesting of a body, and name its ignored fields in a header
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import orjson
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shortfin_apps.llm.api.body_fields import HEADER, header_value
-from shortfin_apps.llm.api.schema import Body
+from shortfin_apps.llm.api.schema import Body, ChatMessage
 from shortfin_apps.llm.api.service import service_of
 
 
@@ -54,3 +54,16 @@ class JsonRoute(APIRoute):
 def check_fields(body: Body, request: Request) -> None:
     """Raises InvalidRequestError for an unsupported field; records the ignored ones for the answer."""
     request.state.ignored_fields = service_of(request).field_check.ignored(body)
+
+
+def note_unread(messages: Sequence[ChatMessage], request: Request, field: str = "messages") -> None:
+    """Records fields of messages that the chat template does not read. `field` is the body's with messages.
+
+    They are not refused by `--strict-fields`: the same client may talk to a model whose template reads them.
+    """
+    service = service_of(request)
+    words = service.model.generator.tokenizer.template_words
+    unread = {f"{field}.{name}": None for message in messages for name in message.unread_by(words)}
+    service.field_check.log(list(unread))
+    known = getattr(request.state, "ignored_fields", [])
+    request.state.ignored_fields = list(dict.fromkeys([*known, *unread]))

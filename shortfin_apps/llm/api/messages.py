@@ -11,6 +11,8 @@ from shortfin_apps.llm.components.dialects.dialect import NO_DIALECT
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Piece, Reasoning
 from shortfin_apps.llm.components.request.messages import FinishReason
 
+REASONING_NAMES = ("reasoning_content", "reasoning")  # the second is vLLM's and OpenRouter's
+
 
 class AnswerReader:
     """Reads the pieces of one answer from its text, as it comes or at once."""
@@ -60,7 +62,7 @@ class MessageReader:
         content = _text_of(pieces, Content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning := _text_of(pieces, Reasoning):
-            message["reasoning_content"] = reasoning
+            message |= dict.fromkeys(REASONING_NAMES, reasoning)
         if calls := self._calls(pieces):
             message["content"] = content or None
             message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
@@ -71,7 +73,7 @@ class MessageReader:
         pieces = self._reader.pieces(text, is_last=is_last)
         delta: dict[str, Any] = {}
         if reasoning := _text_of(pieces, Reasoning):
-            delta["reasoning_content"] = reasoning
+            delta |= dict.fromkeys(REASONING_NAMES, reasoning)
         if content := _text_of(pieces, Content):
             delta["content"] = content
         if calls := self._calls(pieces):

@@ -25,7 +25,7 @@ from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_field
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.openai_events import ChunkEvents
 from shortfin_apps.llm.api.openai_shapes import ChatShape, CompletionShape, Extras, Shape, usage
-from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody
+from shortfin_apps.llm.api.schema import ChatBody, CompletionBody, OpenAIBody, StreamOptions
 from shortfin_apps.llm.api.service import ServedModel, Service, request_id_of, service_of
 from shortfin_apps.llm.api.streaming import EventStream, unless_disconnected
 from shortfin_apps.llm.api.structured_output import compiled_grammar
@@ -203,8 +203,15 @@ async def _respond(
         "model": service.name,
     }
     if body.stream:
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(request, ChunkEvents(shape, head, requests, with_usage=with_usage), streams)
+        options = body.stream_options or StreamOptions()
+        events = ChunkEvents(
+            shape,
+            head,
+            requests,
+            with_usage=bool(options.include_usage),
+            with_running_usage=bool(options.continuous_usage_stats),
+        )
+        return EventStream(request, events, streams)
     answers = await unless_disconnected(request, gather(streams))
     returned = requests if choices is None else [r for r in requests if r.choice < choices.returned]
     of_scoring = dict(zip(map(id, distinct), answers[len(generating) :], strict=True))

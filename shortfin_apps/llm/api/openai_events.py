@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -19,17 +20,24 @@ class ChunkEvents:
     """The chunks in `shape`, and a last one with the usage if asked for; implements `Events`.
 
     A chunk's fields outside of `choices` are encoded once, as they are the same in all chunks, and so is all
-    of a chunk that has nothing else but a text.
+    of a chunk that has nothing else but a text. With a running usage, each chunk has that of its choice so
+    far, as in vLLM.
     """
 
     done = DONE
 
     def __init__(
-        self, shape: Shape, head: dict[str, Any], requests: Sequence[TextRequest], *, with_usage: bool
+        self,
+        shape: Shape,
+        head: dict[str, Any],
+        requests: Sequence[TextRequest],
+        *,
+        with_usage: bool,
+        with_running_usage: bool = False,
     ) -> None:
         self._shape = shape
         self._requests = requests
-        self._with_usage = with_usage
+        self._with_usage, self._with_running_usage = with_usage, with_running_usage
         self._head = {**head, "object": shape.chunk_object_name, **shape.head([])}
         if with_usage:
             self._head["usage"] = None
@@ -64,11 +72,20 @@ class ChunkEvents:
         return event(error_body(error, ErrorForm.OPENAI))
 
     def _chunks(self, index: int, delta: TextDelta) -> bytes:
+        if self._with_running_usage:
+            self._set_usage(index)
         return b"".join(map(self._chunk, self._shape.chunks(index, delta)))
+
+    def _set_usage(self, index: int) -> None:
+        request = replace(self._requests[index], choice=0)  # whose prompt counts
+        self._head["usage"] = usage([request], [self._generated[index]], [self._cached[index]])
+        self._opening = _opening(self._head)
 
     def _frame(self, index: int) -> tuple[bytes, bytes] | None:
         """A chunk with nothing but text, without its text; None if there is no such chunk yet."""
-        if "prompt_token_ids" in self._head or (choice := self._shape.plain_chunk(index, _MARK)) is None:
+        if self._with_running_usage or "prompt_token_ids" in self._head:
+            return None
+        if (choice := self._shape.plain_chunk(index, _MARK)) is None:
             return None
         before, _, after = self._chunk(choice).rpartition(orjson.dumps(_MARK))
         return before, after

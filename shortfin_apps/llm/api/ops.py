@@ -13,7 +13,7 @@ from shortfin_apps.llm import __version__
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.commands import carry_out_everywhere
 from shortfin_apps.llm.api.conversation import conversation_text
-from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields
+from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_fields, note_unread
 from shortfin_apps.llm.api.model_name import check_model
 from shortfin_apps.llm.api.schema import DetokenizeBody, TokenizeBody
 from shortfin_apps.llm.api.service import service_of
@@ -75,6 +75,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     text = body.prompt or ""
     service.limits.check_chars(len(text), "prompt")
     if body.messages is not None:
+        note_unread(body.messages, request)
         text = await conversation_text(
             service,
             body.messages,

@@ -16,6 +16,7 @@ from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 PARAM_NAMES = tuple(field.name for field in fields(SamplingParams))
 MAX_ID_DIGITS = 18
+RANDOM_SEED = -1  # vLLM's and llama.cpp's value; SamplingParams has None
 TOP_K_OFF = -1  # SGLang's and vLLM's value; SamplingParams has 0
 
 
@@ -79,6 +80,7 @@ def sampling_params(
     if body.allowed_token_ids is not None:
         values["allowed_token_ids"] = frozenset(body.allowed_token_ids)
     values["top_k"] = 0 if values["top_k"] == TOP_K_OFF else values["top_k"]
+    values["seed"] = None if values.get("seed") == RANDOM_SEED else values.get("seed")
     return SamplingParams(**values)
 
 

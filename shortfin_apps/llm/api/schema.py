@@ -6,15 +6,16 @@ refuses or ignores those, and unknown fields.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from shortfin_apps.llm.api.call_arguments import arguments_in_history
 from shortfin_apps.llm.api.unserved_fields import (
     ABORT_INERT,
     ABORT_REFUSED,
+    CALL_INERT,
     CHAT_INERT,
     CHAT_REFUSED,
     COMPLETION_INERT,
@@ -36,6 +37,9 @@ from shortfin_apps.llm.errors import InvalidRequestError
 
 MAX_TOOLS = 128  # OpenAI's
 
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # in chat templates; the last is gpt-oss's
+LINKS = frozenset({"tool_call_id"})  # fields of messages that most templates need not read, as order says it
+
 NOT_SERVED = "not_served"  # the type of pydantic's errors for what an entry of a list may not be
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -43,7 +47,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
 class Body(BaseModel):
@@ -182,6 +186,7 @@ class StreamOptions(Body):
     REFUSED = STREAM_OPTIONS_REFUSED
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class OpenAIBody(ServingFields, SamplingFields):
@@ -208,8 +213,42 @@ class CompletionBody(OpenAIBody):
 
 
 class TextPart(Body):
-    type: Literal["text"]
+    """Text; the longer names of the type are those of `/v1/responses`."""
+
+    type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+class RefusalPart(Body):
+    """What an earlier answer refused; this server's have none."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+# The tags stand in the locations of pydantic's errors, so none may be the name of a field.
+PART_TAGS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text part"),
+    "refusal": "refusal part",
+}
+
+
+def type_of(value: object) -> str | None:
+    """The `type` of a part, an item or a choice, as JSON or as its Body."""
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")],
+    Discriminator(
+        lambda part: PART_TAGS.get(type_of(part) or ""),
+        custom_error_type=NOT_SERVED,
+        custom_error_message="a part must be of type `text` or `refusal`:"
+        " images, audio and files are not supported by this server",
+    ),
+]
+Parts = Annotated[list[Part], Field(fail_fast=True)]
 
 
 class CalledFunction(Body):
@@ -223,7 +262,7 @@ class CalledFunction(Body):
 class ToolCall(Body):
     """A call in an assistant's message."""
 
-    READS_EXTRAS = True
+    INERT = CALL_INERT
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -240,37 +279,61 @@ class ChatMessage(Body):
     READS_EXTRAS = True
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | Parts | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's and OpenRouter's name of the same
+    refusal: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content, or what was refused instead."""
+        content = self.content or self.refusal
+        return "\n".join(map(_text_of, content)) if isinstance(content, list) else content or ""
+
+    @property
+    def thought(self) -> str:
+        """Raises InvalidRequestError for two different ones."""
+        if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
+            raise InvalidRequestError(
+                "`messages.reasoning` and `messages.reasoning_content` disagree; send one of them", "messages"
+            )
+        return self.reasoning_content or self.reasoning or ""
+
+    @property
+    def num_chars(self) -> int:
+        """The length of its text and of the arguments of its calls."""
+        arguments = (call.function.arguments for call in self.tool_calls or ())
+        return len(self.text) + sum(len(each) for each in arguments if isinstance(each, str))
+
+    def unread_by(self, words: Collection[str]) -> Iterator[str]:
+        """Names of the fields that a chat template of these words does not read, as far as words can say."""
+        for name, value in (self.model_extra or {}).items():
+            if value not in (None, "", [], {}) and name not in LINKS and name not in words:
+                yield name
+        if self.thought and not any(name in words for name in THOUGHT_NAMES):
+            yield "reasoning" if self.reasoning else "reasoning_content"
 
     def for_template(self) -> dict[str, Any]:
         """The message in the form that chat templates expect: `content` is one string, arguments are objects.
 
-        Raises InvalidRequestError for arguments that are not.
+        Reading arguments takes up to 2 us a character.
         """
-        content = self.content
-        text = "\n".join(part.text for part in content) if isinstance(content, list) else content
-        message = {**(self.model_extra or {}), "role": self.role, "content": text or ""}
+        message = {**(self.model_extra or {}), "role": self.role, "content": self.text}
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if self.reasoning_content:  # which gpt-oss's template calls `thinking`
-            message |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
+        if thought := self.thought:
+            message |= dict.fromkeys(THOUGHT_NAMES, thought)
         return message
 
 
-def arguments_object(arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a call as an object, which OpenAI's clients send as its text.
+def _text_of(part: TextPart | RefusalPart) -> str:
+    return part.text if isinstance(part, TextPart) else part.refusal
 
-    Raises InvalidRequestError for other arguments.
-    """
-    try:
-        value = json.loads(arguments or "{}") if isinstance(arguments, str | None) else dict(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidRequestError("the arguments of a tool call must be a JSON object", "messages")
-    return value
+
+def arguments_object(arguments: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of a call as an object. OpenAI's clients send its text, also one that was cut."""
+    return arguments_in_history(arguments or "") if isinstance(arguments, str | None) else dict(arguments)
 
 
 class FunctionSpec(Body):
@@ -309,6 +372,11 @@ class AllowedTools(Body):
     tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
 
 
+def choice_tag(choice: object) -> str:
+    """A choice without a known type is taken for a function, so that the error names its type."""
+    return "allowed tool" if type_of(choice) == "allowed_tools" else "named tool"
+
+
 class AllowedToolChoice(Body):
     """`tool_choice`: the functions that may be called."""
 
@@ -316,7 +384,13 @@ class AllowedToolChoice(Body):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[NamedTool, Tag("named tool")] | Annotated[AllowedToolChoice, Tag("allowed tool")],
+        Discriminator(choice_tag),
+    ]
+)
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
@@ -379,6 +453,7 @@ BODIES: tuple[type[Body], ...] = (
     StreamOptions,
     CompletionBody,
     TextPart,
+    RefusalPart,
     CalledFunction,
     ToolCall,
     ChatMessage,

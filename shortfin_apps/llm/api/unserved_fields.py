@@ -193,6 +193,9 @@ CHAT_REFUSED: Refused = {
     "return_sampling_mask": (False,),
     "return_flat_raw_output_top_logprobs": (False,),
 }
+CALL_INERT = frozenset(
+    {"index", "provider_specific_fields", "extra_content"}
+)  # of deltas, LiteLLM's, Google's
 CHAT_INERT = _OPENAI_INERT - CHAT_REFUSED.keys() - {"parallel_tool_calls"}
 
 # Of Anthropic's `/v1/messages`, to whose fields those of other servers' sampling are added.
@@ -289,7 +292,7 @@ STRUCTURED_OUTPUTS_REFUSED: Refused = {
     "disable_additional_properties": (False,),
     "_backend": (),
 }
-STREAM_OPTIONS_REFUSED: Refused = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
+STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
 
 SAMPLING_REFUSED: Refused = {
     **_SAMPLING,

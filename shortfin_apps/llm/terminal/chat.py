@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 def another_seed(sampling: Sampling, times: int) -> Sampling:
     """The parameters of an answer asked for again: with a seed so many further on, else a random one."""
-    seed = sampling["seed"] + times if "seed" in sampling else secrets.randbits(31)
+    is_random = sampling.get("seed", -1) == -1
+    seed = secrets.randbits(31) if is_random else sampling["seed"] + times
     return cast(Sampling, {**sampling, "seed": seed})
 
 

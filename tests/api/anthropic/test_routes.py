@@ -172,7 +172,9 @@ async def test_a_key_is_accepted_as_anthropics_client_sends_it() -> None:
     ],
 )
 async def test_images_and_documents_are_refused(content: list[Any]) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="images, documents and other blocks are not read"):
+    with pytest.raises(
+        anthropic.BadRequestError, match="images, documents and other blocks are not supported"
+    ):
         await message_of(Harness(), stream=False, messages=[{"role": "user", "content": content}])
 
 

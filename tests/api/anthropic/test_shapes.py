@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.api.anthropic.shapes import UNPARSED, arguments_of, usage_of
+from shortfin_apps.llm.api.anthropic.shapes import arguments_of, usage_of
+from shortfin_apps.llm.api.call_arguments import UNPARSED
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),

@@ -96,7 +96,7 @@ Block = Annotated[
         _tag_of,
         custom_error_type=NOT_SERVED,
         custom_error_message="a block must be of type `text`, `tool_use`, `tool_result` or `thinking`:"
-        " images, documents and other blocks are not read by this server",
+        " images, documents and other blocks are not supported by this server",
     ),
 ]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import from_json
+import orjson
 
 from shortfin_apps.llm.api.blocks import Block, BlockKind
+from shortfin_apps.llm.api.call_arguments import UNPARSED, read_arguments
 from shortfin_apps.llm.api.chat import ChatTurn, end_of
 from shortfin_apps.llm.components.frontend.text_stream import TextDelta
 from shortfin_apps.llm.components.request.messages import FinishReason
 
 ID_PREFIX = "msg_"
-UNPARSED = "unparsed_arguments"  # the only field of an input which the model did not write as an object
 
 
 def message(
@@ -44,11 +44,12 @@ def arguments_of(text: str) -> dict[str, Any]:
 
     Calls that no grammar writes may be anything: what is no object is handed on under the name UNPARSED.
     """
+    value = read_arguments(text, allow_partial=True)
     try:
-        value = from_json(text or "{}", allow_partial=True, allow_inf_nan=False)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {UNPARSED: text}
+        orjson.dumps(value)
+    except TypeError:  # an integer of more than 64 bits, which an answer cannot have
+        return {UNPARSED: text}
+    return value
 
 
 def stop_of(answer: TextDelta, turn: ChatTurn, *, has_calls: bool) -> dict[str, str | None]:

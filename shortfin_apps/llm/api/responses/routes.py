@@ -47,7 +47,7 @@ async def create(body: ResponsesBody, request: Request) -> Response:
     with params_named(NAMES):
         chat = chat_of_response(body, items)
         check_limits(service, chat)
-        turn = await chat_turn(chat, request)
+        turn = await chat_turn(chat, request, messages_field="input")
     answer = _new_answer(body, turn, request, is_stored=is_stored)
     keep = partial(_keep, request, items) if is_stored else _forget
     if body.stream:

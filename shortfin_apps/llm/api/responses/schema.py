@@ -17,6 +17,8 @@ from shortfin_apps.llm.api.schema import (
     FunctionName,
     SamplingFields,
     ServingFields,
+    choice_tag,
+    type_of,
 )
 from shortfin_apps.llm.api.unserved_fields import (
     RESPONSES_CALL_REFUSED,
@@ -63,13 +65,8 @@ PART_TAGS = {
 }
 
 
-def _type_of(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
 def _part_tag(part: object) -> str | None:
-    return PART_TAGS.get(_type_of(part) or "")
+    return PART_TAGS.get(type_of(part) or "")
 
 
 Part = Annotated[
@@ -78,7 +75,7 @@ Part = Annotated[
         _part_tag,
         custom_error_type=NOT_SERVED,
         custom_error_message="a part must be of type `input_text` or `output_text`:"
-        " images, files and audio are not read by this server",
+        " images, files and audio are not supported by this server",
     ),
 ]
 Parts = Annotated[list[Part], Field(fail_fast=True)]
@@ -144,7 +141,7 @@ ITEM_TAGS = {
 
 def _item_tag(item: object) -> str | None:
     """A message needs no type."""
-    return ITEM_TAGS.get(_type_of(item) or ("message" if _has_role(item) else ""))
+    return ITEM_TAGS.get(type_of(item) or ("message" if _has_role(item) else ""))
 
 
 def _has_role(item: object) -> bool:
@@ -192,6 +189,15 @@ class AllowedFunctions(Body):
     tools: Annotated[list[ChosenFunction], Field(min_length=1, fail_fast=True)]
 
 
+ChosenTool = (
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[ChosenFunction, Tag("named tool")] | Annotated[AllowedFunctions, Tag("allowed tool")],
+        Discriminator(choice_tag),
+    ]
+)
+
+
 class ResponseFormat(Body):
     """`name`, `description` and `strict` say nothing here: a schema is always kept."""
 
@@ -234,7 +240,7 @@ class ResponsesBody(ServingFields, SamplingFields):
     metadata: dict[str, str] | None = None
     max_output_tokens: int | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | AllowedFunctions | None = None
+    tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
     reasoning: ReasoningOptions | None = None

@@ -70,7 +70,9 @@ class SamplingParams:
         _check("top_k", self.top_k >= 0, "must be 0 (off) or more")
         _check("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]")
         _check("min_p", 0 <= self.min_p <= 1, "must lie in [0, 1]")
-        _check("seed", self.seed is None or 0 <= self.seed < 2**63, "must lie in [0, 2**63)")
+        _check(
+            "seed", self.seed is None or 0 <= self.seed < 2**63, "must lie in [0, 2**63), or be -1 (random)"
+        )
         is_free = self.output_grammar is None
         _check("min_tokens", is_free or not self.min_tokens, NOT_WITH_GRAMMAR)
         _check("ignore_eos", is_free or not self.ignore_eos, NOT_WITH_GRAMMAR)

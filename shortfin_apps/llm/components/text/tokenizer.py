@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,18 @@ import tokenizers
 
 from shortfin_apps.llm.components.text.chat_template import ChatTemplate, pick_template
 from shortfin_apps.llm.components.text.content_escape import ContentEscape
+from shortfin_apps.llm.components.text.message_roles import MessageRoles
 from shortfin_apps.llm.components.text.token_length import TokenLength
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
 
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
+
+# With which the template for tools is tried.
+TRIAL_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class Tokenizer:
@@ -48,6 +56,8 @@ class Tokenizer:
         self._tool_template = (
             None if self.tool_template_source is None else ChatTemplate(self.tool_template_source)
         )
+        self._roles = MessageRoles(self._trial(self._template, None))
+        self._tool_roles = MessageRoles(self._trial(self._tool_template, [TRIAL_TOOL]))
         self._escape = None if special_in_content else ContentEscape(backend)
         self._rendered_backend = backend if self._escape is None else self._escape.unescaping_backend(backend)
         self._token_texts: dict[int, str] = {}
@@ -109,6 +119,11 @@ class Tokenizer:
     def split_names(self) -> frozenset[str]:
         """The names of tokens at which every text is split before it is tokenised."""
         return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values())
+
+    @cached_property
+    def template_words(self) -> frozenset[str]:
+        """The words of the chat template for tools, the names of the fields that it reads among them."""
+        return frozenset(re.findall(r"\w+", self.tool_template_source or ""))
 
     @property
     def has_chat_template(self) -> bool:
@@ -204,22 +219,56 @@ class Tokenizer:
     ) -> str:
         """Renders messages (`role`, `content`, ...) with the model's chat template, or its one for `tools`.
 
+        Roles that the template does not know are adapted to it (`components/text/message_roles.py`).
         Encode the result as `rendered`, with `add_special_tokens=False`: the template adds them itself.
         Takes up to a second with a bad template. Raises InvalidRequestError when the model has no template
         or its template fails.
         """
-        template = self._tool_template if tools else self._template
+        template, roles = (self._tool_template, self._tool_roles) if tools else (self._template, self._roles)
         if template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions or /generate", "messages"
             )
         variables = {**(variables or {}), **({"tools": list(tools)} if tools else {})}
+        refusal: InvalidRequestError | None = None
+        for adapted in roles.adapted(messages):
+            try:
+                return self._rendered(template, adapted, add_generation_prompt, variables)
+            except InvalidRequestError as error:
+                refusal = error
+        assert refusal is not None
+        raise refusal
+
+    def _rendered(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
         if self._escape is not None:
             messages, variables = self._escape.escape(list(messages)), self._escape.escape(variables)
-        tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
         return template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables={**tokens, **variables}
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            variables={**self._token_names, **variables},
         )
+
+    @property
+    def _token_names(self) -> dict[str, str]:
+        return {"bos_token": self.bos_token or "", "eos_token": self.eos_token or ""}
+
+    def _trial(
+        self, template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> Callable[[Sequence[Mapping[str, Any]]], str]:
+        """Renders messages by which a template is tried. transformers passes None if there are no tools."""
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            assert template is not None, "`apply_chat_template` checks it"
+            variables = {**self._token_names, "tools": tools, "documents": None}
+            return template.render(messages, add_generation_prompt=False, variables=variables)
+
+        return render
 
     def _find_eos(self, generation_eos: object) -> frozenset[int]:
         token_ids = generation_eos if isinstance(generation_eos, list) else [generation_eos]

@@ -1,0 +1,184 @@
+"""Adapts the roles of messages to a chat template, which may drop roles that it does not know, or raise.
+
+Clients send `developer` messages, several system messages, and system messages late in a conversation. What a
+template does with these is found out by rendering short trial messages, once for each question:
+
+- `developer` becomes `system`, unless the template has a form of its own for it.
+- Several or late system messages stay as they are if the template renders them all at their places.
+- Otherwise those at the beginning become one, and a late one becomes a part of the user message next to it:
+  the text before it stays the same, and with it the cached pages. If the template raises, all become one.
+- Without a system role, a system message is a part of the user message next to it, too.
+- A message of another role that the template drops is refused; dropped calls and results of tools are logged.
+
+The log says once which of these were done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import groupby, takewhile
+from typing import Any
+
+from shortfin_apps.llm.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+
+SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = "system", "developer", "user", "assistant", "tool"
+UNKNOWN = "unknownrole"  # which no template knows
+KNOWN = frozenset({SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL})
+MAX_OTHER_ROLES = 16  # of one conversation, each of which takes a trial
+SEPARATOR = "\n\n"
+_MARKS = ("trialone", "trialtwo", "trialthree", "trialfour")
+_FILL = "hi"
+
+
+class MessageRoles:
+    """The roles of one template. `render` returns a template's text, and raises InvalidRequestError."""
+
+    def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
+        self._render = render
+        self._logged: set[str] = set()
+        self._shows, self._shows_anywhere = cache(self._try_first), cache(self._try_anywhere)
+
+    def adapted(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        """The messages as the template knows them, and then what to render if it raises for these.
+
+        Raises InvalidRequestError for messages that it drops.
+        """
+        roles = {str(message.get("role")) for message in messages}
+        self._check(roles)
+        if DEVELOPER in roles and not self._knows_developer:
+            self._log("does not know the role `developer`: such messages become system messages")
+            messages = [{**m, "role": SYSTEM} if m.get("role") == DEVELOPER else m for m in messages]
+        if self._fit(messages):
+            yield messages
+        else:
+            yield self._in_place(messages)
+            yield self._gathered(messages)
+
+    def _check(self, roles: set[str]) -> None:
+        others = sorted(roles - KNOWN)
+        if len(others) > MAX_OTHER_ROLES:
+            raise InvalidRequestError(
+                f"`messages` have {len(others)} roles that are not OpenAI's, but may have at most"
+                f" {MAX_OTHER_ROLES}",
+                "messages",
+            )
+        for role in others:
+            if self._drops(role):
+                raise InvalidRequestError(
+                    f"this model's chat template drops messages of the role `{role[:40]}`; use `system`,"
+                    " `user`, `assistant` or `tool`",
+                    "messages",
+                )
+        if TOOL in roles:
+            for dropped in self._dropped_of_calls:
+                self._log(f"drops {dropped}: the model does not see them")
+
+    def _fit(self, messages: Sequence[Message]) -> bool:
+        """Whether the template renders each system message at its place, as far as trials can say."""
+        found = [(place, message["role"]) for place, message in enumerate(messages) if _is_system(message)]
+        if not found or not self._shows(USER):
+            return True
+        if [place for place, _ in found] == [0]:
+            return self._shows(found[0][1])
+        return all(self._shows_anywhere(role) for role in {role for _, role in found})
+
+    def _in_place(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Those at the beginning as one, others as parts of user messages."""
+        first = list(takewhile(_is_system, messages))
+        if not first or not self._shows(first[0]["role"]):
+            self._log("has no system message there: it becomes a part of the user message next to it")
+            return _as_users(messages)
+        self._log("has one system message, the first: those after it become parts of it, or of user messages")
+        return [_joined(first), *_as_users(messages[len(first) :])]
+
+    def _gathered(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """All as one at the beginning."""
+        self._log("refused messages with late system messages: these become one at the beginning")
+        system = _joined([message for message in messages if _is_system(message)])
+        gathered = [system, *(message for message in messages if not _is_system(message))]
+        return gathered if self._shows(system["role"]) else _as_users(gathered)
+
+    @cached_property
+    def _knows_developer(self) -> bool:
+        """Whether the template has a form of its own for the role, and not that of any role."""
+        text, other = (self._tried(_first(role)) for role in (DEVELOPER, UNKNOWN))
+        if text is None or _MARKS[0] not in text:
+            return False
+        return other is None or text.lower().replace(DEVELOPER, UNKNOWN) != other.lower()
+
+    @cached_property
+    def _dropped_of_calls(self) -> list[str]:
+        """What the template shows nothing of, if it renders calls and their results at all."""
+        name, result = _MARKS[:2]
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": {}}}
+        called = {"role": ASSISTANT, "content": "", "tool_calls": [call]}
+        answer = {"role": TOOL, "tool_call_id": call["id"], "content": result}
+        if (text := self._tried([_message(USER), called, answer])) is None:
+            return []
+        parts = {"calls of tools in messages": name, "results of tools (messages of the role `tool`)": result}
+        return [part for part, mark in parts.items() if mark not in text]
+
+    def _drops(self, role: str) -> bool:
+        """Whether the template neither renders such messages nor raises."""
+        if self._shows(UNKNOWN):
+            return False
+        return all(self._is_lost(m) for m in (_first(role), [_message(USER), _message(role, _MARKS[0])]))
+
+    def _is_lost(self, messages: Sequence[Message]) -> bool:
+        text = self._tried(messages)
+        return text is not None and _MARKS[0] not in text
+
+    def _try_first(self, role: str) -> bool:
+        """Whether the template renders a first message of this role."""
+        text = self._tried([_message(USER, _MARKS[0])] if role == USER else _first(role))
+        return text is not None and _MARKS[0] in text
+
+    def _try_anywhere(self, role: str) -> bool:
+        one, two, three, four = (_message(role, mark) for mark in _MARKS)
+        user, assistant = _message(USER), _message(ASSISTANT)
+        text = self._tried([one, two, user, three, assistant, user, four]) or ""
+        places = [text.find(mark) for mark in _MARKS]
+        return -1 not in places and places == sorted(places)
+
+    def _tried(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._render(messages)
+        except InvalidRequestError:
+            return None
+
+    def _log(self, what: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            logger.warning("this model's chat template %s", what)
+
+
+def _is_system(message: Message) -> bool:
+    return message.get("role") in (SYSTEM, DEVELOPER)
+
+
+def _joined(messages: Sequence[Message], **changed: str) -> Message:
+    texts = filter(None, (message.get("content") for message in messages))
+    return {**messages[0], **changed, "content": SEPARATOR.join(texts)}
+
+
+def _as_users(messages: Iterable[Message]) -> list[Message]:
+    """System messages joined with the user messages next to them."""
+    result: list[Message] = []
+    for _, group in groupby(messages, lambda message: _is_system(message) or message.get("role") == USER):
+        run = list(group)
+        result += [_joined(run, role=USER)] if any(map(_is_system, run)) else run
+    return result
+
+
+def _message(role: str, text: str = _FILL) -> Message:
+    return {"role": role, "content": text}
+
+
+def _first(role: str) -> list[Message]:
+    return [_message(role, _MARKS[0]), _message(USER)]

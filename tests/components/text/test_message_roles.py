@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.text.message_roles import MAX_OTHER_ROLES, UNKNOWN
+from shortfin_apps.llm.components.text.tokenizer import Tokenizer
+from shortfin_apps.llm.errors import InvalidRequestError
+from tests.components.text.tiny_tokenizers import byte_level_backend, byte_level_tokenizer
+
+# How templates of these families treat roles, with [role] for their marks.
+CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"  # also Llama 3's
+RAISES_LATE = (  # Qwen 3.5
+    "{% for m in messages %}{% if m.role == 'system' %}"
+    "{% if not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "[system]{{ m.content | trim }}"
+    "{% elif m.role in ['user', 'assistant', 'tool'] %}[{{ m.role }}]{{ m.content | trim }}"
+    "{% else %}{{ raise_exception('Unexpected message role.') }}{% endif %}{% endfor %}"
+)
+DROPS_LATE = (  # gpt-oss
+    "{% if messages[0].role in ['developer', 'system'] %}[developer]{{ messages[0].content }}"
+    "{% set loop_messages = messages[1:] %}{% else %}{% set loop_messages = messages %}{% endif %}"
+    "{% for m in loop_messages %}"
+    "{% if m.role in ['user', 'assistant', 'tool'] %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+)
+ALTERNATES = (  # Mistral; results of calls do not count
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}"
+    "{% set loop_messages = messages[1:] %}{% else %}{% set loop_messages = messages %}{% endif %}"
+    "{% set ns = namespace(index=0) %}{% for m in loop_messages %}"
+    "{% if not (m.role == 'tool' or m.tool_calls) %}"
+    "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% set ns.index = ns.index + 1 %}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+NO_SYSTEM = (  # Gemma 2
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}"
+)
+GATHERS = (  # DeepSeek
+    "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}[{{ m.role }}]{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+OWN_DEVELOPER = (
+    "{% for m in messages %}{% if m.role == 'developer' %}[instructions]{{ m.content }}"
+    "{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+)
+SHOWS_CALLS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or () %}"
+    "{{ call.function | tojson }}{% endfor %}{% endfor %}"
+)
+FAMILIES = [CHATML, RAISES_LATE, DROPS_LATE, ALTERNATES, NO_SYSTEM, GATHERS, OWN_DEVELOPER]
+CALLED = {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]}
+
+
+def messages_of(text: str) -> list[dict[str, Any]]:
+    """`[role]content` as messages; a role `calls` is an assistant's with a call."""
+    pairs = [part.split("]") for part in text.split("[")[1:]]
+    return [
+        {"role": "assistant" if role == "calls" else role, "content": content}
+        | (CALLED if role == "calls" else {})
+        for role, content in pairs
+    ]
+
+
+@cache
+def tokenizer_of(template: str) -> Tokenizer:
+    return byte_level_tokenizer(chat_template=template)
+
+
+def rendered(template: str, text: str) -> str:
+    tokenizer = tokenizer_of(template)
+    return tokenizer.apply_chat_template(messages_of(text), add_generation_prompt=False).replace("\n\n", "+")
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "shown"),
+    [
+        # a developer's message
+        (CHATML, "[developer]d[user]u", "[system]d[user]u"),
+        (RAISES_LATE, "[developer]d[user]u", "[system]d[user]u"),
+        (DROPS_LATE, "[developer]d[user]u", "[developer]d[user]u"),
+        (ALTERNATES, "[developer]d[user]u", "[system]d[user]u"),
+        (NO_SYSTEM, "[developer]d[user]u", "[user]d+u"),
+        (GATHERS, "[developer]d[user]u", "d[user]u"),
+        (OWN_DEVELOPER, "[developer]d[user]u", "[instructions]d[user]u"),
+        (CHATML.replace("m.role", "m.role | title"), "[developer]d[user]u", "[System]d[User]u"),
+        # as Codex has it
+        (CHATML, "[system]s[developer]d[user]u", "[system]s[system]d[user]u"),
+        (RAISES_LATE, "[system]s[developer]d[user]u", "[system]s+d[user]u"),
+        (DROPS_LATE, "[system]s[developer]d[user]u", "[developer]s+d[user]u"),
+        (ALTERNATES, "[system]s[developer]d[user]u", "[system]s+d[user]u"),
+        (NO_SYSTEM, "[system]s[developer]d[user]u", "[user]s+d+u"),
+        (GATHERS, "[system]s[developer]d[user]u", "sd[user]u"),
+        (OWN_DEVELOPER, "[system]s[developer]d[user]u", "[system]s[instructions]d[user]u"),
+        # as Claude Code has it
+        (CHATML, "[system]s[user]u[system]t", "[system]s[user]u[system]t"),
+        (RAISES_LATE, "[system]s[user]u[system]t", "[system]s[user]u+t"),
+        (DROPS_LATE, "[system]s[user]u[system]t", "[developer]s[user]u+t"),
+        (ALTERNATES, "[system]s[user]u[system]t", "[system]s[user]u+t"),
+        (NO_SYSTEM, "[system]s[user]u[system]t", "[user]s+u+t"),
+        (GATHERS, "[system]s[user]u[system]t", "st[user]u"),
+        # late, and after the result of a call
+        (RAISES_LATE, "[user]u[assistant]a[system]s", "[user]u[assistant]a[user]s"),
+        (RAISES_LATE, "[user]u[calls]c[tool]r[system]s", "[user]u[assistant]c[tool]r[user]s"),
+        (ALTERNATES, "[user]u[calls]c[tool]r[system]s", "[system]s[user]u[assistant]c[tool]r"),
+        (ALTERNATES, "[system]s[user]u[calls]c[tool]r[system]t", "[system]s+t[user]u[assistant]c[tool]r"),
+        # nothing but a system message
+        (NO_SYSTEM, "[system]s", "[user]s"),
+        (NO_SYSTEM, "[user]u[assistant]a[system]s[user]v", "[user]u[assistant]a[user]s+v"),
+    ],
+)
+def test_roles_become_those_of_the_template(template: str, given: str, shown: str) -> None:
+    assert rendered(template, given) == shown
+
+
+@pytest.mark.parametrize("template", FAMILIES)
+@given(st.lists(st.sampled_from(["system", "developer", "user"]), max_size=5))
+def test_no_system_message_is_ever_lost(template: str, roles: list[str]) -> None:
+    """Of conversations in which users and assistants alternate, wherever system messages are."""
+    turns, num_users = "", 0
+    for place, role in enumerate(roles):
+        turns += f"[{role}]text{place}"
+        if role == "user":
+            turns += f"[assistant]answer{num_users}"
+            num_users += 1
+    shown = rendered(template, turns + "[user]last")
+    assert all(f"text{place}" in shown for place in range(len(roles)))
+    assert "last" in shown
+
+
+def test_the_text_before_a_late_system_message_stays() -> None:
+    """So that cached pages of the conversation are used."""
+    before = "[system]s[user]u[assistant]a[user]v"
+    for template in (RAISES_LATE, DROPS_LATE, ALTERNATES):
+        assert rendered(template, f"{before}[system]t").startswith(rendered(template, before))
+
+
+@pytest.mark.parametrize("template", FAMILIES)
+def test_other_conversations_stay_as_they_are(template: str) -> None:
+    assert rendered(template, "[user]u[assistant]a[user]v").endswith("[user]u[assistant]a[user]v")
+
+
+def test_a_role_that_the_template_drops_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="drops messages of the role `critic`; use `system`"):
+        rendered(DROPS_LATE, "[user]u[critic]c")
+    assert rendered(CHATML, "[user]u[critic]c") == "[user]u[critic]c"
+    with pytest.raises(InvalidRequestError, match="refused these messages: Unexpected message role"):
+        rendered(RAISES_LATE, "[user]u[critic]c")
+
+
+def test_a_template_may_know_a_role_of_its_own() -> None:
+    knows = DROPS_LATE.replace("'tool']", "'critic']")
+    assert rendered(knows, "[user]u[critic]c") == "[user]u[critic]c"
+
+
+def test_a_conversation_has_few_roles_of_its_own() -> None:
+    """Each takes a trial."""
+    roles = "".join(f"[{UNKNOWN}{place}]c" for place in range(MAX_OTHER_ROLES))
+    assert rendered(CHATML, roles)
+    with pytest.raises(InvalidRequestError, match=f"at most {MAX_OTHER_ROLES}"):
+        rendered(CHATML, roles + "[one more]c")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, template: str, *conversations: str) -> list[str]:
+    tokenizer = byte_level_tokenizer(chat_template=template)
+    with caplog.at_level(logging.WARNING):
+        for text in conversations * 2:
+            tokenizer.apply_chat_template(messages_of(text))
+    return [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("template", "conversations", "expected"),
+    [
+        (CHATML, ["[system]s[user]u", "[user]u"], []),
+        (CHATML, ["[developer]s[user]u"], ["does not know the role `developer`"]),
+        (RAISES_LATE, ["[user]u[system]s", "[user]v[system]t"], ["it becomes a part of the user message"]),
+        (RAISES_LATE, ["[system]s[user]u[system]s"], ["has one system message"]),
+        (NO_SYSTEM, ["[system]s[user]u"], ["it becomes a part of the user message"]),
+        (
+            ALTERNATES,
+            ["[system]s[user]u[calls]c[tool]r[system]t"],
+            ["drops calls of tools", "has one system message", "refused"],
+        ),
+        (GATHERS, ["[user]u[calls]c[tool]r"], ["drops calls of tools", "drops results of tools"]),
+        (CHATML, ["[user]u[calls]c[tool]r"], ["drops calls of tools"]),
+        (SHOWS_CALLS, ["[user]u[calls]c[tool]r"], []),
+    ],
+)
+def test_the_log_says_once_what_was_changed(
+    caplog: pytest.LogCaptureFixture, template: str, conversations: list[str], expected: list[str]
+) -> None:
+    logged = warnings_of(caplog, template, *conversations)
+    assert len(logged) == len(expected)
+    assert all(part in message for part, message in zip(expected, logged, strict=True))
+
+
+def test_special_tokens_in_system_messages_stay_plain_text() -> None:
+    settings = {"eos_token": "<|end|>", "chat_template": RAISES_LATE}
+    tokenizer = Tokenizer(byte_level_backend(), settings, special_in_content=False)
+    text = tokenizer.apply_chat_template(messages_of("[system]a<|end|>[developer]b<|end|>[user]u"))
+    assert tokenizer.special_tokens["<|end|>"] not in tokenizer.encode(text, rendered=True)
+
+
+def test_the_template_for_tools_is_tried_with_tools() -> None:
+    needs_tools = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + RAISES_LATE
+    named = [
+        {"name": "default", "template": CHATML},
+        {"name": "tool_use", "template": needs_tools},
+    ]
+    tokenizer = byte_level_tokenizer(chat_template=named)
+    messages = messages_of("[system]s[developer]d[user]u")
+    tools = [{"type": "function", "function": {"name": "g"}}]
+    assert tokenizer.apply_chat_template(messages) == "[system]s[system]d[user]u"
+    assert tokenizer.apply_chat_template(messages, tools=tools) == "g[system]s\n\nd[user]u"
+
+
+def test_the_error_is_that_of_the_last_try() -> None:
+    raises_for_tools = ALTERNATES.replace("[{{ m.role }}]", "{% if m.role == 'tool' %}{{ no.id }}{% endif %}")
+    with pytest.raises(InvalidRequestError, match="'no' is undefined"):
+        rendered(raises_for_tools, "[system]s[user]u[calls]c[tool]r[system]t")
