@@ -187,6 +187,12 @@ def test_patterns_that_leave_names_across_schemas_are_kept() -> None:
     assert not accepts(grammar, '{"b": 1, "c": 2}')
 
 
+def test_patterns_that_overlap_across_schemas_are_refused_for_that() -> None:
+    parts = [{"type": "object", "patternProperties": {pattern: {}}} for pattern in ("^a", "a")]
+    with pytest.raises(UnusableGrammar, match="not disjoint"):
+        grammar_of({"allOf": parts, "required": ["a"]})
+
+
 def test_choices_in_choices_are_not_multiplied_out() -> None:
     """40 definitions that each have the next one twice, with patterns at the end."""
     definitions = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}

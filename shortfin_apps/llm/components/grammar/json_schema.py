@@ -34,7 +34,7 @@ ANNOTATIONS = frozenset(
 )
 _ALWAYS_DROPPED = frozenset({"default", "examples", "x-guidance", "$dynamicAnchor", "$recursiveAnchor"})
 _OBJECT_KEYWORDS = frozenset({"properties", "required", "patternProperties", "additionalProperties"})
-_MAX_COMBINATIONS = 64
+_MAX_COMBINATIONS = 16
 
 
 class SchemaError(ValueError):
@@ -207,10 +207,9 @@ def _has_patterns(parts: list[Schema]) -> bool:
 def _has_no_further_name(parts: list[Schema], check: Check) -> bool:
     """Whether no property can follow those that are listed; False for parts that the library refuses."""
     names = {name: False for part in parts for name in _names(part)}
-    bare = [_names_alone(part) for part in parts]
-    if any(check(part) for part in bare):
+    open_parts = [{**_names_alone(part), "properties": names} for part in parts]
+    if check({"allOf": open_parts}):
         return False
-    open_parts = [{**part, "properties": names} for part in bare]
     return bool(check({"allOf": [{"type": "object", "minProperties": 1}, *open_parts]}))
 
 
