@@ -7,6 +7,8 @@ import pytest
 
 from shortfin_apps.llm.components.dialects import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.components.dialects.dialect import Dialect
+from shortfin_apps.llm.components.grammar.compiler import MAX_CHARS
+from shortfin_apps.llm.components.grammar.source import GrammarKind
 from tests.api.harness import CHAT, MESSAGES, Harness, events_of
 from tests.api.scripted_engine import saying
 from tests.components.dialects.matching import lets_through
@@ -341,3 +343,73 @@ async def test_special_tokens_of_a_dialect_are_seen_by_its_parser_alone(stream: 
     assert len(call["id"]) == 9
     plain, _ = await message_of(harness, stream=stream)
     assert plain["content"] == 'okf{"a": 1}'
+
+
+LOOSE: list[dict[str, Any]] = [
+    {"type": "string", "pattern": "^(?!x)[a-z]+$"},
+    {"type": "dict"},
+    {"$ref": "#/$defs/no"},
+    {"$schema": "http://x/y"},
+    {"type": "object", "required": None, "properties": None},
+]
+
+
+def tool_with(schema: object, *, strict: bool = False) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a", "c"]}
+    return {"type": "function", "function": {"name": "h", "parameters": parameters, "strict": strict}}
+
+
+@pytest.mark.parametrize("schema", LOOSE, ids=str)
+async def test_a_schema_that_cannot_be_kept_refuses_no_request(schema: dict[str, Any]) -> None:
+    """Neither where a call is required, nor where another function is strict; that one's schema is kept."""
+    harness = harness_of(CALL)
+    for choice in ("required", "auto"):
+        await message_of(harness, tools=[tool_with(schema), *TOOLS], tool_choice=choice)
+        grammar = harness.engine.calls[-1].params.output_grammar
+        assert grammar is not None
+        assert lets_through(grammar, TOKENIZER, CALL)
+        wrong = CALL.replace('"a": 1', '"a": "')
+        assert not lets_through(grammar, TOKENIZER, wrong, to_the_end=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [(LOOSE[0], "properties.a.pattern"), (LOOSE[1], "properties.a.type"), (LOOSE[2], "properties.a.$ref")],
+)
+async def test_a_strict_function_is_refused_by_name_and_keyword(schema: object, keyword: str) -> None:
+    tools = [*TOOLS, tool_with(schema, strict=True)]
+    response = await harness_of(CALL).post(CHAT, {"messages": MESSAGES, "tools": tools})
+    assert response.status_code == 400, response.text
+    assert f"function `h`: `{keyword}`" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        ({"type": "array", "enum": [["x" * 500]]}, "[5]", "{}"),
+        ({"description": "x" * 500}, "5", ""),
+    ],
+)
+async def test_a_schema_that_costs_too_much_is_reduced(
+    schema: dict[str, Any], fitting: str, others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the types of the arguments."""
+    monkeypatch.setitem(MAX_CHARS, GrammarKind.LARK, 800)
+    harness = harness_of(CALL)
+    await message_of(harness, tools=[tool_with(schema)], tool_choice="required")
+    grammar = harness.engine.calls[-1].params.output_grammar
+    assert grammar is not None
+    text = '<tool_call>\n{"name": "h", "arguments": {"a": '
+    assert lets_through(grammar, TOKENIZER, text + fitting, to_the_end=False)
+    assert not others or not lets_through(grammar, TOKENIZER, text + others, to_the_end=False)
+
+
+async def test_a_function_of_too_many_arguments_takes_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAX_CHARS, GrammarKind.LARK, 700)
+    harness = harness_of(CALL)
+    properties = {f"argument_{i}": {"type": "null"} for i in range(24)}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    await message_of(harness, tools=[tool], tool_choice="required")
+    grammar = harness.engine.calls[-1].params.output_grammar
+    assert grammar is not None
+    assert lets_through(grammar, TOKENIZER, CALL)

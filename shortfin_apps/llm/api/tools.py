@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,9 +101,11 @@ async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, promp
     """
     named = named_source(body)
     if use.is_required:
-        return await _compiled(_lark(use, model, prompt, None), model, "tools")
+        return await _compiled(use, lambda use: _lark(use, model, prompt, None), model, "tools")
     if named is None:
-        return await _compiled(_lark_of_text(use, model, prompt), model, "tools") if use.is_strict else None
+        if not use.is_strict:
+            return None
+        return await _compiled(use, lambda use: _lark_of_text(use, model, prompt), model, "tools")
     param, source = named
     if is_bare(named, use, model):
         return await model.generator.compile_grammar(source, param)
@@ -113,7 +115,7 @@ async def answer_grammar(body: ChatBody, use: ToolUse, model: ServedModel, promp
             " `none`",
             param,
         )
-    return await _compiled(_lark(use, model, prompt, schema), model, param)
+    return await _compiled(use, lambda use: _lark(use, model, prompt, schema), model, param)
 
 
 def is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
@@ -174,8 +176,42 @@ def _most_calls(use: ToolUse) -> int:
     return MAX_CALLS if use.parallel else 1
 
 
-async def _compiled(lark: str, model: ServedModel, param: str) -> Grammar:
+async def _compiled(
+    use: ToolUse, lark_of: Callable[[ToolUse], str], model: ServedModel, param: str
+) -> Grammar:
+    """The grammar of `lark_of(use)`. Where it is refused, functions that are not strict take more arguments.
+
+    Raises InvalidRequestError where strict ones, or a schema, are refused without them, too.
+    """
+    for loosen in (_types_only, _any_arguments):
+        try:
+            return await _compiled_lark(lark_of(use), model, param)
+        except InvalidRequestError:
+            loose = tuple(each if each.strict else loosen(each) for each in use.functions)
+            if loose == use.functions:
+                raise
+            use = replace(use, functions=loose)
+    return await _compiled_lark(lark_of(use), model, param)
+
+
+async def _compiled_lark(lark: str, model: ServedModel, param: str) -> Grammar:
     return await model.generator.compile_grammar(GrammarSource(GrammarKind.LARK, lark), param)
+
+
+def _types_only(function: Function) -> Function:
+    """The function with the names of its arguments, and of their schemas no more than a type."""
+    properties = function.parameters.get("properties")
+    if not isinstance(properties, dict):
+        return _any_arguments(function)
+    kinds = {
+        name: {"type": each["type"]} if isinstance(each, dict) and isinstance(each.get("type"), str) else {}
+        for name, each in properties.items()
+    }
+    return replace(function, parameters={"type": "object", "properties": kinds})
+
+
+def _any_arguments(function: Function) -> Function:
+    return replace(function, parameters={"type": "object"})
 
 
 def _schema_of(source: GrammarSource) -> Mapping[str, Any] | None:

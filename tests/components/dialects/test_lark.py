@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 from tokenizers import AddedToken
 
 from shortfin_apps.llm.components.dialects import REASONING_DIALECTS, TOOL_DIALECTS
@@ -15,6 +17,7 @@ from shortfin_apps.llm.components.dialects.dialect import Dialect, Function
 from shortfin_apps.llm.components.dialects.lark import Lark
 from shortfin_apps.llm.components.dialects.output_parser import whole
 from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Reasoning
+from shortfin_apps.llm.components.grammar.compiled import compiled as compiled_here
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
@@ -203,6 +206,9 @@ async def test_only_strict_parameters_are_refused_for_a_keyword_that_cannot_be_k
 @pytest.mark.parametrize(
     ("parameters", "fits"),
     [
+        ({"properties": {"a": {}}, "required": ["b"]}, True),
+        ({"properties": {"a": {}}, "required": None}, False),
+        ({"properties": None, "required": ["b"]}, False),
         ({"properties": {"a": {}}}, False),
         ({"properties": {"a": {}}, "additionalProperties": True}, True),
         ({"anyOf": [{"properties": {"a": {}}}]}, True),
@@ -215,3 +221,37 @@ async def test_arguments_that_are_not_listed_do_not_fit(parameters: dict[str, An
     source = lark.source(TOOL_DIALECTS["llama3"].calls(lark, [Function("f", parameters)], 1))
     text = '{"name": "f", "parameters": {"b'
     assert lets_through(await compiled(tokenizer, source), tokenizer, text, to_the_end=False) is fits
+
+
+@pytest.mark.parametrize("parameters", [{"type": "dict"}, {"type": ["string", "object"]}, {"type": None}])
+async def test_arguments_are_an_object_whatever_a_schema_says(parameters: dict[str, Any]) -> None:
+    tokenizer = tokenizer_with(frozenset(), special=False)
+    lark = Lark({})
+    source = lark.source(TOOL_DIALECTS["llama3"].calls(lark, [Function("f", parameters)], 1))
+    grammar = await compiled(tokenizer, source)
+    assert lets_through(grammar, tokenizer, '{"name": "f", "parameters": {"b": 1}}')
+    assert not lets_through(grammar, tokenizer, '{"name": "f", "parameters": "', to_the_end=False)
+
+
+WRONG: list[object] = [
+    {"type": None},
+    {"type": 5},
+    {"type": "any"},
+    {"type": "string", "enum": []},
+    {"type": "string", "enum": None},
+    {"type": "integer", "minimum": "a"},
+    {"$ref": "#/$defs/no"},
+    None,
+]
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_a_wrong_schema_of_a_function_that_is_not_strict_refuses_nothing(name: str) -> None:
+    dialect = TOOL_DIALECTS[name]
+    tokenizer = tokenizer_with(dialect.marks, special=True)
+    library = LLTokenizer(tokenizer.to_json(), eos_token=sorted(tokenizer.eos_token_ids))
+    for schema, required in product(WRONG, (["a"], None, True)):
+        parameters = {"type": "object", "properties": {"a": schema}, "required": required}
+        lark = Lark(tokenizer.special_tokens)
+        source = lark.source(dialect.calls(lark, [Function("f", parameters), WEATHER], 1))
+        compiled_here(GrammarSource(GrammarKind.LARK, source), library)

@@ -16,12 +16,17 @@ class Function:
     """A function that the model may call. `parameters` is a JSON schema of its arguments, an object.
 
     Arguments of one that is `strict` fit the schema exactly where a grammar applies: a keyword that cannot be
-    kept is then refused, not left out.
+    kept is then refused. For others it is left out.
     """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
+
+    @property
+    def owner(self) -> str:
+        """How a refusal of `parameters` names them."""
+        return f"function `{self.name}`"
 
 
 class ToolDialect(Protocol):

@@ -180,15 +180,23 @@ def text_of(literal: str) -> str:
 
 def arguments_of(lark: Lark, function: Function) -> str:
     """An expression of the arguments that fit."""
-    return lark.json(closed(function.parameters), strict=function.strict)
+    parameters = closed(function.parameters)
+    if not function.strict:
+        parameters = {**parameters, "type": "object"}
+    return lark.json(parameters, strict=function.strict, owner=function.owner)
 
 
 def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without arguments that it does not list, unless it says otherwise."""
+    """The schema without arguments that it does not list or require, unless it says otherwise."""
     if not parameters:
         return NO_PARAMETERS
-    is_plain = "properties" in parameters and not _COMBINING & parameters.keys()
-    return {"type": "object", **({"additionalProperties": False} if is_plain else {}), **parameters}
+    if "properties" not in parameters or _COMBINING & parameters.keys():
+        return {"type": "object", **parameters}
+    listed, required = parameters["properties"], parameters.get("required")
+    if "additionalProperties" not in parameters and isinstance(listed, dict) and isinstance(required, list):
+        added = {name: True for name in required if isinstance(name, str) and name not in listed}
+        parameters = {**parameters, "properties": {**listed, **added}}
+    return {"type": "object", "additionalProperties": False, **parameters}
 
 
 def call_of(lark: Lark, functions: Sequence[Function], key: str = "arguments") -> str:

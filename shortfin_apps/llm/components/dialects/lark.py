@@ -43,9 +43,12 @@ class Lark:
         begun = one_of([self.through(mark) for mark in marks])
         return f"({begun} {rest})* {ANY_TEXT}"
 
-    def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
-        """An expression of the values that fit `schema`; unless strict, unknown keywords are ignored."""
-        own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}}
+    def json(self, schema: Mapping[str, Any], *, strict: bool, owner: str = "") -> str:
+        """An expression of the values that fit `schema`.
+
+        Unless strict, what a grammar cannot keep is left out. A refusal names the schema's `owner`.
+        """
+        own = {"x-guidance": {"lenient": not strict, "whitespace_pattern": JSON_SPACE}, "x-owner": owner}
         return self.rule("%json " + json.dumps({**schema, **own}))
 
     def rule(self, expression: str) -> str:

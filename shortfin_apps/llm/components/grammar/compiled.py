@@ -7,7 +7,9 @@ from itertools import takewhile
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.grammar.json_schema import Check, Schema
+from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, schema_source
+from shortfin_apps.llm.components.grammar.source_schemas import with_equivalent_schemas, with_usable_schemas
 from shortfin_apps.llm.components.request.grammar import GrammarMatcher
 from shortfin_apps.llm.errors import InvocationError
 
@@ -100,15 +102,45 @@ class CompiledMatcher:
 
 
 def compiled(source: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
-    """Raises UnusableGrammar. On a stack of STACK_BYTES; may take any time within the library's limits."""
+    """Raises UnusableGrammar. On a stack of STACK_BYTES; may take any time within the library's limits.
+
+    Schemas of which not everything must be kept are loosened where the library refuses the grammar.
+    """
+
+    def check_of(lenient: bool) -> Check:
+        return lambda schema: _schema_problem(schema, lenient, tokenizer)
+
     try:
-        matcher = LLMatcher(tokenizer, _grammar_of(source), log_level=0, limits=_limits())
+        kept = with_equivalent_schemas(source, check_of)
+        try:
+            return _compiled(source, kept, tokenizer)
+        except UnusableGrammar:
+            if (looser := with_usable_schemas(kept, check_of)) == kept:
+                raise
+            return _compiled(source, looser, tokenizer)
+    except (ValueError, RecursionError) as error:
+        raise UnusableGrammar(str(error)) from None
+
+
+def _compiled(source: GrammarSource, kept: GrammarSource, tokenizer: LLTokenizer) -> CompiledGrammar:
+    try:
+        matcher = LLMatcher(tokenizer, _grammar_of(kept), log_level=0, limits=_limits())
     except ValueError as error:
         raise UnusableGrammar(str(error)) from None
     grammar = CompiledGrammar(source, matcher)
     if problem := error_of(matcher) or grammar.problem():
         raise UnusableGrammar(problem)
     return grammar
+
+
+def _schema_problem(schema: Schema, lenient: bool, tokenizer: LLTokenizer) -> str:
+    """Why the library has no grammar for a schema, empty if it has."""
+    source = schema_source(schema, is_compact=True)
+    try:
+        matcher = LLMatcher(tokenizer, _json_grammar(source, lenient), log_level=0, limits=_limits())
+    except ValueError as error:
+        return str(error)
+    return error_of(matcher) or CompiledGrammar(source, matcher).problem()
 
 
 def error_of(matcher: LLMatcher) -> str:
@@ -133,13 +165,13 @@ def _grammar_of(source: GrammarSource) -> str:
             return grammar_from("lark", source.text)
 
 
-def _json_grammar(source: GrammarSource) -> str:
+def _json_grammar(source: GrammarSource, lenient: bool = False) -> str:
     """A schema cannot change what is refused by an `x-guidance` of its own."""
     white_space = None if source.is_compact else WHITE_SPACE
     return LLMatcher.grammar_from_json_schema(
         source.text,
         overrides={
-            "lenient": False,
+            "lenient": lenient,
             "coerce_one_of": False,
             "whitespace_flexible": not source.is_compact,
             "whitespace_pattern": white_space,

@@ -140,6 +140,8 @@ def _types(schema: object) -> set[str]:
     if "$ref" in schema:
         return set(_TYPES)
     named = schema.get("type", "string" if "enum" not in schema else list(_TYPES))
+    if not isinstance(named, str | list):  # of a schema that is wrong
+        return set(_TYPES)
     return {named} if isinstance(named, str) else {str(name) for name in named}
 
 
@@ -149,7 +151,8 @@ def _rest(lark: Lark, functions: Sequence[Function]) -> str:
 
 
 def _call_expression(lark: Lark, function: Function) -> str:
-    required = function.parameters.get("required") or []
+    given = function.parameters.get("required")
+    required = given if isinstance(given, list) else []
     parameters = [
         expression if key in required else f"({expression})?"
         for key, schema in _properties(function.parameters).items()
@@ -162,11 +165,11 @@ def _call_expression(lark: Lark, function: Function) -> str:
 def _parameter_expression(lark: Lark, function: Function, key: str, schema: object) -> str:
     begin, end = lark.literal(f"{PARAMETER}{key}>\n"), f"\n{PARAMETER_END}\n"
     if isinstance(schema, Mapping) and _types(schema) == {"string"}:
-        if isinstance(options := schema.get("enum"), list):
+        if isinstance(options := schema.get("enum"), list) and options:
             return f"{begin} {one_of([lark.literal(str(option)) for option in options])} {lark.literal(end)}"
         return f"{begin} {lark.through(end)}"
     definitions = {
         name: function.parameters[name] for name in ("$defs", "definitions") if name in function.parameters
     }
     of_value = {**definitions, **schema} if isinstance(schema, Mapping) else {}
-    return f"{begin} {lark.json(of_value, strict=function.strict)} {lark.literal(end)}"
+    return f"{begin} {lark.json(of_value, strict=function.strict, owner=function.owner)} {lark.literal(end)}"
