@@ -50,6 +50,16 @@ def test_blocks_are_those_of_the_whole_however_the_text_comes(
     assert contents(reader.blocks) == contents(BlockReader(form).read_whole(text))
 
 
+@pytest.mark.parametrize(("is_cut", "arguments"), [(True, '{"a": '), (False, '{"a": 1}')])
+def test_only_a_cut_answer_has_half_of_a_call(is_cut: bool, arguments: str) -> None:
+    text = CALL[: CALL.index("}")]
+    [whole] = BlockReader(HERMES).read_whole(text, is_cut=is_cut)
+    assert (whole.kind, whole.text) == (BlockKind.CALL, arguments)
+    reader = BlockReader(HERMES)
+    list(reader.read(text, is_last=True, is_cut=is_cut))
+    assert contents(reader.blocks) == contents([whole])
+
+
 @given(pieces=TEXTS)
 def test_blocks_hold_what_a_chats_message_does(pieces: list[str]) -> None:
     text = "".join(pieces)

@@ -67,18 +67,18 @@ class BlockReader:
     def has_calls(self) -> bool:
         return any(block.kind is BlockKind.CALL for block in self.blocks)
 
-    def read(self, text: str, *, is_last: bool) -> Iterator[Change]:
+    def read(self, text: str, *, is_last: bool, is_cut: bool = False) -> Iterator[Change]:
         """What `text`, which follows the last one, changes. The iterator must be exhausted."""
-        for piece in self._reader.pieces(text, is_last=is_last):
+        for piece in self._reader.pieces(text, is_last=is_last, is_cut=is_cut):
             yield from self._take(piece)
         if is_last:
             if not self.blocks:
                 yield from self._begin(BlockKind.TEXT)
             yield from self._end()
 
-    def read_whole(self, text: str) -> list[Block]:
+    def read_whole(self, text: str, *, is_cut: bool = False) -> list[Block]:
         """The blocks of an answer that is complete."""
-        for _ in self.read(text, is_last=True):
+        for _ in self.read(text, is_last=True, is_cut=is_cut):
             pass
         return self.blocks
 
