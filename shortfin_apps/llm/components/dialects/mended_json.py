@@ -15,6 +15,8 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _WORD = re.compile(r"[\w.+$-][\w.+$ -]*")
 _MORE_OF_WORD = re.compile(r"[\w.+$ -]+")
 _PLAIN = re.compile(r"[^\"'\\\x00-\x1f]+")
+_SURROGATE = re.compile(r"\\u[dD](?:(?P<high>[89abAB])|[c-fC-F])[0-9a-fA-F]{2}")
+REPLACEMENT = "\\ufffd"  # of half of a surrogate pair, which many parsers refuse
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
@@ -31,9 +33,9 @@ class MendedJson:
     """Implements Form: an array or object, read from behind its first bracket.
 
     JSON is written as it is, white space included. In other text, raw line ends and wrong escapes in strings
-    are escaped; single quotes, Python's constants and bare words become JSON; missing commas, colons and
-    brackets are added; needless commas, and keys without values, are left out. Where that does not help, the
-    text ends, and all open brackets are closed.
+    are escaped; lone surrogates become U+FFFD; single quotes, Python's constants and bare words become JSON;
+    missing commas, colons and brackets are added; needless commas, and keys without values, are left out.
+    Where that does not help, the text ends, and all open brackets are closed.
     """
 
     def __init__(self, bracket: str, space: str = "") -> None:
@@ -45,6 +47,7 @@ class MendedJson:
         self._num_before_key = 0  # of the texts held
         self._quote = ""  # of the string that is read
         self._escape = ""  # of which more is to come, in a string
+        self._high = ""  # a first half of a surrogate pair, which is written with the second
         self._word: list[str] = []
 
     def read(self, text: str, start: int) -> tuple[str, int | None]:
@@ -185,9 +188,19 @@ class MendedJson:
             self._escape = (begun if is_whole else "\\" + begun) + (char if is_read else "")
             is_whole = True
         if is_whole:
-            self._write("'" if self._escape == "\\'" else self._escape)
+            self._end_escape(self._escape)
             self._escape = ""
         return place + is_read
+
+    def _end_escape(self, escape: str) -> None:
+        if (half := _SURROGATE.fullmatch(escape)) is None:
+            self._write("'" if escape == "\\'" else escape)
+        elif half["high"]:
+            self._write("")
+            self._high = escape
+        else:
+            pair, self._high = self._high + escape, ""
+            self._write(pair if len(pair) > len(escape) else REPLACEMENT)
 
     def _end_string(self) -> None:
         self._write('"')
@@ -195,6 +208,8 @@ class MendedJson:
         self._next = Next.COLON if self._next is Next.KEY else Next.COMMA
 
     def _write(self, text: str) -> None:
+        if self._high:
+            text, self._high = REPLACEMENT + text, ""
         (self._held if self._next is Next.KEY else self._out).append(text)
 
     def _drop_held(self) -> None:
