@@ -120,6 +120,12 @@ async def test_a_call_in_a_thought_without_end_is_a_call(stream: bool) -> None:
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
+async def test_a_call_in_a_thought_is_a_draft_where_a_grammar_makes_one_follow() -> None:
+    harness = harness_of(f"<think>hm {CALL}</think>{CALL}")
+    message, _ = await message_of(harness, tools=TOOLS, tool_choice="required")
+    assert (message["reasoning_content"], len(message["tool_calls"])) == (f"hm {CALL}", 1)
+
+
 async def test_only_one_call_is_answered_without_parallel_calls() -> None:
     message, _ = await message_of(harness_of(CALL + CALL), tools=TOOLS, parallel_tool_calls=False)
     assert len(message["tool_calls"]) == 1

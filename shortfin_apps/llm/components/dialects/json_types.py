@@ -1,18 +1,57 @@
-"""The JSON types that a schema allows, as far as it says."""
+"""What a JSON schema says on the types of values and the members of an object, through `$ref` and `allOf`.
+
+Each part of a schema is read once, since references may multiply.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+MAX_DEPTH = 32  # of references and alternatives in each other
 _TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _WITHIN = {"number": frozenset({"number", "integer"})}
-MAX_REFERENCES = 16  # in each other
 
 
-def types_of(schema: object, root: Mapping[str, Any]) -> Set[str]:
-    """The types of values that fit `schema`, which is part of `root`; text if it says nothing."""
-    return _types(schema, root, 0) or {"string"}
+class SchemaTypes:
+    """The types that parts of the schema `root` allow."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, Set[str] | None] = {}  # by the part's id; None: it does not say
+
+    def of(self, schema: object) -> Set[str]:
+        """The types of values that fit `schema`, a part of the root; text if it says nothing."""
+        return self._types(schema, 0) or {"string"}
+
+    def _types(self, schema: object, depth: int) -> Set[str] | None:
+        if not isinstance(schema, Mapping):
+            return None
+        if depth > MAX_DEPTH:
+            return _TYPES
+        if id(schema) not in self._known:
+            self._known[id(schema)] = _TYPES  # while it is read
+            said = [types for types in self._said(schema, depth + 1) if types is not None]
+            self._known[id(schema)] = (_TYPES.intersection(*said) or _TYPES) if said else None
+        return self._known[id(schema)]
+
+    def _said(self, schema: Mapping[str, Any], depth: int) -> Iterator[Set[str] | None]:
+        """What each keyword says."""
+        if "type" in schema:
+            named = schema["type"]
+            yield _named(named if isinstance(named, list) else [named])
+        if "const" in schema:
+            yield types_of_value(schema["const"])
+        if isinstance(values := schema.get("enum"), list):
+            yield set[str]().union(*map(types_of_value, values))
+        if "$ref" in schema:
+            target = resolved(schema["$ref"], self._root)
+            yield _TYPES if target is None else self._types(target, depth)
+        for key in ("anyOf", "oneOf"):
+            if options := list_of(schema, key):
+                yield set[str]().union(*(self._types(option, depth) or _TYPES for option in options))
+        for part in list_of(schema, "allOf"):
+            yield self._types(part, depth)
 
 
 def types_of_value(value: object) -> Set[str]:
@@ -42,33 +81,52 @@ def resolved(reference: object, root: Mapping[str, Any]) -> object:
     return part
 
 
-def _types(schema: object, root: Mapping[str, Any], depth: int) -> Set[str] | None:
-    """None: it does not say."""
-    if not isinstance(schema, Mapping):
-        return None
-    if depth > MAX_REFERENCES:
-        return _TYPES
-    said = [types for types in _said(schema, root, depth + 1) if types is not None]
-    return (_TYPES.intersection(*said) or _TYPES) if said else None
+def parts_of(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schema of an object and those that its `$ref` and `allOf` add to it."""
+    return _parts(parameters, parameters, set())
 
 
-def _said(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Iterator[Set[str] | None]:
-    """What each of its keywords says."""
-    if "type" in schema:
-        named = schema["type"]
-        yield _named(named if isinstance(named, list) else [named])
-    if "const" in schema:
-        yield types_of_value(schema["const"])
-    if isinstance(values := schema.get("enum"), list):
-        yield set[str]().union(*map(types_of_value, values))
-    if "$ref" in schema:
-        target = resolved(schema["$ref"], root)
-        yield _TYPES if target is None else _types(target, root, depth)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(key), list):
-            yield set[str]().union(*(_types(option, root, depth) or _TYPES for option in options))
-    if isinstance(parts := schema.get("allOf"), list):
-        yield from (_types(part, root, depth) for part in parts)
+def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, object]:
+    """The schemas of what an object may have by name, also those of `$ref`, `allOf` and alternatives."""
+    seen: set[int] = set()
+    own = list(_parts(parameters, parameters, seen))
+    options = [each for part in own for key in ("anyOf", "oneOf") for each in list_of(part, key)]
+    others = [part for option in options for part in _parts(option, parameters, seen)]
+    return _properties(others, "anyOf") | _properties(own, "allOf")
+
+
+def required_of(parameters: Mapping[str, Any]) -> Set[str]:
+    """The names that an object must have."""
+    names = [name for part in parts_of(parameters) for name in list_of(part, "required")]
+    return {name for name in names if isinstance(name, str)}
+
+
+def list_of(schema: Mapping[str, Any], key: str) -> list[object]:
+    """The list at `key`; empty if there is none."""
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _parts(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[Mapping[str, Any]]:
+    """The schemas that all have to fit, but those `seen`."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            target = [resolved(part["$ref"], root)] if "$ref" in part else []
+            left += reversed([*target, *list_of(part, "allOf")])
+
+
+def _properties(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, object]:
+    """By name; schemas of one name are joined by the keyword `key`."""
+    found: dict[str, list[object]] = {}
+    for part in parts:
+        if isinstance(properties := part.get("properties"), Mapping):
+            for name, schema in properties.items():
+                found.setdefault(name, []).append(schema)
+    return {name: schemas[0] if len(schemas) == 1 else {key: schemas} for name, schemas in found.items()}
 
 
 def _named(names: list[object]) -> Set[str]:

@@ -23,7 +23,7 @@ class OutputParser:
     """The parser of one answer. Pieces of the answer join to the same whole however its text was cut.
 
     `is_open`: the prompt opened a thought. Unless `parallel`, the first call ends the answer, and the rest is
-    left out.
+    left out. `calls_end_thoughts`: a call in a thought is one, as models forget to end thoughts.
     """
 
     def __init__(
@@ -33,9 +33,12 @@ class OutputParser:
         *,
         is_open: bool = False,
         parallel: bool = True,
+        calls_end_thoughts: bool = True,
     ) -> None:
         self._feed = Feed()
-        self._pieces = _tidied(_first_call(_parse(dialect, self._feed, functions, is_open), parallel))
+        in_thought = Calls(dialect.tools if calls_end_thoughts else None, functions)
+        pieces = _parse(dialect, self._feed, functions, is_open, in_thought)
+        self._pieces = _tidied(_first_call(pieces, parallel))
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that `text` completes."""
@@ -67,9 +70,11 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
     return result
 
 
-def _parse(dialect: Dialect, feed: Feed, functions: Sequence[Function], is_open: bool) -> Parse:
+def _parse(
+    dialect: Dialect, feed: Feed, functions: Sequence[Function], is_open: bool, in_thought: Calls
+) -> Parse:
     if dialect.reasoning is not None:
-        yield from dialect.reasoning.parse_thought(feed, is_open, Calls(dialect.tools, functions))
+        yield from dialect.reasoning.parse_thought(feed, is_open, in_thought)
     if dialect.tools is not None:
         yield from dialect.tools.parse(feed, functions)
     yield from feed.copy(Content)

@@ -18,7 +18,13 @@ from typing import Any
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import Feed, Wait
 from shortfin_apps.llm.components.dialects.json_calls import more_of, parse_marked
-from shortfin_apps.llm.components.dialects.json_types import types_of, types_of_value
+from shortfin_apps.llm.components.dialects.json_types import (
+    SchemaTypes,
+    parts_of,
+    properties_of,
+    required_of,
+    types_of_value,
+)
 from shortfin_apps.llm.components.dialects.lark import ANY_TEXT, Lark, one_of, repeated
 from shortfin_apps.llm.components.dialects.mended_json import mended, scalar
 from shortfin_apps.llm.components.dialects.pieces import (
@@ -29,6 +35,7 @@ from shortfin_apps.llm.components.dialects.pieces import (
     Parse,
     Piece,
 )
+from shortfin_apps.llm.components.dialects.raw_text import fitting_text, refused
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -37,6 +44,14 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 BEGINS = (BEGIN, FUNCTION)
 ENDS = (FUNCTION_END, END, *BEGINS)  # of arguments
 VALUE_ENDS = tuple(space + tag for tag in (PARAMETER_END, PARAMETER, *ENDS) for space in ("\n", ""))
+EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # where a grammar writes calls: values may have other tags
+_UNKEPT = frozenset(  # keywords of arguments as a whole
+    {
+        *("anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"),
+        *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+    }
+)
+_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of them that forbid nothing
 
 
 class Qwen3Coder:
@@ -67,8 +82,9 @@ class Qwen3Coder:
             yield Content(text.removesuffix(mark or ""))
             return False
         parameters = next((each.parameters for each in functions if each.name == name.strip()), {})
+        ends = EXACT_VALUE_ENDS if any(function.strict for function in functions) else VALUE_ENDS
         yield CallStart(name.strip())
-        yield from _Arguments(feed, parameters).parse(mark)
+        yield from _Arguments(feed, parameters, ends).parse(mark)
         return True
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
@@ -96,9 +112,12 @@ def _begin_of_call(feed: Feed) -> Wait[tuple[bool, str | None]]:
 class _Arguments:
     """Reads a call behind its name. Tags may be missing or doubled; text between them becomes content."""
 
-    def __init__(self, feed: Feed, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, feed: Feed, parameters: Mapping[str, Any], value_ends: tuple[str, ...]) -> None:
         self._feed = feed
         self._parameters = parameters
+        self._properties = properties_of(parameters)
+        self._types = SchemaTypes(parameters)
+        self._value_ends = value_ends
         self._separator = ""
         self._stray: list[str] = []
 
@@ -133,19 +152,19 @@ class _Arguments:
             return mark
         yield Arguments(f"{self._separator}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         self._separator = ", "
-        mark = yield from self._value(_properties(self._parameters).get(key.strip()))
-        return None if mark is None else mark.removeprefix("\n")
+        mark = yield from self._value(self._properties.get(key.strip()))
+        return None if mark is None else mark.strip()
 
     def _value(self, schema: object) -> Generator[Piece | None, None, str | None]:
         """JSON of the text up to the next tag, of a type that the schema allows."""
-        types = types_of(schema, self._parameters)
+        types = self._types.of(schema)
         if types != {"string"}:
-            text, mark = yield from self._feed.text_before(*VALUE_ENDS)
+            text, mark = yield from self._feed.text_before(*self._value_ends)
             if mark is not None or not self._feed.is_cut:
                 yield Arguments(_typed(text, types))
             return mark
         yield Arguments('"')
-        mark = yield from self._feed.copy(_inside_string, *VALUE_ENDS)
+        mark = yield from self._feed.copy(_inside_string, *self._value_ends)
         if mark is not None or not self._feed.is_cut:
             yield Arguments('"')
         return mark
@@ -172,33 +191,51 @@ def _typed(text: str, types: Set[str]) -> str:
     return written
 
 
-def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = parameters.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
-
-
 def _rest(lark: Lark, functions: Sequence[Function]) -> str:
     """A call behind TAGS."""
     return lark.rule(one_of([_call_expression(lark, function) for function in functions]))
 
 
 def _call_expression(lark: Lark, function: Function) -> str:
-    required = function.parameters.get("required") or []
+    properties, required = dict(properties_of(function.parameters)), required_of(function.parameters)
+    properties |= {name: {} for name in sorted(required - properties.keys())}
+    if function.strict:
+        _check_kept(function.parameters)
+    types = SchemaTypes(function.parameters)
     parameters = [
         expression if key in required else f"({expression})?"
-        for key, schema in _properties(function.parameters).items()
-        for expression in [_parameter_expression(lark, function, key, schema)]
+        for key, schema in properties.items()
+        for expression in [_parameter_expression(lark, function, key, schema, types)]
     ]
     begin = lark.literal(f"{function.name}>\n")
     return lark.rule(" ".join([begin, *parameters, lark.literal(f"{FUNCTION_END}\n{END}")]))
 
 
-def _parameter_expression(lark: Lark, function: Function, key: str, schema: object) -> str:
+def _check_kept(parameters: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError for what arguments in tags cannot be held to."""
+    listed, required = properties_of(parameters).keys(), required_of(parameters)
+    for part in parts_of(parameters):
+        for keyword in sorted(_UNKEPT & part.keys()):
+            value = part[keyword]
+            if not isinstance(value, int):
+                is_kept = value in _TRIVIAL
+            elif keyword == "minProperties":
+                is_kept = value <= len(required)
+            else:
+                is_kept = keyword == "maxProperties" and value >= len(listed | required)
+            if not is_kept:
+                raise refused(keyword, "cannot be kept in this model's form of calls")
+        if part.get("additionalProperties") is False and (missing := required - listed):
+            raise refused("required", f"names `{min(missing)}`, which `additionalProperties` forbids")
+
+
+def _parameter_expression(
+    lark: Lark, function: Function, key: str, schema: object, types: SchemaTypes
+) -> str:
     begin, end = lark.literal(f"{PARAMETER}{key}>\n"), f"\n{PARAMETER_END}\n"
-    if isinstance(schema, Mapping) and types_of(schema, function.parameters) == {"string"}:
-        if isinstance(options := schema.get("enum"), list):
-            return f"{begin} {one_of([lark.literal(str(option)) for option in options])} {lark.literal(end)}"
-        return f"{begin} {lark.through(end)}"
+    if types.of(schema) == {"string"}:
+        text = fitting_text(schema, function.parameters, strict=function.strict)
+        return f"{begin} {lark.through(end, ANY_TEXT if text is None else lark.terminal(text))}"
     definitions = {
         name: function.parameters[name] for name in ("$defs", "definitions") if name in function.parameters
     }
