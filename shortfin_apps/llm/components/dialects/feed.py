@@ -87,9 +87,11 @@ class Feed:
         The first mark is found, and the longest of those that begin or end together. None may be in the
         middle of another.
         """
+        finder = _marks(marks)
         while True:
-            found = _pattern(marks).search(self._text, self._place) if marks else None
-            end = len(self._text) - self._undecided(marks) if found is None else found.start()
+            found = finder.find(self._text, self._place)
+            undecided = 0 if found is not None else finder.undecided(self._text, self._place)
+            end = len(self._text) - undecided if found is None else found.start()
             if end > self._place:
                 yield kind(self._take_to(end))
             if found is not None:
@@ -187,16 +189,6 @@ class Feed:
             self.num_unread < len(text) and text.startswith(self._text[self._place :]) for text in texts
         )
 
-    def _undecided(self, marks: tuple[str, ...]) -> int:
-        """Length of the longest end of the text that begins a mark."""
-        longest = max(map(len, marks), default=0)
-        tail = self._text[max(len(self._text) - longest + 1, self._place) :] if marks else ""
-        starts = [place for place in (tail.find(mark[0]) for mark in marks) if place >= 0]
-        for place in range(min(starts), len(tail)) if starts else ():  # most texts begin none
-            if any(mark.startswith(tail[place:]) for mark in marks):
-                return len(tail) - place
-        return 0
-
     def _take_to(self, place: int) -> str:
         taken, self._place = self._text[self._place : place], place
         if self._record is not None:
@@ -204,6 +196,23 @@ class Feed:
         return taken
 
 
-@lru_cache(maxsize=256)
-def _pattern(marks: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
+class _Marks:
+    """Finds marks in a text."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        longest_first = sorted(marks, key=len, reverse=True)
+        self.find = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)").search
+        firsts = "|".join({re.escape(mark[0]) for mark in marks})
+        self._find_begins = re.compile(firsts or r"(?!)").finditer
+        self._begins = frozenset(mark[:length] for mark in marks for length in range(1, len(mark)))
+        self._most = len(longest_first[0]) - 1 if marks else 0
+
+    def undecided(self, text: str, start: int) -> int:
+        """Length of the longest end of the text from `start` on that begins a mark."""
+        for begin in self._find_begins(text, max(len(text) - self._most, start)):  # most texts have none
+            if text[begin.start() :] in self._begins:
+                return len(text) - begin.start()
+        return 0
+
+
+_marks = lru_cache(maxsize=256)(_Marks)
