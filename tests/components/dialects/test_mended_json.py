@@ -65,6 +65,9 @@ def written(text: str, size: int) -> str:
     for part in parts:
         piece, end = form.read("x" + part, 1)
         pieces.append(piece)
+        while form.at_line_end and end is not None:
+            piece, end = form.read("x" + part, end)
+            pieces.append(piece)
         if end is not None:
             return "".join(pieces)
     return "".join([*pieces, form.close()])

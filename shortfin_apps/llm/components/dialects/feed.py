@@ -43,6 +43,14 @@ class Form(Protocol):
         """What is known to be written for `text` from `start` on, and its end as in `Span`."""
         ...
 
+    @property
+    def at_line_end(self) -> bool:
+        """Whether the last `read` stopped before the end: at a line end where a mark may follow.
+
+        The next one goes on with it.
+        """
+        ...
+
     def close(self) -> str:
         """What is missing at the end."""
         ...
@@ -116,11 +124,24 @@ class Feed:
             else:
                 pieces.append(piece.text)
 
-    def copy_as(self, kind: Kind[TextT_co], form: Form) -> Generator[TextT_co | None, None, None]:
-        """Yields the text up to its end in another form, and what is missing, unless the answer is cut."""
+    def copy_as(
+        self, kind: Kind[TextT_co], form: Form, *stops: str
+    ) -> Generator[TextT_co | None, None, None]:
+        """Yields the text up to its end in another form, and what is missing, unless the answer is cut.
+
+        One of `stops`, which begin with a line end, ends it, too, and stays unread.
+        """
         while True:
             text, end = form.read(self._text, self._place)
             self._take_to(len(self._text) if end is None else end)
+            if form.at_line_end:
+                if text:
+                    yield kind(text)
+                if (stop := (yield from self.accepted(*stops))) is None:
+                    continue
+                self.unread(stop)
+                yield kind(form.close())
+                return
             if end is None and self._ended and not self._is_cut:
                 text += form.close()
             if text:

@@ -73,11 +73,14 @@ def parse_marked(dialect: ToolDialect, feed: Feed, functions: Sequence[Function]
         yield from dialect.parse_call(feed, functions, begin)
 
 
-def parse_calls(feed: Feed, before: str = "", names: Collection[str] | None = None) -> CallParse:
+def parse_calls(
+    feed: Feed, before: str = "", names: Collection[str] | None = None, stops: Collection[str] = ()
+) -> CallParse:
     """The call, or the list of calls, that comes next; content, with the text `before` it, if there is none.
 
     Returns whether there was. With `names`, nothing but the JSON tells a call from content: it is one only
-    with a name of these and arguments.
+    with a name of these and arguments. One of `stops`, which begin with a line end, ends a string of arguments
+    without its quote.
     """
     feed.record(before)
     has_calls = False
@@ -85,12 +88,12 @@ def parse_calls(feed: Feed, before: str = "", names: Collection[str] | None = No
         yield from feed.space()
         if (yield from feed.accept("[")):
             while not (has_calls and (yield from _accept(feed, "]"))):
-                yield from _CallReader(feed, names).read()
+                yield from _CallReader(feed, names, stops).read()
                 has_calls = True
                 yield from _accept(feed, ",")
                 feed.record()
         else:
-            yield from _CallReader(feed, names).read()
+            yield from _CallReader(feed, names, stops).read()
     except NotACallError:
         yield Content(feed.recorded())
         return has_calls
@@ -128,9 +131,10 @@ def object_form(feed: Feed) -> Wait[MendedJson | None]:
 class _CallReader:
     """Reads one object. Forgets the feed's record once it is known to be a call."""
 
-    def __init__(self, feed: Feed, names: Collection[str] | None) -> None:
+    def __init__(self, feed: Feed, names: Collection[str] | None, stops: Collection[str]) -> None:
         self._feed = feed
         self._names = names
+        self._stops = stops
         self._name: str | None = None
         self._early: str | None = None  # arguments before the name
         self._has_arguments = False
@@ -200,7 +204,7 @@ class _CallReader:
             raise NotACallError("arguments are no object")
         else:
             yield from self._begin(self._name)
-            yield from self._feed.copy_as(Arguments, form)
+            yield from self._feed.copy_as(Arguments, form, *self._stops)
 
     def _begin(self, name: str) -> Parse:
         self._has_arguments = True

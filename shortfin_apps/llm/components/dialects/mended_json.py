@@ -49,16 +49,23 @@ class MendedJson:
         self._escape = ""  # of which more is to come, in a string
         self._high = ""  # a first half of a surrogate pair, which is written with the second
         self._word: list[str] = []
+        self._at_line_end = False
 
     def read(self, text: str, start: int) -> tuple[str, int | None]:
         place = start
         while place < len(text):
+            if self._stops_before(text[place]):
+                return self._written(), place
             if (end := self._step(text, place)) is None:
                 return self._written() + self.close(), place
             if not self._open:
                 return self._written(), end
             place = end
         return self._written(), None
+
+    @property
+    def at_line_end(self) -> bool:
+        return self._at_line_end
 
     def close(self) -> str:
         if self._quote:
@@ -68,6 +75,11 @@ class MendedJson:
         self._out += reversed(self._open)
         self._open.clear()
         return self._written()
+
+    def _stops_before(self, char: str) -> bool:
+        """Once at a line end in a string, where JSON has none: its quote may be missing."""
+        self._at_line_end = bool(self._quote) and char == "\n" and not self._at_line_end
+        return self._at_line_end
 
     def _step(self, text: str, place: int) -> int | None:
         """Reads something; returns the place behind it, None if nothing that may be here comes next."""
@@ -244,8 +256,12 @@ def mended(text: str) -> str | None:
     bracket = text[:1]
     if bracket not in _CLOSERS:
         return None
-    written, end = MendedJson(bracket).read(text, 1)
-    return written if end == len(text) else None
+    form, written = MendedJson(bracket), []
+    part, end = form.read(text, 1)
+    while form.at_line_end and end is not None:
+        written.append(part)
+        part, end = form.read(text, end)
+    return "".join([*written, part]) if end == len(text) else None
 
 
 def begins_member(char: str) -> bool:

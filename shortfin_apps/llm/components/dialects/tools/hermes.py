@@ -25,7 +25,8 @@ class Hermes:
         yield from parse_marked(self, feed, functions)
 
     def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
-        if not (yield from parse_calls(feed, begin + (yield from more_of(feed, begin)))):
+        before = begin + (yield from more_of(feed, begin))
+        if not (yield from parse_calls(feed, before, stops=[NEW_LINE + END])):
             return False
         yield from more_of(feed, END)
         return True
