@@ -287,3 +287,15 @@ def test_what_forbids_nothing_is_not_refused() -> None:
         **trivial,
     }
     TOOL_DIALECTS["qwen3-coder"].calls(Lark({}), [Function("f", parameters, strict=True)], 1)
+
+
+async def test_a_pattern_of_tags_that_no_grammar_can_keep_is_refused_strictly_alone() -> None:
+    dialect, tokenizer = TOOL_DIALECTS["qwen3-coder"], tokenizer_with(frozenset(), special=False)
+    parameters = {"properties": {"a": {"type": "string", "pattern": "^(?!x)[a-z]+$"}}}
+    sources = []
+    for strict in (False, True):
+        lark = Lark({})
+        sources.append(lark.source(dialect.calls(lark, [Function("f", parameters, strict)], 1)))
+    await compiled(tokenizer, sources[0])
+    with refused():
+        await compiled(tokenizer, sources[1])

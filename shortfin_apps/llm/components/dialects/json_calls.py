@@ -79,8 +79,8 @@ def parse_calls(
     """The call, or the list of calls, that comes next; content, with the text `before` it, if there is none.
 
     Returns whether there was. With `names`, nothing but the JSON tells a call from content: it is one only
-    with a name of these and arguments. One of `stops`, which begin with a line end, ends a string of arguments
-    without its quote.
+    with a name of these and arguments. One of `stops`, which begin with a line end, ends a string of
+    arguments without its quote.
     """
     feed.record(before)
     has_calls = False
