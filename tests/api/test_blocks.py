@@ -50,6 +50,32 @@ def test_blocks_are_those_of_the_whole_however_the_text_comes(
     assert contents(reader.blocks) == contents(BlockReader(form).read_whole(text))
 
 
+@pytest.mark.parametrize(("is_cut", "arguments"), [(True, '{"a": '), (False, '{"a": 1}')])
+def test_only_a_cut_answer_has_half_of_a_call(is_cut: bool, arguments: str) -> None:
+    text = CALL[: CALL.index("}")]
+    [whole] = BlockReader(HERMES).read_whole(text, is_cut=is_cut)
+    assert (whole.kind, whole.text) == (BlockKind.CALL, arguments)
+    reader = BlockReader(HERMES)
+    list(reader.read(text, is_last=True, is_cut=is_cut))
+    assert contents(reader.blocks) == contents([whole])
+
+
+class Uncopied(str):
+    """A text that is not added to another one."""
+
+    __slots__ = ()
+
+    def __radd__(self, other: str) -> str:
+        raise AssertionError("a text of all before is copied for each piece")
+
+
+def test_a_text_that_grows_is_not_copied_for_each_piece() -> None:
+    reader = BlockReader(PLAIN)
+    for number in range(3):
+        list(reader.read(Uncopied("a"), is_last=number == 2))
+    assert reader.blocks[0].text == "aaa"
+
+
 @given(pieces=TEXTS)
 def test_blocks_hold_what_a_chats_message_does(pieces: list[str]) -> None:
     text = "".join(pieces)

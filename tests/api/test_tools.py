@@ -110,7 +110,8 @@ async def test_two_thoughts_of_one_message_are_refused() -> None:
 
 
 async def test_arguments_are_streamed_as_they_are_generated() -> None:
-    response = await harness_of(CALL).post(CHAT, {"messages": MESSAGES, "tools": TOOLS, "stream": True})
+    harness = harness_of(CALL.replace("1", '"a word and others"'))
+    response = await harness.post(CHAT, {"messages": MESSAGES, "tools": TOOLS, "stream": True})
     deltas = [event["choices"][0]["delta"] for event in events_of(response)]
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert [call["index"] for call in calls] == [0] * len(calls)
@@ -125,6 +126,27 @@ async def test_a_cut_call_is_no_call_to_run() -> None:
     )
     assert reason == "length"
     assert message["tool_calls"][0]["function"]["arguments"] != '{"a": 1}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("end", range(len(CALL) - len("1}}\n</tool_call>"), len(CALL), 3))
+async def test_a_call_that_the_model_ends_early_has_arguments_that_parse(end: int, stream: bool) -> None:
+    message, reason = await message_of(harness_of(CALL[:end]), tools=TOOLS, stream=stream)
+    assert reason == "tool_calls"
+    assert isinstance(json.loads(message["tool_calls"][0]["function"]["arguments"]), dict)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_in_a_thought_without_end_is_a_call(stream: bool) -> None:
+    message, reason = await message_of(harness_of(f"<think>hm {CALL}"), tools=TOOLS, stream=stream)
+    assert (reason, message["reasoning_content"], message["content"]) == ("tool_calls", "hm", None)
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+async def test_a_call_in_a_thought_is_a_draft_where_a_grammar_makes_one_follow() -> None:
+    harness = harness_of(f"<think>hm {CALL}</think>{CALL}")
+    message, _ = await message_of(harness, tools=TOOLS, tool_choice="required")
+    assert (message["reasoning_content"], len(message["tool_calls"])) == (f"hm {CALL}", 1)
 
 
 async def test_only_one_call_is_answered_without_parallel_calls() -> None:

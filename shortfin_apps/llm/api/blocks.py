@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shortfin_apps.llm.api.messages import AnswerReader
@@ -29,9 +29,13 @@ class Block:
 
     kind: BlockKind
     index: int
-    text: str = ""
     name: str = ""  # of a call, as the next one
     call_id: str = ""
+    parts: list[str] = field(default_factory=list)  # of the text, which adding to it would copy each time
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +71,18 @@ class BlockReader:
     def has_calls(self) -> bool:
         return any(block.kind is BlockKind.CALL for block in self.blocks)
 
-    def read(self, text: str, *, is_last: bool) -> Iterator[Change]:
+    def read(self, text: str, *, is_last: bool, is_cut: bool = False) -> Iterator[Change]:
         """What `text`, which follows the last one, changes. The iterator must be exhausted."""
-        for piece in self._reader.pieces(text, is_last=is_last):
+        for piece in self._reader.pieces(text, is_last=is_last, is_cut=is_cut):
             yield from self._take(piece)
         if is_last:
             if not self.blocks:
                 yield from self._begin(BlockKind.TEXT)
             yield from self._end()
 
-    def read_whole(self, text: str) -> list[Block]:
+    def read_whole(self, text: str, *, is_cut: bool = False) -> list[Block]:
         """The blocks of an answer that is complete."""
-        for _ in self.read(text, is_last=True):
+        for _ in self.read(text, is_last=True, is_cut=is_cut):
             pass
         return self.blocks
 
@@ -89,7 +93,7 @@ class BlockReader:
             kind = KIND_OF[type(piece)]
             if not self._is_open or self.blocks[-1].kind is not kind:
                 yield from self._begin(kind)
-            self.blocks[-1].text += piece.text
+            self.blocks[-1].parts.append(piece.text)
             yield Grew(self.blocks[-1], piece.text)
 
     def _begin(self, kind: BlockKind, name: str = "", call_id: str = "") -> Iterator[Change]:

@@ -27,13 +27,16 @@ class AnswerReader:
         """Whether the text is the answer's content as it is."""
         return self._parser is None
 
-    def pieces(self, text: str, *, is_last: bool) -> Sequence[Piece]:
-        """Those that `text`, which follows the last one, completes; without thoughts if they are left out."""
+    def pieces(self, text: str, *, is_last: bool, is_cut: bool = False) -> Sequence[Piece]:
+        """Those that `text`, which follows the last one, completes; without thoughts if they are left out.
+
+        Calls are complete, unless the answer `is_cut`: its last text is not where the model ended it.
+        """
         if self._parser is None:
             return [Content(text)]
         pieces: Sequence[Piece] = self._parser.push(text)
         if is_last:
-            pieces = [*pieces, *self._parser.finish()]
+            pieces = [*pieces, *self._parser.finish(is_cut=is_cut)]
         if self._form.with_reasoning:
             return pieces
         return [piece for piece in pieces if not isinstance(piece, Reasoning)]
@@ -56,9 +59,9 @@ class MessageReader:
         """Whether the text is the message's content as it is."""
         return self._reader.is_plain
 
-    def message(self, text: str) -> dict[str, Any]:
+    def message(self, text: str, *, is_cut: bool = False) -> dict[str, Any]:
         """The whole message."""
-        pieces = self._reader.pieces(text, is_last=True)
+        pieces = self._reader.pieces(text, is_last=True, is_cut=is_cut)
         content = _text_of(pieces, Content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning := _text_of(pieces, Reasoning):
@@ -68,9 +71,9 @@ class MessageReader:
             message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
         return message
 
-    def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
+    def delta(self, text: str, *, is_last: bool, is_cut: bool = False) -> dict[str, Any]:
         """What `text`, which follows the last one, adds to the message; empty while it is held back."""
-        pieces = self._reader.pieces(text, is_last=is_last)
+        pieces = self._reader.pieces(text, is_last=is_last, is_cut=is_cut)
         delta: dict[str, Any] = {}
         if reasoning := _text_of(pieces, Reasoning):
             delta |= dict.fromkeys(REASONING_NAMES, reasoning)

@@ -203,14 +203,16 @@ class ChatShape:
 
     def choice(self, index: int, answer: TextDelta) -> dict[str, Any]:
         reader = MessageReader(self._form)
-        return {"index": index, "message": reader.message(answer.text), **self._rest(answer, reader)}
+        message = reader.message(answer.text, is_cut=answer.is_cut)
+        return {"index": index, "message": message, **self._rest(answer, reader)}
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
         if (reader := self._readers.get(index)) is None:
             reader = self._readers[index] = MessageReader(self._form)
             role = {"role": "assistant", "content": ""}
             yield {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
-        news = reader.delta(delta.text, is_last=delta.finish_reason is not None)
+        is_last = delta.finish_reason is not None
+        news = reader.delta(delta.text, is_last=is_last, is_cut=delta.is_cut)
         if news or _has_news(delta._replace(text=""), self._extras):
             yield {"index": index, "delta": news, **self._rest(delta, reader)}
 

@@ -37,17 +37,27 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """How the answers to a request are parsed. `is_open`: the prompt opened a thought."""
+    """How the answers to a request are parsed. `is_open`: the prompt opened a thought.
+
+    `calls_end_thoughts`: unless a grammar makes the model end its thought before it calls.
+    """
 
     dialect: Dialect = NO_DIALECT
     functions: tuple[Function, ...] = ()
     is_open: bool = False
     parallel: bool = True
+    calls_end_thoughts: bool = True
     with_reasoning: bool = True
     id_chars: int | None = None  # of a call's id
 
     def parser(self) -> OutputParser:
-        return OutputParser(self.dialect, self.functions, is_open=self.is_open, parallel=self.parallel)
+        return OutputParser(
+            self.dialect,
+            self.functions,
+            is_open=self.is_open,
+            parallel=self.parallel,
+            calls_end_thoughts=self.calls_end_thoughts,
+        )
 
 
 PLAIN = AnswerForm()
@@ -134,11 +144,13 @@ def answer_form(body: ChatBody, use: ToolUse, model: ServedModel, prompt: str) -
         dialect = replace(dialect, reasoning=None)
     if not use.functions:
         dialect = replace(dialect, tools=None)
+    is_open = dialect.reasoning is not None and dialect.reasoning.is_open(prompt)
     return AnswerForm(
         dialect=dialect,
         functions=use.functions,
-        is_open=dialect.reasoning is not None and dialect.reasoning.is_open(prompt),
+        is_open=is_open,
         parallel=use.parallel,
+        calls_end_thoughts=not (use.is_required or (use.is_strict and is_open)),
         with_reasoning=body.include_reasoning is not False,
         id_chars=None if dialect.tools is None else dialect.tools.id_chars,
     )

@@ -24,13 +24,17 @@ FUNCTIONS = (WEATHER, NOW)
 
 
 class Answer(NamedTuple):
-    """`tools` and `reasoning` are names of dialects; `is_open`: the prompt opened a thought."""
+    """`tools` and `reasoning` are names of dialects; `is_open`: the prompt opened a thought.
+
+    `is_cut`: the model did not end it.
+    """
 
     tools: str | None
     reasoning: str | None
     text: str
     pieces: list[Piece]
     is_open: bool = False
+    is_cut: bool = False
 
 
 def call(arguments: str, name: str = "get_weather") -> list[Piece]:
@@ -52,7 +56,27 @@ ANSWERS = [
     Answer("hermes", None, '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}',
            call('{"a": 1}', "now")),
     Answer("hermes", None, '<tool_call>{"name": "now", "arguments": null}', call("{}", "now")),
-    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": "}', call('{"a": "}', "now")),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": "}', call('{"a": "}', "now"),
+           is_cut=True),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": "}', call('{"a": "}"}', "now")),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": 12, "b"', call('{"a": 12', "now"),
+           is_cut=True),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": 1,}}\n</tool_call>\nSo.',
+           [*call('{"a": 1}', "now"), Content("So.")]),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": [1\n</tool_call>So.',
+           [*call('{"a": [1]}', "now"), Content("So.")]),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {"a": "x\ny"}}}</tool_call></tool_call>',
+           call('{"a": "x\\ny"}', "now")),
+    Answer("hermes", None, '<tool_call>\n<tool_call>{"name": "now", "arguments": {\'a\': True}}',
+           call('{"a": true}', "now")),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
+           [Content('<tool_call>{"name": "now", "arguments": [1]}</tool_call>')]),
+    Answer("hermes", None,
+           '<tool_call>\n{"name": "now", "arguments": {"a": "x\n</tool>}}\n</tool_call>\n' + HERMES,
+           [*call('{"a": "x\\n</tool>}}"}', "now"), *call('{"city": "a \\"b\\" \\\\"}')]),
+    Answer("hermes", None, "<tool_call>[]</tool_call>", [Content("<tool_call>[]</tool_call>")]),
+    Answer("hermes", None, '<tool_call>{"name": "now", "arguments": {}, "id": 1 <tool_call>{"name": "now"}',
+           call("{}", "now") * 2),
     Answer("hermes", None, '<tool_call>\n{"name": 5}', [Content('<tool_call>\n{"name": 5}')]),
     Answer("hermes", None, '<tool_call>{"name": "\\ud800"}', call("{}", "\ufffd")),
     Answer("hermes", None, '<tool_call>{"name": ' + "[" * 2000,
@@ -62,6 +86,22 @@ ANSWERS = [
            [Reasoning("a\n\nb"), *call('{"city": "a \\"b\\" \\\\"}')]),
     Answer("hermes", "think", "a</think>\n\nb\n", [Reasoning("a"), Content("b\n")], is_open=True),
     Answer("hermes", "think", "cut <tool_call>", [Reasoning("cut <tool_call>")], is_open=True),
+    Answer("hermes", "think", "I <tool_call> it</think>b", [Reasoning("I <tool_call> it"), Content("b")],
+           is_open=True),
+    Answer("hermes", "think", f"<think>hm\n{HERMES}\n</think>b",
+           [Reasoning("hm"), *call('{"city": "a \\"b\\" \\\\"}'), Content("b")]),
+    Answer("hermes", "granite", f"Here is my thought process: hm {HERMES}",
+           [Reasoning("hm"), *call('{"city": "a \\"b\\" \\\\"}')]),
+    Answer("qwen3-coder", "think", "hm <tool_call>\n<function=now>\n</function>\n</tool_call>",
+           [Reasoning("hm"), *call("{}", "now")], is_open=True),
+    Answer("mistral", "mistral", '[THINK]hm[TOOL_CALLS][{"name": "now", "arguments": {}}]',
+           [Reasoning("hm"), *call("{}", "now")]),
+    Answer("llama3", "think", 'hm <|python_tag|>{"name": "now", "parameters": {}}',
+           [Reasoning("hm"), *call("{}", "now")], is_open=True),
+    Answer("granite", "granite", 'Here is my thought process: hm<|tool_call|>[{"name": "now"}]',
+           [Reasoning("hm"), *call("{}", "now")]),
+    Answer("harmony", "harmony", "<|channel|>analysis<|message|>hm<|channel|>commentary to=functions.now"
+           "<|message|>{}<|call|>", [Reasoning("hm"), *call("{}", "now")]),
     Answer(None, "think", " \nb <think>c", [Content(" \nb <think>c")]),
     Answer(None, "think", "<think></think>b", [Content("b")]),
     Answer(None, "mistral", "[THINK]a[/THINK]b", [Reasoning("a"), Content("b")]),
@@ -85,6 +125,10 @@ ANSWERS = [
     Answer("mistral", None, 'a[TOOL_CALLS]now[ARGS]{"a": {}}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{}',
            [Content("a"), *call('{"a": {}}', "now"), *call("{}", "now")]),
     Answer("mistral", None, "[TOOL_CALLS]now", [Content("[TOOL_CALLS]now")]),
+    Answer("mistral", None, '[TOOL_CALLS]now{"a": 1}}[TOOL_CALLS][TOOL_CALLS]now[ARGS][TOOL_CALLS]now[ARGS]x',
+           [*call('{"a": 1}', "now"), *call("{}", "now"), Content("[TOOL_CALLS]now[ARGS]x")]),
+    Answer("mistral", None, "[TOOL_CALLS]a b[TOOL_CALLS]now[ARGS]{}",
+           [Content("[TOOL_CALLS]a b"), *call("{}", "now")]),
     Answer("qwen3-coder", None, XML.format('x "y"\\\n\n</para'),
            call('{"city": "x \\"y\\"\\\\\\n\\n</para"}')),
     Answer("qwen3-coder", None, "ok\n<tool_call>\n<function=get_weather>\n<parameter=days>\n5\n</parameter>\n"
@@ -92,7 +136,28 @@ ANSWERS = [
            "<parameter=other>\ntrue\n</parameter>\n</function>\n</tool_call>",
            [Content("ok"), *call('{"days": 5, "units": "5", "at": {"x": 1}, "other": "true"}')]),
     Answer("qwen3-coder", None, "<function=get_weather><parameter=days>NaN</parameter>"
-           f"<parameter=at>{'[' * 2000}</parameter>", call('{"days": "NaN", "at": "' + "[" * 2000 + '"')),
+           f"<parameter=at>{'[' * 2000}</parameter>", call('{"days": "NaN", "at": "' + "[" * 2000 + '"}')),
+    Answer("qwen3-coder", None, "<function=get_weather><parameter=city>a</parameter><parameter=days>1",
+           call('{"city": "a", "days": '), is_cut=True),
+    Answer("qwen3-coder", None, XML.format("Dallas").replace("\n</parameter>", ""),
+           call('{"city": "Dallas"}')),
+    Answer("qwen3-coder", None, XML.format("Dallas").replace("</parameter>", "</parameter>\n</parameter>"),
+           call('{"city": "Dallas"}')),
+    Answer("qwen3-coder", None, XML.format("Dallas").replace("\n</function>", "") + "\nSo.",
+           [*call('{"city": "Dallas"}'), Content("So.")]),
+    Answer("qwen3-coder", None, XML.format("Dallas").replace("</parameter>", "</parameter>\nSo.\n"),
+           [*call('{"city": "Dallas"}'), Content("So.")]),
+    Answer("qwen3-coder", None,
+           "<tool_call>" + XML.format("Dallas").replace("city>", "city>\n<parameter=city>"),
+           call('{"city": "Dallas"}')),
+    Answer("qwen3-coder", None,
+           "<tool_call>\n<function=get_weather>\n<parameter=at>\n{'x': True, 'y': None}\n"
+           "</parameter>\n<parameter=units>\nNone\n<parameter=days>3.0\n</function>",
+           call('{"at": {"x": true, "y": null}, "units": null, "days": 3.0}')),
+    Answer("qwen3-coder", None, "The <function=now> function, or <function=get_weather>.",
+           [Content("The <function=now> function, or <function=get_weather>.")]),
+    Answer("qwen3-coder", None, "<tool_call>\n<function=now>", [Content("<tool_call>\n<function=now>")],
+           is_cut=True),
     Answer("qwen3-coder", None, "<function=now>\n</function>\n" * 2, call("{}", "now") * 2),
     Answer("qwen3-coder", None, "<tool_call>\n<function=a\nb", [Content("<tool_call>\n<function=a\nb")]),
     Answer("harmony", "harmony", CHANNELS + "<|channel|>final<|message|>b", [Reasoning("hm"), Content("b")]),
@@ -105,4 +170,10 @@ ANSWERS = [
            "<|channel|>commentary<|message|>First.<|end|>" + CHANNELS + "<|channel|>final<|message|>b",
            [Content("First."), Reasoning("hm"), Content("b")]),
     Answer("harmony", None, "no channel", [Content("no channel")]),
+    Answer("harmony", None, "<|channel|>analysis hm<|end|><|start|>assistant<|channel|>final<|message|>b",
+           [Content("<|channel|>analysis hm<|end|>b")]),
+    Answer("harmony", None, 'a<|end|><|channel|>final to=functions.now<|message|>{"a": {1}<|call|> b',
+           [Content("a<|end|>"), *call('{"a": {}}', "now"), Content("b")]),
+    Answer("harmony", None, "<|channel|>commentary to=functions.now<|message|>no<|call|>",
+           [Content("<|channel|>commentary to=functions.now<|message|>no<|call|>")]),
 ]  # fmt: skip

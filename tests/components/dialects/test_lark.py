@@ -255,3 +255,87 @@ def test_a_wrong_schema_of_a_function_that_is_not_strict_refuses_nothing(name: s
         lark = Lark(tokenizer.special_tokens)
         source = lark.source(dialect.calls(lark, [Function("f", parameters), WEATHER], 1))
         compiled_here(GrammarSource(GrammarKind.LARK, source), library)
+
+
+TAGGED = "<tool_call>\n<function=f>\n{}</function>\n</tool_call>"
+PARAMETER = "<parameter={}>\n{}\n</parameter>\n"
+STRICT_PARAMETERS: dict[str, Any] = {
+    "$ref": "#/$defs/base",
+    "allOf": [{"properties": {"day": {"type": "string", "format": "date"}}}],
+    "required": ["code", "rest"],
+    "$defs": {
+        "base": {"type": "object", "properties": {"code": {"$ref": "#/$defs/code"}, "on": {"const": True}}},
+        "code": {"type": "string", "pattern": "^[A-Z]+$", "not": {"const": "NO"}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"code": "AB", "rest": "x"}, True),
+        (
+            {"code": "AB", "on": True, "day": "2024-02-29", "rest": "a</parameter>b</function>"},
+            True,
+        ),
+        ({"code": "AB"}, False),
+        ({"code": "NO", "rest": "x"}, False),
+        ({"code": "ab", "rest": "x"}, False),
+        ({"code": "AB", "on": False, "rest": "x"}, False),
+        ({"code": "AB", "day": "today", "rest": "x"}, False),
+    ],
+)
+async def test_strict_parameters_in_tags_fit_their_schema(arguments: dict[str, Any], fits: bool) -> None:
+    dialect, function = TOOL_DIALECTS["qwen3-coder"], Function("f", STRICT_PARAMETERS, strict=True)
+    tokenizer, lark = tokenizer_with(frozenset(), special=False), Lark({})
+    grammar = await compiled(tokenizer, lark.source(dialect.calls(lark, [function], 1)))
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    text = TAGGED.format("".join(PARAMETER.format(key, value) for key, value in texts.items()))
+    assert lets_through(grammar, tokenizer, text) is fits
+    start, written = whole(Dialect(dialect), text, [function])
+    assert start == CallStart("f")
+    assert isinstance(written, Arguments)
+    assert json.loads(written.text) == arguments
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fault"),
+    [
+        ({"minProperties": 1, "properties": {"a": {}}}, "`minProperties`"),
+        ({"maxProperties": 0, "properties": {"a": {}}}, "`maxProperties`"),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "`anyOf`"),
+        ({"allOf": [{"dependentRequired": {"a": ["b"]}}]}, "`dependentRequired`"),
+        ({"required": ["a"], "additionalProperties": False}, "`required` of a strict function names `a`"),
+        ({"properties": {"a": {"type": "string", "if": {}}}}, "`if`"),
+    ],
+)
+def test_parameters_in_tags_are_refused_for_what_cannot_be_kept_strictly_alone(
+    parameters: dict[str, Any], fault: str
+) -> None:
+    dialect = TOOL_DIALECTS["qwen3-coder"]
+    dialect.calls(Lark({}), [Function("f", parameters)], 1)
+    with pytest.raises(InvalidRequestError, match=fault):
+        dialect.calls(Lark({}), [Function("f", parameters, strict=True)], 1)
+
+
+def test_what_forbids_nothing_is_not_refused() -> None:
+    trivial = {"minProperties": 1, "maxProperties": 2, "patternProperties": {}, "dependentRequired": {}}
+    parameters = {
+        "properties": {"a": {}, "b": {}},
+        "required": ["a"],
+        "propertyNames": {"type": "string"},
+        **trivial,
+    }
+    TOOL_DIALECTS["qwen3-coder"].calls(Lark({}), [Function("f", parameters, strict=True)], 1)
+
+
+async def test_a_pattern_of_tags_that_no_grammar_can_keep_is_refused_strictly_alone() -> None:
+    dialect, tokenizer = TOOL_DIALECTS["qwen3-coder"], tokenizer_with(frozenset(), special=False)
+    parameters = {"properties": {"a": {"type": "string", "pattern": "^(?!x)[a-z]+$"}}}
+    sources = []
+    for strict in (False, True):
+        lark = Lark({})
+        sources.append(lark.source(dialect.calls(lark, [Function("f", parameters, strict)], 1)))
+    await compiled(tokenizer, sources[0])
+    with refused():
+        await compiled(tokenizer, sources[1])

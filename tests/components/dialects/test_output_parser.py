@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 
 import orjson
@@ -70,6 +71,8 @@ FRAGMENTS = [
         "<|channel|>analysis",
     ),
 ]
+# Marks, JSON's punctuation, and what is between.
+PARTS = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|[\"{}\[\]:,;\\]|\w+|\s+|.")
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=14).map("".join)
 IDS = [f"{a.tools}-{a.reasoning}-{index}" for index, a in enumerate(ANSWERS)]
 
@@ -81,9 +84,30 @@ def dialect_of(answer: Answer) -> Dialect:
     )
 
 
-def parsed(dialect: Dialect, deltas: Sequence[str], is_open: bool = False) -> list[Piece]:
+def parsed(
+    dialect: Dialect, deltas: Sequence[str], is_open: bool = False, *, is_cut: bool = False
+) -> list[Piece]:
     parser = OutputParser(dialect, FUNCTIONS, is_open=is_open)
-    return joined([*(piece for delta in deltas for piece in parser.push(delta)), *parser.finish()])
+    pieces = [piece for delta in deltas for piece in parser.push(delta)]
+    return joined([*pieces, *parser.finish(is_cut=is_cut)])
+
+
+def whole_of(answer: Answer) -> list[Piece]:
+    return whole(dialect_of(answer), answer.text, FUNCTIONS, is_open=answer.is_open, is_cut=answer.is_cut)
+
+
+def in_parts(answer: Answer, deltas: Sequence[str]) -> list[Piece]:
+    return parsed(dialect_of(answer), deltas, answer.is_open, is_cut=answer.is_cut)
+
+
+def check_calls(pieces: Sequence[Piece], *, is_cut: bool = False) -> None:
+    """Every call has arguments that are a JSON object; of a cut answer, but the last."""
+    for place, piece in enumerate(pieces):
+        arguments = pieces[place + 1 : place + 2]
+        if isinstance(piece, CallStart) and not (is_cut and place + 2 >= len(pieces)):
+            assert isinstance(arguments[0], Arguments), pieces
+            assert isinstance(json.loads(arguments[0].text, parse_constant=pytest.fail), dict), pieces
+            assert orjson.loads(arguments[0].text) is not None
 
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
@@ -93,18 +117,19 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=IDS)
 def test_an_answer_has_its_pieces(answer: Answer) -> None:
-    assert whole(dialect_of(answer), answer.text, FUNCTIONS, is_open=answer.is_open) == answer.pieces
+    assert whole_of(answer) == answer.pieces
+    check_calls(answer.pieces, is_cut=answer.is_cut)
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=IDS)
 def test_an_answer_has_its_pieces_wherever_it_is_cut(answer: Answer) -> None:
     """In every two and three deltas, and in characters."""
-    text, dialect = answer.text, dialect_of(answer)
-    assert parsed(dialect, list(text), answer.is_open) == answer.pieces
+    text = answer.text
+    assert in_parts(answer, list(text)) == answer.pieces
     for first in range(min(len(text), 200)):
-        for second in range(first, min(len(text), 200), 7):
+        for second in range(first, min(len(text), 200), 11):
             deltas = cut(text, [first, second])
-            assert parsed(dialect, deltas, answer.is_open) == answer.pieces, deltas
+            assert in_parts(answer, deltas) == answer.pieces, deltas
 
 
 @given(
@@ -112,18 +137,54 @@ def test_an_answer_has_its_pieces_wherever_it_is_cut(answer: Answer) -> None:
     text=TEXTS | st.sampled_from(ANSWERS).map(lambda answer: answer.text),
     places=st.lists(st.integers(0, 200)),
     is_open=st.booleans(),
+    is_cut=st.booleans(),
 )
-@example(DIALECTS[0], "", [0], False)
-def test_deltas_join_to_the_whole(dialect: Dialect, text: str, places: list[int], is_open: bool) -> None:
-    expected = whole(dialect, text, FUNCTIONS, is_open=is_open)
-    assert parsed(dialect, cut(text, places), is_open) == expected
-    assert parsed(dialect, list(text), is_open) == expected
+@example(DIALECTS[0], "", [0], False, False)
+def test_deltas_join_to_the_whole(
+    dialect: Dialect, text: str, places: list[int], is_open: bool, is_cut: bool
+) -> None:
+    expected = whole(dialect, text, FUNCTIONS, is_open=is_open, is_cut=is_cut)
+    assert parsed(dialect, cut(text, places), is_open, is_cut=is_cut) == expected
+    assert parsed(dialect, list(text), is_open, is_cut=is_cut) == expected
+    check_calls(expected, is_cut=is_cut)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=IDS)
+def test_an_answer_with_one_fault_has_calls_that_parse(answer: Answer) -> None:
+    """With each mark and bracket left out, doubled, or with a word before it."""
+    if len(answer.text) > 500:
+        return
+    parts = PARTS.findall(answer.text)
+    for place, part in enumerate(parts):
+        for fault in ("", part * 2, "word " + part):
+            text = "".join([*parts[:place], fault, *parts[place + 1 :]])
+            check_calls(whole_of(answer._replace(text=text, is_cut=False)))
+
+
+@given(
+    answer=st.sampled_from(ANSWERS),
+    faults=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["", 2, "word ", "\n"])), max_size=4),
+    end=st.integers(0, 200),
+    is_cut=st.booleans(),
+)
+def test_an_answer_with_faults_has_calls_that_parse(
+    answer: Answer, faults: list[tuple[int, str | int]], end: int, is_cut: bool
+) -> None:
+    parts = PARTS.findall(answer.text)[:200]
+    for place, fault in faults:
+        if place < len(parts):
+            parts[place] = parts[place] * fault if isinstance(fault, int) else fault
+    text = "".join(parts)[:end]
+    damaged = answer._replace(text=text, is_cut=is_cut)
+    check_calls(whole_of(damaged), is_cut=is_cut)
+    assert in_parts(damaged, list(text)) == whole_of(damaged)
 
 
 @given(dialect=st.sampled_from(DIALECTS), text=TEXTS)
 def test_arguments_follow_a_call(dialect: Dialect, text: str) -> None:
     """And every piece can be sent."""
     pieces = whole(dialect, text, FUNCTIONS)
+    check_calls(pieces)
     assert orjson.dumps([dataclasses.asdict(piece) for piece in pieces])
     for before, piece in zip([None, *pieces], pieces, strict=False):
         if isinstance(piece, Arguments):

@@ -39,7 +39,7 @@ class MessageEvents:
         self._generated += len(delta.token_ids)
         self._cached = max(self._cached, delta.num_cached_tokens)
         is_last = delta.finish_reason is not None
-        changes = self._reader.read(delta.text, is_last=is_last)
+        changes = self._reader.read(delta.text, is_last=is_last, is_cut=delta.is_cut)
         events = self._start() + b"".join(map(_event_of, changes))
         return events + self._delta(delta) if is_last else events
 

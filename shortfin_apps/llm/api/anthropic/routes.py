@@ -57,7 +57,7 @@ async def count_tokens(body: CountTokensBody, request: Request) -> Response:
 
 def _whole(head: dict[str, str], turn: ChatTurn, answer: TextDelta) -> dict[str, object]:
     reader = BlockReader(turn.form)
-    blocks = reader.read_whole(answer.text)
+    blocks = reader.read_whole(answer.text, is_cut=answer.is_cut)
     prompt_tokens = len(turn.requests[0].prompt_token_ids)
     usage = usage_of(prompt_tokens, answer.num_cached_tokens, len(answer.token_ids))
     whole = message(head, blocks, stop_of(answer, turn, has_calls=reader.has_calls), usage)

@@ -36,7 +36,7 @@ class ResponseAnswer:
         self._generated += len(delta.token_ids)
         self._cached = max(self._cached, delta.num_cached_tokens)
         is_last = delta.finish_reason is not None
-        changes = list(self._reader.read(delta.text, is_last=is_last))
+        changes = list(self._reader.read(delta.text, is_last=is_last, is_cut=delta.is_cut))
         for change in changes:
             if isinstance(change, Grew) and change.block.kind is BlockKind.THOUGHT:
                 self._thoughts.push(change.text)

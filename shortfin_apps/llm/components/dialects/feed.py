@@ -7,16 +7,19 @@ to the same whole however it was streamed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
-from shortfin_apps.llm.components.dialects.pieces import Text
+from shortfin_apps.llm.components.dialects.pieces import Content, Text
 
 TextT_co = TypeVar("TextT_co", bound=Text, covariant=True)
 T = TypeVar("T")
 Wait = Generator[None, None, T]  # yields None while it waits; returns a T
 
 WHITE_SPACE = " \n\r\t"  # that of JSON
+_SPACE = re.compile(f"[{WHITE_SPACE}]*")
 
 
 class Kind(Protocol[TextT_co]):
@@ -28,99 +31,166 @@ class Kind(Protocol[TextT_co]):
 class Span(Protocol):
     """Finds where something ends that is not marked by a text."""
 
-    def end_in(self, text: str) -> int | None:
-        """The place in `text`, which follows that of the last call, where it ends; None if it goes on."""
+    def end_in(self, text: str, start: int) -> int | None:
+        """The place where it ends in `text`, of which it is read from `start` on; None if it goes on."""
+        ...
+
+
+class Form(Protocol):
+    """Writes a text in another form as it comes."""
+
+    def read(self, text: str, start: int) -> tuple[str, int | None]:
+        """What is known to be written for `text` from `start` on, and its end as in `Span`."""
+        ...
+
+    @property
+    def at_line_end(self) -> bool:
+        """Whether the last `read` stopped before the end: at a line end where a mark may follow.
+
+        The next one goes on with it.
+        """
+        ...
+
+    def close(self) -> str:
+        """What is missing at the end."""
         ...
 
 
 class Feed:
-    """Text that has arrived and is not read; `push` and `end` are for its writer."""
+    """Text that has arrived and is not read; `push` and `end` are for its writer.
+
+    Each character is looked at a bounded number of times, however the text is cut: a reader takes at once
+    what it knows not to be a mark, so while it waits no more is unread than the beginning of a mark.
+    """
 
     def __init__(self) -> None:
         self._text = ""
+        self._place = 0  # of the first character that is not read
         self._ended = False
+        self._is_cut = False
         self._record: list[str] | None = None
 
-    def push(self, text: str) -> None:
-        self._text += text
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer has ended where the model did not end it."""
+        return self._is_cut
 
-    def end(self) -> None:
-        self._ended = True
+    def push(self, text: str) -> None:
+        self._text, self._place = self._text[self._place :] + text, 0
+
+    def end(self, *, is_cut: bool = False) -> None:
+        self._ended, self._is_cut = True, is_cut
+
+    def unread(self, text: str) -> None:
+        """Gives back the mark or text that was read last."""
+        if self._record is not None:
+            last = self._record.pop()
+            assert last == text
+        self._place -= len(text)
+        assert self._text.startswith(text, self._place)
 
     def copy(self, kind: Kind[TextT_co], *marks: str) -> Generator[TextT_co | None, None, str | None]:
         """Yields the text up to a mark as it comes, and reads the mark; returns it, None at the answer's end.
 
-        The mark that ends first is found, and the longest of those that end together.
+        The first mark is found, and the longest of those that begin or end together. None may be in the
+        middle of another.
         """
+        finder = _marks(marks)
         while True:
-            found = self._first(marks)
-            end = len(self._text) - self._undecided(marks) if found is None else found[0]
-            if end:
-                yield kind(self._take(end))
+            found = finder.find(self._text, self._place)
+            undecided = 0 if found is not None else finder.undecided(self._text, self._place)
+            end = len(self._text) - undecided if found is None else found.start()
+            if end > self._place:
+                yield kind(self._take_to(end))
             if found is not None:
-                return self._take(len(found[1]))
+                return self._take_to(found.end())
             if self._ended:
-                if self._text:
-                    yield kind(self._take(len(self._text)))
+                if self.num_unread:
+                    yield kind(self._take_to(len(self._text)))
                 return None
             yield None
 
     def text_before(self, *marks: str) -> Generator[None, None, tuple[str, str | None]]:
         """The text up to a mark, and the mark, which is read; see `copy`."""
-        while (found := self._first(marks)) is None and not self._ended:
-            yield None
-        if found is None:
-            return self._take(len(self._text)), None
-        return self._take(found[0]), self._take(len(found[1]))
+        pieces: list[str] = []
+        copying = self.copy(Content, *marks)
+        while True:
+            try:
+                piece = next(copying)
+            except StopIteration as stop:
+                return "".join(pieces), stop.value
+            if piece is None:
+                yield None
+            else:
+                pieces.append(piece.text)
 
-    def copy_span(self, kind: Kind[TextT_co], span: Span) -> Generator[TextT_co | None, None, None]:
-        """Yields the text up to the span's end as it comes."""
-        while (end := span.end_in(self._text)) is None:
-            if self._text:
-                yield kind(self._take(len(self._text)))
-            if self._ended:
+    def copy_as(
+        self, kind: Kind[TextT_co], form: Form, *stops: str
+    ) -> Generator[TextT_co | None, None, None]:
+        """Yields the text up to its end in another form, and what is missing, unless the answer is cut.
+
+        One of `stops`, which begin with a line end, ends it, too, and stays unread.
+        """
+        while True:
+            text, end = form.read(self._text, self._place)
+            self._take_to(len(self._text) if end is None else end)
+            if form.at_line_end:
+                if text:
+                    yield kind(text)
+                if (stop := (yield from self.accepted(*stops))) is None:
+                    continue
+                self.unread(stop)
+                yield kind(form.close())
+                return
+            if end is None and self._ended and not self._is_cut:
+                text += form.close()
+            if text:
+                yield kind(text)
+            if end is not None or self._ended:
                 return
             yield None
-        if end:
-            yield kind(self._take(end))
 
     def read_span(self, span: Span) -> Wait[str]:
         """The text up to the span's end."""
         pieces: list[str] = []
-        while (end := span.end_in(self._text)) is None:
-            pieces.append(self._take(len(self._text)))
+        while (end := span.end_in(self._text, self._place)) is None:
+            pieces.append(self._take_to(len(self._text)))
             if self._ended:
                 return "".join(pieces)
             yield None
-        pieces.append(self._take(end))
+        pieces.append(self._take_to(end))
         return "".join(pieces)
 
     def space(self) -> Wait[str]:
         """The white space that comes next."""
         pieces: list[str] = []
         while True:
-            rest = self._text.lstrip(WHITE_SPACE)
-            pieces.append(self._take(len(self._text) - len(rest)))
-            if rest or self._ended:
+            found = _SPACE.match(self._text, self._place)
+            assert found is not None, "it may be empty"
+            pieces.append(self._take_to(found.end()))
+            if self.num_unread or self._ended:
                 return "".join(pieces)
             yield None
 
     def accept(self, *texts: str) -> Wait[bool]:
         """Whether one of `texts` comes next, which is then read. None of them may begin another."""
+        return (yield from self.accepted(*texts)) is not None
+
+    def accepted(self, *texts: str) -> Wait[str | None]:
+        """The one of `texts` that comes next, which is then read; see `accept`."""
         while True:
             for text in texts:
-                if self._text.startswith(text):
-                    self._take(len(text))
-                    return True
-            if self._ended or not any(text.startswith(self._text) for text in texts):
-                return False
+                if self._text.startswith(text, self._place):
+                    return self._take_to(self._place + len(text))
+            if self._ended or not self._begins_one_of(texts):
+                return None
             yield None
 
     def peek(self) -> Wait[str]:
         """The next character, which stays unread; empty at the answer's end."""
-        while not self._text and not self._ended:
+        while not self.num_unread and not self._ended:
             yield None
-        return self._text[:1]
+        return self._text[self._place : self._place + 1]
 
     def record(self, before: str = "") -> None:
         """Keeps what is read from here on, after the text `before`."""
@@ -131,24 +201,39 @@ class Feed:
         text, self._record = "".join(self._record or ()), None
         return text
 
-    def _first(self, marks: tuple[str, ...]) -> tuple[int, str] | None:
-        """The place of the first mark and the mark."""
-        places = ((self._text.find(mark), mark) for mark in marks)
-        ends = [(place + len(mark), place, mark) for place, mark in places if place >= 0]
-        return min(ends)[1:] if ends else None
+    @property
+    def num_unread(self) -> int:
+        return len(self._text) - self._place
 
-    def _undecided(self, marks: tuple[str, ...]) -> int:
-        """Length of the longest end of the text that begins a mark."""
-        longest = max(map(len, marks), default=0)
-        tail = self._text[max(len(self._text) - longest + 1, 0) :]
-        starts = [place for place in (tail.find(mark[0]) for mark in marks) if place >= 0]
-        for place in range(min(starts), len(tail)) if starts else ():  # most texts begin none
-            if any(mark.startswith(tail[place:]) for mark in marks):
-                return len(tail) - place
-        return 0
+    def _begins_one_of(self, texts: tuple[str, ...]) -> bool:
+        return any(
+            self.num_unread < len(text) and text.startswith(self._text[self._place :]) for text in texts
+        )
 
-    def _take(self, length: int) -> str:
-        taken, self._text = self._text[:length], self._text[length:]
+    def _take_to(self, place: int) -> str:
+        taken, self._place = self._text[self._place : place], place
         if self._record is not None:
             self._record.append(taken)
         return taken
+
+
+class _Marks:
+    """Finds marks in a text."""
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        longest_first = sorted(marks, key=len, reverse=True)
+        self.find = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)").search
+        firsts = "|".join({re.escape(mark[0]) for mark in marks})
+        self._find_begins = re.compile(firsts or r"(?!)").finditer
+        self._begins = frozenset(mark[:length] for mark in marks for length in range(1, len(mark)))
+        self._most = len(longest_first[0]) - 1 if marks else 0
+
+    def undecided(self, text: str, start: int) -> int:
+        """Length of the longest end of the text from `start` on that begins a mark."""
+        for begin in self._find_begins(text, max(len(text) - self._most, start)):  # most texts have none
+            if text[begin.start() :] in self._begins:
+                return len(text) - begin.start()
+        return 0
+
+
+_marks = lru_cache(maxsize=256)(_Marks)

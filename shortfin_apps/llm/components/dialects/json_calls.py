@@ -1,24 +1,27 @@
 """Calls that are JSON objects: `{"name": "f", "arguments": {"a": 1}}`, alone or in a list.
 
 `arguments` may have the name `parameters`, come before the name, be a text of JSON, or be missing. Arguments
-that are an object are passed on as the model writes them, white space included.
+that are JSON are passed on as the model writes them, white space included, and faults of others are mended
+(`MendedJson`). An object with other arguments than an object is no call.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from shortfin_apps.llm.components.dialects.dialect import Function
+from shortfin_apps.llm.components.dialects.dialect import Function, ToolDialect
 from shortfin_apps.llm.components.dialects.feed import WHITE_SPACE, Feed, Wait
 from shortfin_apps.llm.components.dialects.lark import Lark, one_of
-from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse, Piece
+from shortfin_apps.llm.components.dialects.mended_json import MendedJson, begins_member, mended
+from shortfin_apps.llm.components.dialects.pieces import Arguments, CallParse, CallStart, Content, Parse
 from shortfin_apps.llm.errors import LlmError
 
 CALL_BEGIN = '{"name": '
 ARGUMENT_KEYS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
+EMPTY = ("", "null", "None", "[]")  # arguments of a call without any
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}  # which may list arguments, too
 
@@ -35,8 +38,14 @@ class JsonValue:
         self._in_string = False
         self._is_escaped = False
 
-    def end_in(self, text: str) -> int | None:
-        for place, char in enumerate(text):
+    @property
+    def is_open(self) -> bool:
+        """Whether brackets or a quote are missing in what was read."""
+        return self._in_string or self._depth > 0
+
+    def end_in(self, text: str, start: int) -> int | None:
+        for place in range(start, len(text)):
+            char = text[place]
             if self._in_string:
                 if self._ends_string(char) and self._depth == 0:
                     return place + 1
@@ -58,37 +67,74 @@ class JsonValue:
         return not self._in_string
 
 
+def parse_marked(dialect: ToolDialect, feed: Feed, functions: Sequence[Function]) -> Parse:
+    """An answer of a dialect in which calls are in content, behind marks."""
+    while (begin := (yield from feed.copy(Content, *dialect.begins))) is not None:
+        yield from dialect.parse_call(feed, functions, begin)
+
+
 def parse_calls(
-    feed: Feed, before: str = "", names: Collection[str] | None = None
-) -> Generator[Piece | None, None, bool]:
+    feed: Feed, before: str = "", names: Collection[str] | None = None, stops: Collection[str] = ()
+) -> CallParse:
     """The call, or the list of calls, that comes next; content, with the text `before` it, if there is none.
 
     Returns whether there was. With `names`, nothing but the JSON tells a call from content: it is one only
-    with a name of these and arguments.
+    with a name of these and arguments. One of `stops`, which begin with a line end, ends a string of
+    arguments without its quote.
     """
     feed.record(before)
+    has_calls = False
     try:
         yield from feed.space()
-        if not (yield from feed.accept("[")):
-            yield from _CallReader(feed, names).read()
-            return True
-        while not (yield from _accept(feed, "]")):
-            yield from _CallReader(feed, names).read()
-            yield from _accept(feed, ",")
-            feed.record()
-        feed.recorded()
+        if (yield from feed.accept("[")):
+            while not (has_calls and (yield from _accept(feed, "]"))):
+                yield from _CallReader(feed, names, stops).read()
+                has_calls = True
+                yield from _accept(feed, ",")
+                feed.record()
+        else:
+            yield from _CallReader(feed, names, stops).read()
     except NotACallError:
         yield Content(feed.recorded())
-        return False
+        return has_calls
+    feed.recorded()
+    yield from needless_brackets(feed)
     return True
+
+
+def needless_brackets(feed: Feed) -> Parse:
+    """Leaves out closing brackets that nothing opened; the white space behind them is content."""
+    space = yield from feed.space()
+    while (yield from feed.accept("}", "]")):
+        space = yield from feed.space()
+    yield Content(space)
+
+
+def more_of(feed: Feed, mark: str) -> Wait[str]:
+    """White space, and marks that are doubled."""
+    pieces = []
+    while True:
+        pieces.append((yield from feed.space()))
+        if not (yield from feed.accept(mark)):
+            return "".join(pieces)
+        pieces.append(mark)
+
+
+def object_form(feed: Feed) -> Wait[MendedJson | None]:
+    """The form of the object that comes next, of which the beginning is then read; None if there is none."""
+    if not (yield from feed.accept("{")):
+        return None
+    space = yield from feed.space()
+    return MendedJson("{", space) if begins_member((yield from feed.peek())) else None
 
 
 class _CallReader:
     """Reads one object. Forgets the feed's record once it is known to be a call."""
 
-    def __init__(self, feed: Feed, names: Collection[str] | None) -> None:
+    def __init__(self, feed: Feed, names: Collection[str] | None, stops: Collection[str]) -> None:
         self._feed = feed
         self._names = names
+        self._stops = stops
         self._name: str | None = None
         self._early: str | None = None  # arguments before the name
         self._has_arguments = False
@@ -96,10 +142,10 @@ class _CallReader:
     def read(self) -> Parse:
         yield from _expect(self._feed, "{")
         while not (yield from _accept(self._feed, "}")):
-            key = yield from _string(self._feed)
-            yield from _expect(self._feed, ":")
-            yield from self._feed.space()
-            yield from self._member(key)
+            if self._has_arguments:
+                yield from self._rest()
+                return
+            yield from self._member((yield from self._key()))
             yield from _accept(self._feed, ",")
         if self._has_arguments:
             return
@@ -108,29 +154,57 @@ class _CallReader:
         yield from self._begin(self._name)
         yield Arguments(NO_ARGUMENTS)
 
+    def _rest(self) -> Parse:
+        """What the object has behind its arguments; text without a form is content."""
+        self._feed.record()
+        try:
+            while not (yield from _accept(self._feed, "}")):
+                yield from self._key()
+                value = JsonValue()
+                yield from self._feed.read_span(value)
+                if value.is_open:
+                    raise NotACallError("the value has no end")
+                yield from _accept(self._feed, ",")
+                self._feed.record()
+            self._feed.recorded()
+        except NotACallError:
+            yield Content(self._feed.recorded())
+
+    def _key(self) -> Wait[str]:
+        yield from self._feed.space()
+        if (yield from self._feed.peek()) != '"':
+            raise NotACallError("no key")
+        key = yield from _string(self._feed)
+        yield from _expect(self._feed, ":")
+        yield from self._feed.space()
+        return key
+
     def _member(self, key: str) -> Parse:
         if key == "name" and self._name is None:
             self._name = yield from _string(self._feed)
             if self._names is not None and self._name not in self._names:
                 raise NotACallError("no function has this name")
             if self._early is not None:
+                arguments = plain_arguments(self._early)
                 yield from self._begin(self._name)
-                yield Arguments(_plain(self._early))
-        elif key in ARGUMENT_KEYS and not self._has_arguments and self._early is None:
+                yield Arguments(arguments)
+        elif key in ARGUMENT_KEYS and self._early is None:
             yield from self._arguments()
         else:
             yield from self._feed.read_span(JsonValue())
 
     def _arguments(self) -> Parse:
-        is_object = (yield from self._feed.peek()) == "{"
         if self._name is None:
             self._early = yield from self._feed.read_span(JsonValue())
-            return
-        yield from self._begin(self._name)
-        if is_object:
-            yield from self._feed.copy_span(Arguments, JsonValue())
+        elif (yield from self._feed.peek()) != "{":
+            arguments = plain_arguments((yield from self._feed.read_span(JsonValue())))
+            yield from self._begin(self._name)
+            yield Arguments(arguments)
+        elif (form := (yield from object_form(self._feed))) is None:
+            raise NotACallError("arguments are no object")
         else:
-            yield Arguments(_plain((yield from self._feed.read_span(JsonValue()))))
+            yield from self._begin(self._name)
+            yield from self._feed.copy_as(Arguments, form, *self._stops)
 
     def _begin(self, name: str) -> Parse:
         self._has_arguments = True
@@ -138,16 +212,19 @@ class _CallReader:
         yield CallStart(name)
 
 
-def _plain(value: str) -> str:
-    """Arguments in the usual form: models write a text of JSON, or null."""
-    if value in ("", "null"):
-        return NO_ARGUMENTS
-    if not value.startswith('"'):
-        return value
+def plain_arguments(value: str) -> str:
+    """Arguments in the usual form, an object: models also write a text of it, or null.
+
+    Raises NotACallError for others.
+    """
     try:
-        return text_of(value) or NO_ARGUMENTS
-    except ValueError:
-        return value
+        text = text_of(value).strip() if value.startswith('"') else value
+    except ValueError as error:
+        raise NotACallError("arguments are no text") from error
+    arguments = NO_ARGUMENTS if text in EMPTY else mended(text)
+    if arguments is None or not arguments.startswith("{"):
+        raise NotACallError("arguments are no object")
+    return arguments
 
 
 def _accept(feed: Feed, char: str) -> Wait[bool]:

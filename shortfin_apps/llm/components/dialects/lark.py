@@ -55,6 +55,12 @@ class Lark:
         """A name for an expression."""
         return self._add("", expression)
 
+    def terminal(self, expression: str) -> str:
+        """A name for an expression of one terminal, in which `&` and `~` may be used."""
+        name = f"TEXT_{len(self._rules)}"
+        self._rules.append(f"{name}: {expression}")
+        return name
+
     def source(self, start: str) -> str:
         """The grammar, which begins with the expression `start`."""
         return "\n".join([f"start: {start}", *self._rules])

@@ -37,3 +37,4 @@ class Arguments:
 Text = Content | Reasoning | Arguments
 Piece = Text | CallStart
 Parse = Generator[Piece | None, None, None]  # None: more text is needed, or the answer's end
+CallParse = Generator[Piece | None, None, bool]  # the same; returns whether there is a call

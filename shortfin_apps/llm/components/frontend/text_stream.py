@@ -97,6 +97,11 @@ class TextDelta(NamedTuple):
     error: LlmError | None = None
     receipt: dict[str, Any] | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer has ended before the model, or a stop string, ended it."""
+        return self.finish_reason not in (None, FinishReason.STOP)
+
 
 EMPTY_ANSWER = TextDelta(text="", token_ids=(), finish_reason=FinishReason.LENGTH)  # to `max_tokens: 0`
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from shortfin_apps.llm.components.dialects.dialect import Calls
 from shortfin_apps.llm.components.dialects.feed import Feed
 from shortfin_apps.llm.components.dialects.lark import SPACE, Lark, one_of
-from shortfin_apps.llm.components.dialects.pieces import Content, Parse, Reasoning
+from shortfin_apps.llm.components.dialects.pieces import Content, Parse
 
 BEGINS = ("Here is my thought process:", "Here's my thought process:")
 ENDS = ("Here is my response:", "Here's my response:")
@@ -19,10 +20,10 @@ class GraniteReasoning:
     def is_open(self, prompt: str) -> bool:
         return False
 
-    def parse_thought(self, feed: Feed, is_open: bool) -> Parse:
+    def parse_thought(self, feed: Feed, is_open: bool, calls: Calls) -> Parse:
         space = yield from feed.space()
         if (yield from feed.accept(*BEGINS)):
-            yield from feed.copy(Reasoning, *ENDS)
+            yield from calls.copy_thought(feed, *ENDS)
         else:
             yield Content(space)
 

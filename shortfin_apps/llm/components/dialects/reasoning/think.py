@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shortfin_apps.llm.components.dialects.dialect import Calls
 from shortfin_apps.llm.components.dialects.feed import Feed
 from shortfin_apps.llm.components.dialects.lark import SPACE, Lark
-from shortfin_apps.llm.components.dialects.pieces import Content, Parse, Reasoning
+from shortfin_apps.llm.components.dialects.pieces import Content, Parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,10 @@ class TaggedReasoning:
     def is_open(self, prompt: str) -> bool:
         return prompt.rstrip().endswith(self.begin)
 
-    def parse_thought(self, feed: Feed, is_open: bool) -> Parse:
+    def parse_thought(self, feed: Feed, is_open: bool, calls: Calls) -> Parse:
         space = yield from feed.space()
         if (yield from feed.accept(self.begin)) or is_open:
-            yield from feed.copy(Reasoning, self.end)
+            yield from calls.copy_thought(feed, self.end)
         else:
             yield Content(space)
 

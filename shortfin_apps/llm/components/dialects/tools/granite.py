@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import Feed
-from shortfin_apps.llm.components.dialects.json_calls import call_of, parse_calls
+from shortfin_apps.llm.components.dialects.json_calls import call_of, more_of, parse_calls, parse_marked
 from shortfin_apps.llm.components.dialects.lark import Lark, repeated
-from shortfin_apps.llm.components.dialects.pieces import Content, Parse
+from shortfin_apps.llm.components.dialects.pieces import CallParse, Parse
 
 BEGIN = "<|tool_call|>"
 OTHER_BEGIN = "<tool_call>"  # which Granite 3.1 writes at times
@@ -18,11 +18,14 @@ class Granite:
     """Implements ToolDialect."""
 
     marks = frozenset({BEGIN, OTHER_BEGIN})
+    begins: tuple[str, ...] = (BEGIN, OTHER_BEGIN)
     id_chars: int | None = None
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
-        while (mark := (yield from feed.copy(Content, BEGIN, OTHER_BEGIN))) is not None:
-            yield from parse_calls(feed, mark)
+        yield from parse_marked(self, feed, functions)
+
+    def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
+        return (yield from parse_calls(feed, begin + (yield from more_of(feed, begin))))
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
         return f"{lark.literal(BEGIN)} {_rest(lark, functions, most)}"

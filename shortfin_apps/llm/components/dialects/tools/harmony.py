@@ -10,15 +10,31 @@ recipient may be in the role or in the channel.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 
-from shortfin_apps.llm.components.dialects.dialect import Function
-from shortfin_apps.llm.components.dialects.feed import Feed
-from shortfin_apps.llm.components.dialects.json_calls import NO_ARGUMENTS, JsonValue, arguments_of
+from shortfin_apps.llm.components.dialects.dialect import Calls, Function
+from shortfin_apps.llm.components.dialects.feed import WHITE_SPACE, Feed
+from shortfin_apps.llm.components.dialects.json_calls import (
+    EMPTY,
+    NO_ARGUMENTS,
+    arguments_of,
+    needless_brackets,
+    object_form,
+)
 from shortfin_apps.llm.components.dialects.lark import ANY_TEXT, Lark, one_of
-from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse, Reasoning
+from shortfin_apps.llm.components.dialects.pieces import (
+    Arguments,
+    CallParse,
+    CallStart,
+    Content,
+    Parse,
+    Piece,
+    Reasoning,
+)
 
-MESSAGE = "<|message|>"
+Kind = type[Content | Reasoning]
+CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
+HEADS = ("<|start|>", CHANNEL)  # ends of a message that belong to the next one's header
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 THOUGHT = "<|channel|>analysis<|message|>"
 THOUGHT_END = "<|end|>"
@@ -31,27 +47,26 @@ _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 class Harmony:
     """Implements ToolDialect and ReasoningDialect: one parser reads all channels, calls included."""
 
-    marks = frozenset({"<|channel|>", "<|constrain|>", MESSAGE, *ENDS})
+    marks = frozenset({CHANNEL, "<|constrain|>", MESSAGE, *ENDS})
+    begins: tuple[str, ...] = ()
     id_chars: int | None = None
     content_begin = f"<|channel|>final{MESSAGE}"
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
-        kinds: set[Callable[[str], Content | Reasoning]] = set()
-        while True:
-            header, mark = yield from feed.text_before(MESSAGE)
-            if mark is None:
-                yield Content(header)  # of an answer without channels, or cut here
-                return
-            if (recipient := _RECIPIENT.search(header)) is not None:
-                yield from _call(feed, recipient[1])
+        kinds: set[Kind] = set()
+        end: str | None = ""
+        while end is not None:
+            feed.record(end if end in HEADS else "")
+            header, mark = yield from feed.text_before(MESSAGE, *ENDS)
+            if mark == MESSAGE:
+                end = yield from _message(feed, header, kinds)
                 continue
-            channel = _CHANNEL.search(header)
-            is_thought = channel is not None and channel[1] == "analysis"
-            kind = Reasoning if is_thought else Content
-            if kind in kinds:
-                yield kind("\n")
-            kinds.add(kind)
-            yield from feed.copy(kind, *ENDS)
+            text, end = feed.recorded(), mark  # of an answer without channels, or cut here
+            if header.strip(WHITE_SPACE):
+                yield Content(text.removesuffix(mark) if mark in HEADS else text)
+
+    def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
+        raise AssertionError("there are no begins")
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
         """A message ends with its call, and so does the answer: one call."""
@@ -72,20 +87,44 @@ class Harmony:
     def is_open(self, prompt: str) -> bool:
         return False
 
-    def parse_thought(self, feed: Feed, is_open: bool) -> Parse:
+    def parse_thought(self, feed: Feed, is_open: bool, calls: Calls) -> Parse:
         """All channels: nothing is left unread."""
-        yield from self.parse(feed, ())
+        yield from self.parse(feed, calls.functions)
 
     def thought(self, lark: Lark, prompt: str) -> str:
         return f"({lark.literal(THOUGHT)} {lark.through(THOUGHT_END)} {lark.literal(NEXT)})?"
 
 
-def _call(feed: Feed, name: str) -> Parse:
-    yield CallStart(name)
+def _message(feed: Feed, header: str, kinds: set[Kind]) -> Generator[Piece | None, None, str | None]:
+    """A message behind its header; returns the mark that ends it. `kinds` are those of messages before it."""
+    while (yield from feed.accept(MESSAGE)):
+        pass
+    if (recipient := _RECIPIENT.search(header)) is not None:
+        return (yield from _call(feed, recipient[1]))
+    feed.recorded()
+    channel = _CHANNEL.search(header)
+    is_thought = channel is not None and channel[1] == "analysis"
+    kind = Reasoning if is_thought else Content
+    if kind in kinds:
+        yield kind("\n")
+    kinds.add(kind)
+    return (yield from feed.copy(kind, *ENDS, CHANNEL))
+
+
+def _call(feed: Feed, name: str) -> Generator[Piece | None, None, str | None]:
+    """A call of `name`, behind its header; content, with the header, if its arguments are no object."""
     yield from feed.space()
-    if (yield from feed.peek()) == "{":
-        yield from feed.copy_span(Arguments, JsonValue())
-        yield from feed.text_before(*ENDS)
-        return
-    text, _ = yield from feed.text_before(*ENDS)
-    yield Arguments(text or NO_ARGUMENTS)
+    if (yield from feed.peek()) == "{" and (form := (yield from object_form(feed))) is not None:
+        feed.recorded()
+        yield CallStart(name)
+        yield from feed.copy_as(Arguments, form)
+        yield from needless_brackets(feed)
+        return (yield from feed.copy(Content, *ENDS, CHANNEL))
+    text, mark = yield from feed.text_before(*ENDS, CHANNEL)
+    whole = feed.recorded()
+    if text.strip(WHITE_SPACE) not in EMPTY or whole.endswith("{") or (mark is None and feed.is_cut):
+        yield Content(whole)
+    else:
+        yield CallStart(name)
+        yield Arguments(NO_ARGUMENTS)
+    return mark

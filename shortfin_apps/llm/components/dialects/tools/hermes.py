@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.components.dialects.dialect import Function
 from shortfin_apps.llm.components.dialects.feed import Feed
-from shortfin_apps.llm.components.dialects.json_calls import call_of, parse_calls
+from shortfin_apps.llm.components.dialects.json_calls import call_of, more_of, parse_calls, parse_marked
 from shortfin_apps.llm.components.dialects.lark import Lark, repeated
-from shortfin_apps.llm.components.dialects.pieces import Content, Parse
+from shortfin_apps.llm.components.dialects.pieces import CallParse, Parse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 NEW_LINE = "\n"
@@ -18,13 +18,18 @@ class Hermes:
     """Implements ToolDialect. Also reads a list of calls between the tags."""
 
     marks = frozenset({BEGIN, END})
+    begins: tuple[str, ...] = (BEGIN,)
     id_chars: int | None = None
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
-        while (yield from feed.copy(Content, BEGIN)) is not None:
-            yield from parse_calls(feed, BEGIN)
-            yield Content((yield from feed.space()))
-            yield from feed.accept(END)
+        yield from parse_marked(self, feed, functions)
+
+    def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
+        before = begin + (yield from more_of(feed, begin))
+        if not (yield from parse_calls(feed, before, stops=[NEW_LINE + END])):
+            return False
+        yield from more_of(feed, END)
+        return True
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
         call = lark.rule(f"{lark.literal(BEGIN)} {_rest(lark, functions)}")

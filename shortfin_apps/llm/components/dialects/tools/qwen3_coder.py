@@ -12,46 +12,80 @@ text
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from typing import Any
 
 from shortfin_apps.llm.components.dialects.dialect import Function
-from shortfin_apps.llm.components.dialects.feed import Feed
+from shortfin_apps.llm.components.dialects.feed import Feed, Wait
+from shortfin_apps.llm.components.dialects.json_calls import more_of, parse_marked
+from shortfin_apps.llm.components.dialects.json_types import (
+    SchemaTypes,
+    parts_of,
+    properties_of,
+    required_of,
+    types_of_value,
+)
 from shortfin_apps.llm.components.dialects.lark import ANY_TEXT, Lark, one_of, repeated
-from shortfin_apps.llm.components.dialects.pieces import Arguments, CallStart, Content, Parse
+from shortfin_apps.llm.components.dialects.mended_json import mended, scalar
+from shortfin_apps.llm.components.dialects.pieces import (
+    Arguments,
+    CallParse,
+    CallStart,
+    Content,
+    Parse,
+    Piece,
+)
+from shortfin_apps.llm.components.dialects.raw_text import fitting_text, refused
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 TAGS = f"{BEGIN}\n{FUNCTION}"  # before the name
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "object": (dict,),
-    "array": (list,),
-    "null": (type(None),),
-}
+BEGINS = (BEGIN, FUNCTION)
+ENDS = (FUNCTION_END, END, *BEGINS)  # of arguments
+VALUE_ENDS = tuple(space + tag for tag in (PARAMETER_END, PARAMETER, *ENDS) for space in ("\n", ""))
+EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # where a grammar writes calls: values may have other tags
+_UNKEPT = frozenset(  # keywords of arguments as a whole
+    {
+        *("anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"),
+        *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+    }
+)
+_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of them that forbid nothing
 
 
 class Qwen3Coder:
     """Implements ToolDialect. The types of parameters in their schema tell numbers from texts."""
 
     marks = frozenset({BEGIN, END})
+    begins = BEGINS
     id_chars: int | None = None
 
     def parse(self, feed: Feed, functions: Sequence[Function]) -> Parse:
-        schemas = {function.name: function.parameters for function in functions}
-        while (mark := (yield from feed.copy(Content, BEGIN, FUNCTION))) is not None:
-            before = mark
-            if mark == BEGIN:
-                before += yield from feed.space()
-                if not (yield from feed.accept(FUNCTION)):
-                    yield Content(before)
-                    continue
-                before += FUNCTION
-            yield from _call(feed, before, schemas)
+        yield from parse_marked(self, feed, functions)
+
+    def parse_call(self, feed: Feed, functions: Sequence[Function], begin: str) -> CallParse:
+        feed.record(begin)
+        if begin == BEGIN:
+            yield from more_of(feed, BEGIN)
+            if not (yield from feed.accept(FUNCTION)):
+                yield Content(feed.recorded())
+                return False
+        name, end = yield from feed.text_before(">", "\n", "<")
+        if end == "<":
+            feed.unread(end)
+        is_call, mark = (yield from _begin_of_call(feed)) if end == ">" and name.strip() else (False, None)
+        text = feed.recorded()
+        if not is_call:
+            if mark is not None:
+                feed.unread(mark)
+            yield Content(text.removesuffix(mark or ""))
+            return False
+        parameters = next((each.parameters for each in functions if each.name == name.strip()), {})
+        ends = EXACT_VALUE_ENDS if any(function.strict for function in functions) else VALUE_ENDS
+        yield CallStart(name.strip())
+        yield from _Arguments(feed, parameters, ends).parse(mark)
+        return True
 
     def calls(self, lark: Lark, functions: Sequence[Function], most: int) -> str:
         call = lark.rule(f"{lark.literal(TAGS)} {_rest(lark, functions)}")
@@ -64,85 +98,97 @@ class Qwen3Coder:
         return f"{begun}* {ANY_TEXT}"
 
 
-def _call(feed: Feed, before: str, schemas: Mapping[str, Mapping[str, Any]]) -> Parse:
-    name, mark = yield from feed.text_before(">", "\n")
-    if mark != ">":
-        yield Content(before + name + (mark or ""))
-        return
-    yield CallStart(name)
-    yield from _arguments(feed, _properties(schemas.get(name, {})))
-    yield from feed.space()
-    yield from feed.accept(END)
+def _begin_of_call(feed: Feed) -> Wait[tuple[bool, str | None]]:
+    """Whether a call follows its name, and the tag that shows it; else the tag that begins another."""
+    text, mark = yield from feed.text_before(PARAMETER, *ENDS)
+    is_blank = not text.strip()
+    if mark == PARAMETER:
+        return True, mark
+    if mark in (FUNCTION_END, END) or (mark is None and not feed.is_cut):
+        return is_blank, mark if is_blank else None
+    return False, mark
 
 
-def _arguments(feed: Feed, properties: Mapping[str, Any]) -> Parse:
-    yield Arguments("{")
-    separator = ""
-    yield from feed.space()
-    while (yield from feed.accept(PARAMETER)):
-        key, _ = yield from feed.text_before(">")
-        yield Arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from _value(feed, properties.get(key))
-        separator = ", "
-        yield from feed.space()
-    if (yield from feed.accept(FUNCTION_END)):
+class _Arguments:
+    """Reads a call behind its name. Tags may be missing or doubled; text between them becomes content."""
+
+    def __init__(self, feed: Feed, parameters: Mapping[str, Any], value_ends: tuple[str, ...]) -> None:
+        self._feed = feed
+        self._parameters = parameters
+        self._properties = properties_of(parameters)
+        self._types = SchemaTypes(parameters)
+        self._value_ends = value_ends
+        self._separator = ""
+        self._stray: list[str] = []
+
+    def parse(self, mark: str | None) -> Parse:
+        """`mark` has been read."""
+        yield Arguments("{")
+        while mark in (PARAMETER, PARAMETER_END):
+            if mark == PARAMETER:
+                mark = yield from self._parameter()
+            else:
+                text, mark = yield from self._feed.text_before(PARAMETER, PARAMETER_END, *ENDS)
+                self._stray.append(text)
+        if mark is None and self._feed.is_cut:
+            return
         yield Arguments("}")
+        yield Content("".join(self._stray).strip())
+        if mark in BEGINS:
+            self._feed.unread(mark)
+        elif mark is not None:
+            yield from _doubled_ends(self._feed)
 
+    def _parameter(self) -> Generator[Piece | None, None, str | None]:
+        """A parameter behind its tag's begin; returns the tag that ends it, which is read."""
+        key, end = yield from self._feed.text_before(">", "\n", "<")
+        if end == "<":
+            self._feed.unread(end)
+        yield from self._feed.accept("\n")
+        if end in ("<", None) or (yield from self._feed.accept(PARAMETER)):  # without a value, or doubled
+            if end in (">", "\n"):
+                self._feed.unread(PARAMETER)
+            _, mark = yield from self._feed.text_before(PARAMETER, PARAMETER_END, *ENDS)
+            return mark
+        yield Arguments(f"{self._separator}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+        self._separator = ", "
+        mark = yield from self._value(self._properties.get(key.strip()))
+        return None if mark is None else mark.strip()
 
-def _value(feed: Feed, schema: object) -> Parse:
-    """JSON of the text up to the end of its parameter, of a type that the schema allows."""
-    yield from feed.accept("\n")
-    types = _types(schema)
-    if types != {"string"}:
-        text, _ = yield from feed.text_before("\n" + PARAMETER_END, PARAMETER_END)
-        yield Arguments(_typed(text, types))
-        return
-    yield Arguments('"')
-    if (yield from feed.copy(_inside_string, "\n" + PARAMETER_END, PARAMETER_END)) is not None:
+    def _value(self, schema: object) -> Generator[Piece | None, None, str | None]:
+        """JSON of the text up to the next tag, of a type that the schema allows."""
+        types = self._types.of(schema)
+        if types != {"string"}:
+            text, mark = yield from self._feed.text_before(*self._value_ends)
+            if mark is not None or not self._feed.is_cut:
+                yield Arguments(_typed(text, types))
+            return mark
         yield Arguments('"')
+        mark = yield from self._feed.copy(_inside_string, *self._value_ends)
+        if mark is not None or not self._feed.is_cut:
+            yield Arguments('"')
+        return mark
+
+
+def _doubled_ends(feed: Feed) -> Parse:
+    """Leaves out the tags that close a call; the white space behind them is content."""
+    space = yield from feed.space()
+    while (yield from feed.accept(FUNCTION_END, END, PARAMETER_END)):
+        space = yield from feed.space()
+    yield Content(space)
 
 
 def _inside_string(text: str) -> Arguments:
     return Arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
-def _typed(text: str, types: set[str]) -> str:
-    """The text itself where it is JSON of one of the types, else the text as a JSON string."""
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        value = text
-    is_json = value is not text and any(_is(value, each) for each in types)
-    return text.strip() if is_json else json.dumps(text, ensure_ascii=False)
-
-
-def _refuse(constant: str) -> None:
-    """Raises ValueError for NaN and infinities, which Python reads but which are no JSON."""
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _is(value: object, name: str) -> bool:
-    is_boolean = isinstance(value, bool)
-    return isinstance(value, _TYPES.get(name, ())) and is_boolean == (name == "boolean")
-
-
-def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = parameters.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
-
-
-def _types(schema: object) -> set[str]:
-    """The JSON types that a schema names; text if it names none, all for one that is elsewhere."""
-    if not isinstance(schema, Mapping):
-        return {"string"}
-    if isinstance(options := schema.get("anyOf") or schema.get("oneOf"), list):
-        return set().union(*(_types(option) for option in options))
-    if "$ref" in schema:
-        return set(_TYPES)
-    named = schema.get("type", "string" if "enum" not in schema else list(_TYPES))
-    if not isinstance(named, str | list):  # of a schema that is wrong
-        return set(_TYPES)
-    return {named} if isinstance(named, str) else {str(name) for name in named}
+def _typed(text: str, types: Set[str]) -> str:
+    """The text as JSON of one of the types, else as a JSON string."""
+    stripped = text.strip()
+    written = mended(stripped) if stripped[:1] in ("{", "[") else scalar(stripped)
+    if written is None or not types & types_of_value(json.loads(written)):
+        return json.dumps(text, ensure_ascii=False)
+    return written
 
 
 def _rest(lark: Lark, functions: Sequence[Function]) -> str:
@@ -151,23 +197,45 @@ def _rest(lark: Lark, functions: Sequence[Function]) -> str:
 
 
 def _call_expression(lark: Lark, function: Function) -> str:
-    given = function.parameters.get("required")
-    required = given if isinstance(given, list) else []
+    properties, required = dict(properties_of(function.parameters)), required_of(function.parameters)
+    properties |= {name: {} for name in sorted(required - properties.keys())}
+    if function.strict:
+        _check_kept(function.parameters)
+    types = SchemaTypes(function.parameters)
     parameters = [
         expression if key in required else f"({expression})?"
-        for key, schema in _properties(function.parameters).items()
-        for expression in [_parameter_expression(lark, function, key, schema)]
+        for key, schema in properties.items()
+        for expression in [_parameter_expression(lark, function, key, schema, types)]
     ]
     begin = lark.literal(f"{function.name}>\n")
     return lark.rule(" ".join([begin, *parameters, lark.literal(f"{FUNCTION_END}\n{END}")]))
 
 
-def _parameter_expression(lark: Lark, function: Function, key: str, schema: object) -> str:
+def _check_kept(parameters: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError for what arguments in tags cannot be held to."""
+    listed, required = properties_of(parameters).keys(), required_of(parameters)
+    for part in parts_of(parameters):
+        for keyword in sorted(_UNKEPT & part.keys()):
+            value = part[keyword]
+            if not isinstance(value, int):
+                is_kept = value in _TRIVIAL
+            elif keyword == "minProperties":
+                is_kept = value <= len(required)
+            else:
+                is_kept = keyword == "maxProperties" and value >= len(listed | required)
+            if not is_kept:
+                raise refused(keyword, "cannot be kept in this model's form of calls")
+        if part.get("additionalProperties") is False and (missing := required - listed):
+            raise refused("required", f"names `{min(missing)}`, which `additionalProperties` forbids")
+
+
+def _parameter_expression(
+    lark: Lark, function: Function, key: str, schema: object, types: SchemaTypes
+) -> str:
     begin, end = lark.literal(f"{PARAMETER}{key}>\n"), f"\n{PARAMETER_END}\n"
-    if isinstance(schema, Mapping) and _types(schema) == {"string"}:
-        if isinstance(options := schema.get("enum"), list) and options:
-            return f"{begin} {one_of([lark.literal(str(option)) for option in options])} {lark.literal(end)}"
-        return f"{begin} {lark.through(end)}"
+    if types.of(schema) == {"string"}:
+        text = fitting_text(schema, function.parameters, strict=function.strict)
+        return f"{begin} {lark.through(end, ANY_TEXT if text is None else lark.terminal(text))}"
     definitions = {
         name: function.parameters[name] for name in ("$defs", "definitions") if name in function.parameters
     }

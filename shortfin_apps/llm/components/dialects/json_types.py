@@ -1,0 +1,135 @@
+"""What a JSON schema says on the types of values and the members of an object, through `$ref` and `allOf`.
+
+Each part of a schema is read once, since references may multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+MAX_DEPTH = 32  # of references and alternatives in each other
+_TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
+_WITHIN = {"number": frozenset({"number", "integer"})}
+
+
+class SchemaTypes:
+    """The types that parts of the schema `root` allow."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, Set[str] | None] = {}  # by the part's id; None: it does not say
+
+    def of(self, schema: object) -> Set[str]:
+        """The types of values that fit `schema`, a part of the root; text if it says nothing."""
+        return self._types(schema, 0) or {"string"}
+
+    def _types(self, schema: object, depth: int) -> Set[str] | None:
+        if not isinstance(schema, Mapping):
+            return None
+        if depth > MAX_DEPTH:
+            return _TYPES
+        if id(schema) not in self._known:
+            self._known[id(schema)] = _TYPES  # while it is read
+            said = [types for types in self._said(schema, depth + 1) if types is not None]
+            self._known[id(schema)] = (_TYPES.intersection(*said) or _TYPES) if said else None
+        return self._known[id(schema)]
+
+    def _said(self, schema: Mapping[str, Any], depth: int) -> Iterator[Set[str] | None]:
+        """What each keyword says."""
+        if "type" in schema:
+            named = schema["type"]
+            yield _named(named if isinstance(named, list) else [named])
+        if "const" in schema:
+            yield types_of_value(schema["const"])
+        if isinstance(values := schema.get("enum"), list):
+            yield set[str]().union(*map(types_of_value, values))
+        if "$ref" in schema:
+            target = resolved(schema["$ref"], self._root)
+            yield _TYPES if target is None else self._types(target, depth)
+        for key in ("anyOf", "oneOf"):
+            if options := list_of(schema, key):
+                yield set[str]().union(*(self._types(option, depth) or _TYPES for option in options))
+        for part in list_of(schema, "allOf"):
+            yield self._types(part, depth)
+
+
+def types_of_value(value: object) -> Set[str]:
+    """The types that a value is of."""
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"integer", "number"} if value.is_integer() else {"number"}
+        case str():
+            return {"string"}
+        case _:
+            return {"array" if isinstance(value, list) else "object"}
+
+
+def resolved(reference: object, root: Mapping[str, Any]) -> object:
+    """The part of `root` that a reference, as `#/$defs/name`, names; None if there is none."""
+    part: object = root
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for name in reference[1:].split("/")[1:]:
+        part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    return part
+
+
+def parts_of(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schema of an object and those that its `$ref` and `allOf` add to it."""
+    return _parts(parameters, parameters, set())
+
+
+def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, object]:
+    """The schemas of what an object may have by name, also those of `$ref`, `allOf` and alternatives."""
+    seen: set[int] = set()
+    own = list(_parts(parameters, parameters, seen))
+    options = [each for part in own for key in ("anyOf", "oneOf") for each in list_of(part, key)]
+    others = [part for option in options for part in _parts(option, parameters, seen)]
+    return _properties(others, "anyOf") | _properties(own, "allOf")
+
+
+def required_of(parameters: Mapping[str, Any]) -> Set[str]:
+    """The names that an object must have."""
+    names = [name for part in parts_of(parameters) for name in list_of(part, "required")]
+    return {name for name in names if isinstance(name, str)}
+
+
+def list_of(schema: Mapping[str, Any], key: str) -> list[object]:
+    """The list at `key`; empty if there is none."""
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _parts(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[Mapping[str, Any]]:
+    """The schemas that all have to fit, but those `seen`."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            target = [resolved(part["$ref"], root)] if "$ref" in part else []
+            left += reversed([*target, *list_of(part, "allOf")])
+
+
+def _properties(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, object]:
+    """By name; schemas of one name are joined by the keyword `key`."""
+    found: dict[str, list[object]] = {}
+    for part in parts:
+        if isinstance(properties := part.get("properties"), Mapping):
+            for name, schema in properties.items():
+                found.setdefault(name, []).append(schema)
+    return {name: schemas[0] if len(schemas) == 1 else {key: schemas} for name, schemas in found.items()}
+
+
+def _named(names: list[object]) -> Set[str]:
+    """Those of `names`; all if one is no type of JSON schema."""
+    known = [_WITHIN.get(name, {name}) for name in names if isinstance(name, str) and name in _TYPES]
+    return set[str]().union(*known) if len(known) == len(names) else _TYPES

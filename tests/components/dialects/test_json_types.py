@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.components.dialects.json_types import (
+    SchemaTypes,
+    properties_of,
+    required_of,
+    types_of_value,
+)
+
+ALL = {"string", "integer", "number", "boolean", "object", "array", "null"}
+ROOT = {
+    "$defs": {
+        "n": {"type": "integer"},
+        "loop": {"$ref": "#/$defs/loop"},
+        "many": {"anyOf": [{"$ref": "#/$defs/many"}] * 9, "allOf": [{"$ref": "#/$defs/loop"}] * 9},
+        "a/b": {"enum": ["x", None]},
+        "opt": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({}, {"string"}),
+        (True, {"string"}),
+        ({"type": "boolean"}, {"boolean"}),
+        ({"type": ["number", "null"]}, {"number", "integer", "null"}),
+        ({"type": "any"}, ALL),
+        ({"const": True}, {"boolean"}),
+        ({"enum": ["a", 1]}, {"string", "integer", "number"}),
+        ({"$ref": "#/$defs/n"}, {"integer"}),
+        ({"$ref": "#/$defs/a~1b"}, {"string", "null"}),
+        ({"$ref": "#/$defs/opt", "description": "d"}, {"integer", "null"}),
+        ({"$ref": "#/$defs/none"}, ALL),
+        ({"$ref": "#/$defs/loop"}, ALL),
+        ({"$ref": "#/$defs/many"}, ALL),
+        ({"allOf": [{"$ref": "#/$defs/n"}, {"minimum": 1}]}, {"integer"}),
+        ({"allOf": [{"type": "number"}, {"type": ["integer", "string"]}]}, {"integer"}),
+        ({"oneOf": [{"type": "array"}, {"minimum": 1}]}, ALL),
+    ],
+)
+def test_a_schema_says_which_types_fit(schema: Any, types: set[str]) -> None:
+    assert SchemaTypes(ROOT).of(schema) == types
+
+
+def test_a_number_without_a_fraction_is_an_integer() -> None:
+    assert "integer" in types_of_value(3.0)
+    assert "integer" not in types_of_value(3.5)
+    assert types_of_value(True) == {"boolean"}
+
+
+def test_members_of_an_object_are_found_through_references_and_alternatives() -> None:
+    parameters = {
+        "$ref": "#/$defs/a",
+        "allOf": [{"properties": {"x": {"minimum": 1}, "y": True}, "required": ["y"]}, {"$ref": "#/$defs/a"}],
+        "anyOf": [{"properties": {"z": {"const": 1}, "x": {}}}, {"properties": {"z": {"const": 2}}}],
+        "$defs": {"a": {"properties": {"x": {"type": "integer"}}, "required": ["x"], "$ref": "#"}},
+    }
+    assert properties_of(parameters) == {
+        "x": {"allOf": [{"type": "integer"}, {"minimum": 1}]},
+        "y": True,
+        "z": {"anyOf": [{"const": 1}, {"const": 2}]},
+    }
+    assert required_of(parameters) == {"x", "y"}
+    assert properties_of({"properties": None, "required": None}) == {}

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shortfin_apps.llm.components.dialects.lark import Lark
+from shortfin_apps.llm.components.dialects.raw_text import FORMATS, fitting_text
+from shortfin_apps.llm.errors import InvalidRequestError
+from tests.components.dialects.matching import lets_through
+from tests.components.dialects.test_lark import compiled, tokenizer_with
+
+END = "\n<end>\n"
+ROOT = {"$defs": {"short": {"type": "string", "maxLength": 2}, "loop": {"$ref": "#/$defs/loop"}}}
+ROOT["$defs"]["many"] = {"allOf": [{"$ref": "#/$defs/many"}] * 9}
+# Of each schema: texts that fit, and others.
+CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "length": ({"minLength": 1, "maxLength": 3}, ["a", "\nü\n"], ["", "abcd"]),
+    "pattern": ({"pattern": r"^[a-z]+/\d$"}, ["ab/1"], ["ab/1x", "xA/1", "ab/"]),
+    "pattern anywhere": ({"pattern": "b+"}, ["abc", "b"], ["ac"]),
+    "alternatives": ({"pattern": "^(a|c)d|[|]$|e\\$"}, ["cdx", "x|", "xe$x"], ["xad", "|x", "e"]),
+    "const": ({"const": 'a"/'}, ['a"/'], ["a", ""]),
+    "enum": ({"enum": ["C", "F"]}, ["F"], ["CF", "G"]),
+    "not": ({"not": {"enum": ["x", 3]}}, ["", "xx"], ["x"]),
+    "not of another type": ({"not": {"type": "integer"}}, ["3"], []),
+    "all": ({"allOf": [{"$ref": "#/$defs/short"}, {"pattern": "a"}]}, ["a", "xa"], ["x", "aaa"]),
+    "any": ({"anyOf": [{"const": "a"}, {"minLength": 3}]}, ["a", "bcd"], ["b"]),
+    "one": ({"oneOf": [{"maxLength": 3}, {"minLength": 2}]}, ["a", "abcd"], ["ab"]),
+    "date": ({"format": "date"}, ["2024-02-29"], ["2024-02-30", "x2024-01-01"]),
+    "time": ({"format": "time"}, ["23:59:60.5+01:00"], ["24:00:00Z", "12:00:00"]),
+    "date and time": ({"format": "date-time"}, ["2024-12-31T00:00:00Z"], ["2024-12-31"]),
+    "duration": ({"format": "duration"}, ["P1Y2M3DT4H", "PT5S", "P6W"], ["P", "1D", "PT"]),
+    "email": ({"format": "email"}, ["a.b+c@d.ef"], ["a@", "a..b@c", "a b@c"]),
+    "hostname": ({"format": "hostname"}, ["a-b.cd"], ["-a", "a."]),
+    "ipv4": ({"format": "ipv4"}, ["255.0.10.99"], ["256.0.0.1", "1.2.3"]),
+    "ipv6": ({"format": "ipv6"}, ["::", "::1", "fe80::1:2", "1:2:3:4:5:6:7:8"], ["1:2", "1::2::3"]),
+    "uuid": ({"format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    "uri": ({"format": "uri"}, ["https://a.b/c?d=%20#e", "urn:a"], ["//a", "a:b c"]),
+    "an unknown format": ({"format": "path", "maxLength": 9}, ["any"], []),
+}
+
+
+def test_every_format_is_tried() -> None:
+    assert FORMATS.keys() <= {schema.get("format") for schema, _, _ in CASES.values()}
+
+
+@pytest.mark.parametrize(("schema", "fitting", "others"), CASES.values(), ids=CASES)
+async def test_texts_fit_the_keywords_of_strict_schemas(
+    schema: dict[str, Any], fitting: list[str], others: list[str]
+) -> None:
+    text = fitting_text({"type": "string"} | schema, ROOT, strict=True)
+    tokenizer, lark = tokenizer_with(frozenset(), special=False), Lark({})
+    grammar = await compiled(tokenizer, lark.source(lark.through(END, lark.terminal(text or "/(?s:.*)/"))))
+    for each in fitting:
+        assert lets_through(grammar, tokenizer, each + END), each
+    for each in others:
+        assert not lets_through(grammar, tokenizer, each + END), each
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"if": {"const": "a"}, "then": False}, "if"),
+        ({"pattern": 3}, "pattern"),
+        ({"$ref": "#/$defs/none"}, r"\$ref"),
+        ({"$ref": "#/$defs/loop"}, r"\$ref"),
+        ({"$ref": "#/$defs/many"}, r"\$ref"),
+        ({"anyOf": [{"not": {"else": {}}}]}, "else"),
+    ],
+)
+def test_keywords_that_cannot_be_kept_are_refused_strictly_alone(schema: Any, keyword: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"`{keyword}` of a strict function"):
+        fitting_text(schema, ROOT, strict=True)
+    assert fitting_text(schema, ROOT, strict=False) in (None, "((/(?s:.*)/))")
+
+
+def test_texts_of_any_kind_need_no_terminal() -> None:
+    assert fitting_text({"type": "string", "description": "any"}, {}, strict=True) is None
+    assert fitting_text(True, {}, strict=True) is None
