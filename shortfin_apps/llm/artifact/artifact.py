@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from shortfin_apps.llm.artifact.advice import advice
+from shortfin_apps.llm.artifact.compiled_config import load_compiled_config
 from shortfin_apps.llm.artifact.file_names import (
     CONFIG,
     MANIFEST,
@@ -98,6 +99,10 @@ class Manifest:
         flags, kernels = program.compile_flags, program.kernels
         return replace(self, target=program.target, compile_flags=flags, kernels=kernels)
 
+    def load_config(self, path: Path) -> ModelConfig:
+        """Reads a `config.json`. Raises ArtifactError where the programs were compiled for other values."""
+        return load_compiled_config(path, self.files.get(CONFIG), self.spec, self.options)
+
     @classmethod
     def load(cls, path: Path) -> Manifest:
         """Reads a `manifest.json`. Raises ArtifactError."""
@@ -182,7 +187,7 @@ class Artifact:
         return cls(
             vmfb=directory / program.vmfb,
             parameters=(directory / program.parameters,),
-            config=ModelConfig.load(directory / CONFIG),
+            config=manifest.load_config(directory / CONFIG),
             tokenizer=directory / TOKENIZER,
             tokenizer_config=directory / TOKENIZER_CONFIG,
             manifest=manifest.using(program),
@@ -227,7 +232,7 @@ class Artifact:
         return cls(
             vmfb=vmfb,
             parameters=parameters,
-            config=ModelConfig.load(model_config),
+            config=manifest.load_config(model_config) if manifest else ModelConfig.load(model_config),
             tokenizer=tokenizer_json,
             tokenizer_config=tokenizer_config_json or (beside if beside.is_file() else None),
             manifest=manifest,
