@@ -114,7 +114,7 @@ class Manifest:
                     f"{path}: format {version} is newer than this version of shortfin-llm reads "
                     f"({SEVERAL_PROGRAMS}); upgrade it or rebuild the artefact"
                 )
-            return _MANIFEST.validate_json(text)
+            manifest = _MANIFEST.validate_json(text)
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error
         except ValidationError as error:
@@ -123,6 +123,9 @@ class Manifest:
             raise ArtifactError(
                 f"{path}: `{name}`: {problem['msg']}; rebuild with `shortfin-llm build`"
             ) from None
+        for name in sorted(manifest.file_names - manifest.files.keys()):
+            raise ArtifactError(f"{path}: `files` has no {name}; rebuild with `shortfin-llm build`")
+        return manifest
 
     def to_json(self) -> bytes:
         """With one program, as versions that know no others write it."""
