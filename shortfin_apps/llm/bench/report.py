@@ -143,7 +143,7 @@ def print_report(console: Console, doc: Figures, histograms: bool = False) -> No
             )
         )
     for line in _remarks(doc["runs"]):
-        console.print(line, markup=False, highlight=False)
+        console.print(line, highlight=False)
 
 
 def _print_histograms(console: Console, doc: Figures) -> None:

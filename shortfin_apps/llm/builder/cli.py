@@ -15,6 +15,7 @@ from shortfin_apps.llm.builder.model.family import SUPPORTED
 from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
 from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.visible import visible
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.artifact.artifact import Manifest
@@ -104,11 +105,11 @@ def run(args: argparse.Namespace) -> int:
     if args.in_cache:
         os.utime(out)  # its last use
     if args.verbose and artifact.manifest:
-        print("\n".join(_kernels(artifact.manifest)), file=sys.stderr)
+        print(visible("\n".join(_kernels(artifact.manifest))), file=sys.stderr)
     if options.device.startswith("hip"):
         from shortfin_apps.llm.inspection.summary import summary  # reads the kernels' machine code
 
-        print("\n".join(summary(out)), file=sys.stderr)
+        print(visible("\n".join(summary(out))), file=sys.stderr)
     print(out)
     return 0
 

@@ -17,6 +17,7 @@ from shortfin_apps.llm.terminal.options import (
     sampling_from,
 )
 from shortfin_apps.llm.terminal.printing import StreamedAnswer
+from shortfin_apps.llm.visible import visible
 
 DESCRIPTION = """\
 Continues a text with a served model, without a chat template (`shortfin-llm chat` applies one), and prints
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     answer = StreamedAnswer()
     asyncio.run(_generate(read_prompt(args.prompt, args.file), args, answer))
     if args.stats:
-        print(answer.summary(), file=sys.stderr)
+        print(visible(answer.summary()), file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import platformdirs
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
+from shortfin_apps.llm.visible import encodable
+
 OWNER_ONLY = 0o600
 
 
@@ -48,8 +50,3 @@ class _KeptHistory(FileHistory):
         except OSError as error:
             self._fails = True
             self._say(f"(what you type is not kept any more: cannot write the history: {error.strerror})")
-
-
-def encodable(text: str) -> str:
-    """The text with `?` for bytes that a terminal sent and that are not UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
