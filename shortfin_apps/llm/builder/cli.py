@@ -131,7 +131,7 @@ def _require_compiler() -> None:
 
 def served_folder(source: str, options: BuildOptions, own_types: bool) -> Path:
     """The folder in the cache for the artefact of this source and these options."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
     key = content_key(str(path.resolve()) if path.exists() else source, options, own_types)
     return user_cache() / SERVED / f"{source_name(source)}-{key[:12]}"
 

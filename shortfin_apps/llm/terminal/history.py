@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,8 +25,9 @@ def open_history(file: Path, say: Callable[[str], None]) -> History:
     """The history in a file, made readable by its owner alone; in memory, and said so, if that cannot be."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, OWNER_ONLY)
         try:
+            _check_own(descriptor)
             os.fchmod(descriptor, OWNER_ONLY)
         finally:
             os.close(descriptor)
@@ -32,6 +35,13 @@ def open_history(file: Path, say: Callable[[str], None]) -> History:
         say(f"(what you type is not kept for the next time: cannot write {file}: {error.strerror})")
         return InMemoryHistory()
     return _KeptHistory(file, say)
+
+
+def _check_own(descriptor: int) -> None:
+    """Raises OSError for the target of a link that another user made, and for what is no file."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        raise OSError(errno.EPERM, "it is not a file of this user")
 
 
 class _KeptHistory(FileHistory):
