@@ -12,7 +12,7 @@ from typing import cast
 
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient, Message, Sampling
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError
 from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.terminal.commands import COMMAND_HELP, Commands, is_command, without_escape
 from shortfin_apps.llm.terminal.conversation import Conversation
@@ -125,6 +125,8 @@ class Chat:
         while True:
             try:
                 return encodable(self._read()).strip()
+            except UnicodeDecodeError:
+                raise InvalidRequestError("stdin is not UTF-8 text", "prompt") from None
             except EOFError:
                 if self._interactive:
                     print()
