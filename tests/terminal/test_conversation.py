@@ -55,6 +55,12 @@ def test_lone_surrogates_of_a_file_and_of_the_command_line_can_be_sent_and_saved
     conversation.save(tmp_path / "b.md")
 
 
+def test_a_file_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("[" * 100_000)
+    with pytest.raises(InvalidRequestError, match="is not JSON"):
+        Conversation().load(tmp_path / "a")
+
+
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     for system in (None, "Be brief."):
         conversation = Conversation(system)

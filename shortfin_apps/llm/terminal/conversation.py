@@ -101,7 +101,7 @@ def _messages_of(file: Path) -> list[Message]:
         body = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequestError(f"cannot read {file}: {error.strerror}", "file") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidRequestError(f"{file} is not JSON, as `/save` writes it", "file") from None
     messages = body.get("messages") if isinstance(body, dict) else None
     if not isinstance(messages, list) or not messages:
