@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "builder.self_test": (
         *("builder.blocks", "builder.model", "builder.quantise", "builder.reference", "builder.sources"),
-        *("builder.target", "builder.weights", "self_test_file"),
+        *("builder.target", "builder.weights", "errors", "self_test_file"),
     ),
     "builder.kernels": (
         *(
