@@ -128,6 +128,15 @@ def test_a_folder_without_a_manifest_is_not_an_artefact(tmp_path: Path) -> None:
         Artifact.open(tmp_path)
 
 
+def test_a_path_that_is_not_utf_8_is_one_sentence(folder: Path) -> None:
+    """The runtimes' bindings raise a TypeError for it."""
+    renamed = folder.rename(folder.with_name("a\udcff"))
+    with pytest.raises(ArtifactError, match="is not UTF-8"):
+        Artifact.open(renamed)
+    with pytest.raises(ArtifactError, match="is not UTF-8"):
+        loose(renamed)
+
+
 def test_loose_files(folder: Path) -> None:
     (folder / file_names.MANIFEST).unlink()
     artifact = Artifact.from_files(

@@ -85,6 +85,11 @@ def test_an_unknown_users_home_is_a_name_like_others(tmp_path: Path, monkeypatch
     assert resolve_output(Path("~nobody-of-this-name/out")) == tmp_path / "~nobody-of-this-name/out"
 
 
+def test_a_path_that_is_not_utf_8_is_refused_before_a_build(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="is not UTF-8"):
+        resolve_output(tmp_path / "a\udcff")
+
+
 def test_the_root_is_refused() -> None:
     assert (
         refusal(Path("/"))

@@ -380,6 +380,12 @@ def _with_this_host(programs: Sequence[ProgramRecord]) -> str:
 def _require(path: Path) -> None:
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ArtifactError(
+            f"{path}: its path is not UTF-8, which libraries that read it need; rename it"
+        ) from None
 
 
 def _check_size(path: Path, manifest: Manifest) -> None:

@@ -129,8 +129,18 @@ def _refuse_irreplaceable(out: Path, resolved: Path) -> None:
             f"{out}: a build replaces its output folder, and this is the current folder; name a folder "
             "inside it, or run the command from elsewhere"
         )
+    if not _is_utf8(resolved):
+        raise BuildError(f"{out}: its path is not UTF-8, which libraries that read it need; name another")
     if _WORKING_NAME.fullmatch(resolved.name):
         raise BuildError(f"{out}: names like this are reserved for a build's working files; choose another")
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse_foreign(out: Path) -> None:
