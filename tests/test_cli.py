@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import subprocess
 import sys
@@ -74,6 +75,17 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "examples:" in capsys.readouterr().out
+
+
+def test_an_error_and_a_warning_control_no_terminal(
+    serve: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve.outcome = ArtifactError("\x1b[2Jno model\x9b")
+    assert main(["serve", "x"]) == 2
+    assert capsys.readouterr().err == "error: ␛[2Jno model\ufffd\n"
+    assert logging.lastResort is not None
+    record = logging.makeLogRecord({"msg": "%s", "args": ("\x1b[2J",), "levelno": logging.WARNING})
+    assert logging.lastResort.format(record) == "␛[2J"
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

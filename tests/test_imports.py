@@ -21,6 +21,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "host_cpu": (),
     "iree_release": (),
     "restart_delay": (),
+    "visible": (),
+    "plain_console": ("visible",),
     "address_space": ("errors",),
     "abi": (),
     "sampling_rule": (),
@@ -28,13 +30,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpu_code": ("errors",),
     "config": ("errors",),
     "self_test_file": ("errors",),
-    "cli": ("address_space", "errors"),
+    "cli": ("address_space", "errors", "visible"),
     "__main__": ("cli",),
     # From a model's files to an artefact.
     "builder.blocks": (),
     "builder.model": ("builder.blocks", "config", "errors"),
     "builder.target": ("errors", "host_cpu", "iree_release"),
-    "builder.progress": (),
+    "builder.progress": ("plain_console", "visible"),
     "builder.quantise": ("builder.blocks",),
     "builder.graph": ("builder.model",),
     "builder.reference": ("builder.model",),
@@ -45,7 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "builder.self_test": (
         *("builder.blocks", "builder.model", "builder.quantise", "builder.reference", "builder.sources"),
-        *("builder.target", "builder.weights", "self_test_file"),
+        *("builder.target", "builder.weights", "errors", "self_test_file"),
     ),
     "builder.kernels": (
         *(
@@ -135,7 +137,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.speculative_loading", "config", "errors"),
     ),
     # Tools that read an artefact's program, and the command that makes one.
-    "bench.console": ("errors",),
+    "bench.console": ("errors", "plain_console"),
     "inspection": (
         *("abi", "artifact", "bench.console", "builder.target", "builder.weights", "cli"),
         *("components.runtime", "components.runtime.device", "config", "errors", "gpu_code"),
@@ -143,7 +145,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "builder": (
         *("artifact", "builder.model", "builder.progress", "builder.program", "builder.sources"),
         *("builder.self_test", "builder.target", "builder.weights", "cli", "config", "errors", "host_cpu"),
-        "inspection",
+        *("inspection", "visible"),
     ),
     "verify": (
         *("artifact", "bench.console", "cli", "components.invocation", "components.runtime"),
@@ -172,14 +174,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "components.runtime",
         *("components.runtime.names", "components.self_test", "components.speculation"),
         *("components.speculative_loading", "components.text", "errors", "iree_release", "receipts"),
-        *("restart_delay", "self_test_file"),
+        *("plain_console", "restart_delay", "self_test_file", "visible"),
     ),
-    "cluster": ("components.runtime.names", "errors", "restart_delay", "server"),
+    "cluster": ("components.runtime.names", "errors", "restart_delay", "server", "visible"),
     # On the other side of HTTP.
     "client": ("errors",),
-    "terminal": ("cli", "client", "errors"),
+    "terminal": ("cli", "client", "errors", "plain_console", "visible"),
     "offline": (  # instead of HTTP
-        *("cli", "client", "components.frontend", "errors", "server", "terminal", "api"),
+        *("cli", "client", "components.frontend", "errors", "plain_console", "server", "terminal", "api"),
+        "visible",
     ),
     "replay": (  # computes answers again, here or on a server
         *("artifact", "bench.console", "cli", "client", "components.batching", "components.engine"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Container, Sequence
@@ -17,6 +18,7 @@ from typing import Protocol, cast
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
 from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.visible import visible
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -121,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except LlmError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -138,7 +140,14 @@ def _run(argv: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return EXIT_ERROR
+    if logging.lastResort is not None:  # writes the warnings of commands that set up no log
+        logging.lastResort.setFormatter(_VisibleFormatter())
     return COMMANDS[args.command].load().run(args)
+
+
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:

@@ -124,7 +124,7 @@ class ModelConfig:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ArtifactError(f"{path}: not readable as JSON ({error})") from error
         try:
             return cls.from_dict(raw)

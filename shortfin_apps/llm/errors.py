@@ -75,3 +75,11 @@ class SelfTestError(ArtifactError):
 
 class BuildError(LlmError):
     """The source cannot be built for the target."""
+
+
+def is_library_error(error: BaseException) -> bool:
+    """Whether a library in Rust failed: it raises a bare Exception, and for a panic pyo3's BaseException.
+
+    The latter has no public name.
+    """
+    return type(error) is Exception or type(error).__name__ == "PanicException"

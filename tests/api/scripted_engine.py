@@ -42,6 +42,7 @@ class ScriptedEngine:
         self.flushes = 0
         self.dumps: list[str] = []
         self.dump_path: Path | None = None
+        self.removes_dumps = False  # before they are read
         self.healthy = True
         self.drained_with: float | None = None
         self.stuck = False  # requests do not end when drained
@@ -97,7 +98,10 @@ class ScriptedEngine:
         self.dumps.append(reason)
         if self.dump_path is None:
             raise LlmError("no space is left")
-        return WrittenDump(self.dump_path, self.dump_path.stat().st_size)
+        written = WrittenDump(self.dump_path, self.dump_path.stat().st_size)
+        if self.removes_dumps:
+            self.dump_path.unlink()
+        return written
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shortfin_apps.llm.api import admin
 from shortfin_apps.llm.api.auth import KeyRing
 from tests.api.harness import TOKENIZER, Harness
 from tests.api.scripted_engine import forever
@@ -58,6 +59,26 @@ async def test_debug_dump_tells_the_file_or_answers_with_it(tmp_path: Path) -> N
     assert (sent.content, sent.headers["content-type"]) == (b"content", "application/gzip")
     assert "dump.jsonl.gz" in sent.headers["content-disposition"]
     assert harness.engine.dumps == ["POST /debug/dump"] * 2
+
+
+async def test_a_dump_that_is_deleted_while_it_is_sent_is_sent_whole(tmp_path: Path) -> None:
+    path, content = tmp_path / "dump.jsonl.gz", bytes(range(256)) * 5000
+    path.write_bytes(content)
+    answer = admin._sent(path)
+    path.unlink()
+    assert answer.headers["content-length"] == str(len(content))
+    pieces = [piece async for piece in answer.body_iterator]
+    assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == content
+
+
+async def test_a_dump_that_is_deleted_before_it_is_sent_is_an_error(tmp_path: Path) -> None:
+    harness = Harness(keys=KeyRing([], ["root"]))
+    harness.engine.dump_path = tmp_path / "dump.jsonl.gz"
+    harness.engine.dump_path.write_bytes(b"content")
+    harness.engine.removes_dumps = True
+    gone = await harness.client.post("/debug/dump?download=true", headers=ROOT)
+    assert gone.status_code == 503
+    assert "ask again" in gone.json()["error"]["message"]
 
 
 async def test_debug_dump_says_why_there_is_none() -> None:

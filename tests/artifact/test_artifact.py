@@ -88,6 +88,19 @@ def test_a_newer_format_is_refused(folder: Path) -> None:
         Artifact.open(folder)
 
 
+@pytest.mark.parametrize("check_sizes", [False, True])
+@pytest.mark.parametrize("name", [*file_names.TEXTS, file_names.VMFB, file_names.PARAMETERS])
+def test_a_manifest_without_a_file_is_refused_also_if_no_size_is_checked(
+    folder: Path, name: str, check_sizes: bool
+) -> None:
+    path = folder / file_names.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["files"][f"old.{name}"] = manifest["files"].pop(name)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=rf"manifest\.json: `files` has no {name}; rebuild"):
+        Artifact.open(folder, check_sizes=check_sizes)
+
+
 def test_a_program_for_missing_cpu_features_is_refused(folder: Path) -> None:
     manifest = Manifest.load(folder / file_names.MANIFEST)
     target = replace(manifest.target, cpu="znver9", features=("avx2", "avx512quantum"))
@@ -113,6 +126,15 @@ def test_a_folder_without_a_manifest_is_not_an_artefact(tmp_path: Path) -> None:
         Artifact.open(tmp_path / "none")
     with pytest.raises(ArtifactError, match="not an artefact"):
         Artifact.open(tmp_path)
+
+
+def test_a_path_that_is_not_utf_8_is_one_sentence(folder: Path) -> None:
+    """The runtimes' bindings raise a TypeError for it."""
+    renamed = folder.rename(folder.with_name("a\udcff"))
+    with pytest.raises(ArtifactError, match="is not UTF-8"):
+        Artifact.open(renamed)
+    with pytest.raises(ArtifactError, match="is not UTF-8"):
+        loose(renamed)
 
 
 def test_loose_files(folder: Path) -> None:

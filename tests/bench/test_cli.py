@@ -101,7 +101,13 @@ def test_an_earlier_run_of_other_workloads_is_reported(
     assert "the earlier run has none of these workloads" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"schema": "another"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, "{", "[]", '{"schema": "another"}', "[" * 100_000, '{"schema": "shortfin-llm-bench/1"}'),
+        '{"schema": "shortfin-llm-bench/1", "medians": [1], "targets": [{"label": "x"}], "started": ""}',
+    ],
+)
 def test_an_unreadable_earlier_run_is_refused_at_once(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:

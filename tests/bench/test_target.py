@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+import tokenizers
+from starlette.responses import Response
 
 from shortfin_apps.llm.bench.target import (
     TargetOptions,
@@ -53,6 +55,26 @@ async def test_tokenize_of_vllm_and_of_llama_cpp(
 ) -> None:
     server.on("/tokenize", letters(field))
     assert await server_tokenizer(http, "tiny")("ab") == [97, 98]
+
+
+@pytest.mark.parametrize(
+    "content", [b"not json", b"3", b'{"tokens": 3}', b'{"tokens": ["a"]}', b"[" * 100_000]
+)
+async def test_a_tokenize_that_answers_something_else_is_none(
+    http: httpx.AsyncClient, server: ScriptedServer, content: bytes
+) -> None:
+    server.on("/tokenize", lambda request, body: Response(content, media_type="application/json"))
+    with pytest.raises(InvalidRequestError, match="no usable /tokenize"):
+        await server_tokenizer(http, "tiny")("ab")
+
+
+async def test_a_hostile_expression_of_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    """It is a panic, which is no Exception."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("^(a+)+$"), "isolated")
+    tokenizer.save(str(tmp_path / "t"))
+    with pytest.raises(InvalidRequestError, match=r"not a usable tokenizer.json \(.*retry-limit"):
+        await file_tokenizer(tmp_path / "t")("a" * 40 + "!")
 
 
 async def test_a_kept_connection_that_the_server_closes_is_replaced() -> None:
@@ -114,7 +136,7 @@ async def test_a_tokenizer_from_a_file(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert await file_tokenizer(tmp_path / "tokenizer.json")("b a") == [4, 3]
-    with pytest.raises(InvalidRequestError, match="not a readable"):
+    with pytest.raises(InvalidRequestError, match="not a usable"):
         file_tokenizer(tmp_path / "nothing.json")
 
 

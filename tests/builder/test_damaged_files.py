@@ -125,6 +125,20 @@ def test_damage_is_a_typed_error(
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("kind", ["hf config", "config", "manifest", "tokenizer config", "generation config"])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"a":' * 100_000, f'{{"max_seq_len": {"9" * 5000}}}'], ids=["[", "{", "9"]
+)
+def test_json_that_python_does_not_take_is_a_typed_error(
+    kind: str, content: str, folder: Path, tmp_path: Path
+) -> None:
+    name, read = READERS[kind]
+    shutil.copytree((folder / name).parent, tmp_path / "copy")
+    (tmp_path / "copy" / Path(name).name).write_text(content)
+    with pytest.raises(LlmError, match=Path(name).name):
+        read(tmp_path / "copy" / Path(name).name)
+
+
 @pytest.mark.parametrize("kind", READERS)
 def test_undamaged_files_are_read(kind: str, folder: Path) -> None:
     name, read = READERS[kind]

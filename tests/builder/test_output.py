@@ -20,6 +20,7 @@ from shortfin_apps.llm.artifact.file_record import wrong_files
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.output import exclusive, resolve_output
 from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.target import resolve_target
@@ -70,6 +71,23 @@ def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert str(tmp_path / "a") in refusal(tmp_path / "a")
+
+
+def test_a_link_in_the_place_of_the_lock_creates_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / ".out.lock").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"), exclusive(tmp_path / "out", lambda: None):
+        pass
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_unknown_users_home_is_a_name_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_output(Path("~nobody-of-this-name/out")) == tmp_path / "~nobody-of-this-name/out"
+
+
+def test_a_path_that_is_not_utf_8_is_refused_before_a_build(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="is not UTF-8"):
+        resolve_output(tmp_path / "a\udcff")
 
 
 def test_the_root_is_refused() -> None:

@@ -51,6 +51,31 @@ def test_anything_else_is_a_server_error(body: Any) -> None:
         parse_chunk(body)
 
 
+WRONG_CALLS: list[dict[str, Any]] = [
+    {"index": []},
+    {"id": 1},
+    {"function": {"name": {}}},
+    {"function": {"arguments": ["a"]}},
+]
+WRONG_TYPES: list[dict[str, Any]] = [
+    *({"choices": [{"text": value}]} for value in (1, ["a"], {"a": 1})),
+    {"choices": [{"text": "a", "finish_reason": 3}]},
+    *({"choices": [{"text": "a"}], "usage": usage} for usage in ("x", {"prompt_tokens": "1"})),
+    {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": "2"}},
+    {"choices": [{"delta": {"reasoning": 1}}]},
+    *({"choices": [{"delta": {"content": "a", "tool_calls": [call]}}]} for call in WRONG_CALLS),
+]
+
+
+@pytest.mark.parametrize("body", WRONG_TYPES)
+def test_values_of_other_types_are_a_server_error(body: Any) -> None:
+    with pytest.raises(ServerError):
+        parse_chunk(body)
+    if "delta" not in body["choices"][0]:
+        with pytest.raises(ServerError):
+            parse_generation(body)
+
+
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 

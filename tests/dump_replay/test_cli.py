@@ -98,6 +98,22 @@ def test_a_dump_of_another_model_is_refused(
     assert problem in capsys.readouterr().err
 
 
+def test_texts_of_a_hostile_dump_neither_control_the_terminal_nor_are_markup(
+    dump: Path, tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "\x1b]0;mine\x07\x1b[2J[red][/x]\x9b"
+    header, *lines = (json.loads(line) for line in gzip.decompress(dump.read_bytes()).splitlines())
+    header |= {"reason": hostile, "device": hostile}
+    failed = next(line for line in reversed(lines) if line["kind"] == "run")
+    failed["error"] = hostile
+    texts = [json.dumps(line).encode() for line in (header, *lines)]
+    (tmp_path / "d").write_bytes(gzip.compress(b"\n".join(texts) + b"\n"))
+    assert main(["replay-dump", str(tmp_path / "d"), str(tiny_artifact.vmfb.parent)]) == 1
+    out = capsys.readouterr().out
+    assert "reason: ␛]0;mine␇␛[2J[red][/x]" in out
+    assert not set(out) & {"\x1b", "\x07", "\x9b"}
+
+
 def test_part_of_a_dump_says_so(
     dump: Path, tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

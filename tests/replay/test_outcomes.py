@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from rich.console import Console
-
+from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.replay.outcomes import Outcome, table
 
 
 def shown(*outcomes: Outcome) -> str:
-    console = Console(width=120)
+    console = PlainConsole(width=120)
     with console.capture() as captured:
         console.print(table(outcomes))
     return captured.get()
@@ -34,3 +33,8 @@ def test_counts_are_shown() -> None:
     outcome = Outcome("preempted", 1, details={"preemptions": 2})
     assert "ok (preemptions: 2)" in shown(outcome)
     assert outcome.document()["preemptions"] == 2
+
+
+def test_texts_of_receipts_are_no_markup_and_control_no_terminal() -> None:
+    outcome = Outcome("alone", 1, skipped="\x1b[2J[red][/x]")
+    assert "not run: ␛[2J[red][/x]" in shown(outcome)

@@ -36,12 +36,44 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
     assert parse("DIR", "--server_config", str(path)).prefix_cache == "none"
 
 
-@pytest.mark.parametrize("content", ["- a", "prot: 1", "{", "port: [1]"])
+@pytest.mark.parametrize("content", ["- a", "prot: 1", "{", "port: [1]", "port: 2001-99-99", "[" * 5000])
 def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(content)
     with pytest.raises(ServerConfigError, match=r"server\.yaml|`prot`|`--port`"):
         parse("DIR", "--config", str(path))
+
+
+SECRET_FILES = ("api_key_file", "admin_api_key_file", "gateway_key_file", "ssl_keyfile", "receipt_key")
+
+
+@pytest.mark.parametrize("name", SECRET_FILES)
+@pytest.mark.parametrize(
+    ("mode", "noted"), [(0o600, None), (0o640, None), (0o644, "read"), (0o602, "change"), (0o666, "change")]
+)
+def test_a_secret_that_everyone_can_read_is_noted(
+    name: str, mode: int, noted: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "a secret"
+    path.write_text(SECRET)
+    path.chmod(mode)
+    certificate = ["--ssl-certfile", "c"] if name == "ssl_keyfile" else []
+    notes = [note for note in notes_of("DIR", f"--{name}", str(path), *certificate) if "secret" in note]
+    assert len(notes) == (noted is not None)
+    assert all(f"can {noted} it; `chmod o= '{path}'`" in note and SECRET not in note for note in notes)
+
+
+@pytest.mark.parametrize("setting", SECRETS)
+def test_settings_with_secrets_that_everyone_can_read_are_noted(setting: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(f"{setting.replace('_', '-')}: {SECRET}\nssl_certfile: c\n")
+    path.chmod(0o644)
+    assert any(f"{path} has a secret" in note for note in notes_of("DIR", "--config", str(path)))
+    path.chmod(0o600)
+    assert not any("has a secret" in note for note in notes_of("DIR", "--config", str(path)))
+    path.write_text("port: 1\n")
+    path.chmod(0o644)
+    assert notes_of("DIR", "--config", str(path)) == []
 
 
 @pytest.mark.parametrize("spelling", ["extend-attention", "extend_attention"])

@@ -22,13 +22,23 @@ def test_keys_come_from_flags_environment_and_files(monkeypatch: pytest.MonkeyPa
     assert read_keys(config.admin_api_key, None) == ["k7"]
 
 
-@pytest.mark.parametrize("content", ["", "# only\n", "two words\n", "schlüssel\n", "bell\x07\n"])
+@pytest.mark.parametrize("content", ["", "# only\n", "two words\n", "schlüssel\n", "bell\x07\n", "\ufeffk\n"])
 def test_a_file_without_valid_keys_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ServerConfigError, match="key") as caught:
         read_keys([], path)
     assert "two words" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\r"])
+def test_only_line_feeds_separate_keys(end: str, tmp_path: Path) -> None:
+    """Others would make two short keys of a damaged one, each of which opens the server."""
+    (tmp_path / "keys").write_bytes(f"one{end}two\n".encode())
+    with pytest.raises(ServerConfigError, match="visible ASCII"):
+        read_keys([], tmp_path / "keys")
+    (tmp_path / "keys").write_bytes(b" one\t\r\n\r\n# no key\r\n  two")
+    assert read_keys([], tmp_path / "keys") == ["one", "two"]
 
 
 def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:

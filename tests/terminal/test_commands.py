@@ -67,6 +67,12 @@ def test_the_system_message_is_set_shown_and_dropped(run: Run, conversation: Con
     assert [m["content"] for m in conversation.messages] == ["Hello\nthere", "Hi"]
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x.json", "x\0y.json"])
+def test_a_place_that_cannot_be_is_one_sentence(run: Run, name: str) -> None:
+    assert run(f"/save {name}")[0].startswith("cannot write ")
+    assert run(f"/load {name}")[0].startswith(("cannot read ", f"{name} is not JSON"))
+
+
 def test_parameters_are_set_and_shown(run: Run) -> None:
     assert run("/params", "/params temperature=0.5", "/params seed=", "/params x=1")[:3] == [
         "seed=7",

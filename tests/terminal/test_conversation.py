@@ -46,6 +46,21 @@ def test_a_file_that_ends_in_md_is_markdown(tmp_path: Path) -> None:
     )
 
 
+def test_lone_surrogates_of_a_file_and_of_the_command_line_can_be_sent_and_saved(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"messages": [{"role": "user", "content": "a\\ud800b"}]}')
+    conversation = Conversation("a\udcffb")
+    assert conversation.messages == [{"role": "system", "content": "a?b"}]
+    conversation.load(tmp_path / "a")
+    assert conversation.messages == [{"role": "user", "content": "a?b"}]
+    conversation.save(tmp_path / "b.md")
+
+
+def test_a_file_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("[" * 100_000)
+    with pytest.raises(InvalidRequestError, match="is not JSON"):
+        Conversation().load(tmp_path / "a")
+
+
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     for system in (None, "Be brief."):
         conversation = Conversation(system)

@@ -84,6 +84,20 @@ def test_files_that_are_not_text_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert "cannot read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_pipe_that_is_not_text_is_refused(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    assert main([command]) == 2
+    assert "stdin is not UTF-8" in capsys.readouterr().err
+
+
+def test_bytes_of_the_command_line_that_are_not_text_are_replaced(server: ScriptedServer) -> None:
+    assert main(["generate", "a\udcffb", "--url", server.url]) == 0
+    assert server.bodies()[0]["prompt"] == "a?b"
+
+
 def test_an_empty_text_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from prompt_toolkit.history import InMemoryHistory
 
-from shortfin_apps.llm.terminal.history import encodable, history_file, open_history
+from shortfin_apps.llm.terminal.history import history_file, open_history
+from shortfin_apps.llm.visible import encodable
 
 
 def test_the_file_is_in_the_state_directory(state_home: Path) -> None:
@@ -23,6 +25,21 @@ def test_turns_are_kept_with_their_lines_and_for_their_owner_alone() -> None:
         0o700,
     )
     assert said == []
+
+
+def test_another_users_file_is_neither_changed_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.write_text("theirs")
+    target.chmod(0o644)
+    history_file().parent.mkdir(parents=True)
+    history_file().symlink_to(target)
+    monkeypatch.setattr(os, "getuid", lambda: target.stat().st_uid + 1)
+    said: list[str] = []
+    assert isinstance(open_history(history_file(), said.append), InMemoryHistory)
+    assert "Operation not permitted" in said[0] or "not a file of this user" in said[0]
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("theirs", 0o644)
 
 
 def test_without_a_place_for_the_file_a_chat_goes_on(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 
 from shortfin_apps.llm.api import answers
 from shortfin_apps.llm.api.auth import require_admin
@@ -16,6 +19,9 @@ from shortfin_apps.llm.api.json_body import JsonResponse, JsonRoute, check_field
 from shortfin_apps.llm.api.schema import Body
 from shortfin_apps.llm.api.service import service_of
 from shortfin_apps.llm.components.engine_link.commands import AbortAll, SetLogLevel
+from shortfin_apps.llm.errors import UnavailableError
+
+PIECE_BYTES = 1 << 18
 
 logger = logging.getLogger(__name__)
 router = APIRouter(
@@ -52,8 +58,30 @@ async def debug_dump(request: Request, download: bool = False) -> Response:
     """
     written = await service_of(request).model.generator.engine.dump("POST /debug/dump")
     if download:
-        return FileResponse(written.path, media_type="application/gzip", filename=written.path.name)
+        return _sent(written.path)
     return JsonResponse({"file": str(written.path), "bytes": written.num_bytes})
+
+
+def _sent(path: Path) -> StreamingResponse:
+    """The file, opened before the answer begins: newer dumps may take its place at any time."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UnavailableError(f"the dump {path} is gone ({error.strerror}); ask again") from error
+    return StreamingResponse(
+        _pieces(file),
+        media_type="application/gzip",
+        headers={
+            "content-length": str(os.fstat(file.fileno()).st_size),
+            "content-disposition": f'attachment; filename="{path.name}"',
+        },
+    )
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
 
 
 @router.post("/log_level", responses={200: {"model": answers.LogLevelAnswer}})

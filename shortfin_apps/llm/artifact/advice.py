@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -66,7 +67,7 @@ def _is_hugging_face(directory: Path) -> bool:
 
 def _build_and_serve(source: str) -> str:
     out = OUTPUTS / source_name(source)
-    if out.resolve() == Path(source).resolve():
+    if os.path.realpath(out) == os.path.realpath(source):
         out = out.with_name(f"{out.name}-compiled")
     return f"run `shortfin-llm build {shlex.quote(source)} -o {out}` and then `{_serve(out)}`"
 

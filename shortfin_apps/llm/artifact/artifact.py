@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from shortfin_apps.llm.artifact.advice import advice
+from shortfin_apps.llm.artifact.compiled_config import load_compiled_config
 from shortfin_apps.llm.artifact.file_names import (
     CONFIG,
     MANIFEST,
@@ -98,6 +99,10 @@ class Manifest:
         flags, kernels = program.compile_flags, program.kernels
         return replace(self, target=program.target, compile_flags=flags, kernels=kernels)
 
+    def load_config(self, path: Path) -> ModelConfig:
+        """Reads a `config.json`. Raises ArtifactError where the programs were compiled for other values."""
+        return load_compiled_config(path, self.files.get(CONFIG), self.spec, self.options)
+
     @classmethod
     def load(cls, path: Path) -> Manifest:
         """Reads a `manifest.json`. Raises ArtifactError."""
@@ -109,7 +114,7 @@ class Manifest:
                     f"{path}: format {version} is newer than this version of shortfin-llm reads "
                     f"({SEVERAL_PROGRAMS}); upgrade it or rebuild the artefact"
                 )
-            return _MANIFEST.validate_json(text)
+            manifest = _MANIFEST.validate_json(text)
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error
         except ValidationError as error:
@@ -118,6 +123,9 @@ class Manifest:
             raise ArtifactError(
                 f"{path}: `{name}`: {problem['msg']}; rebuild with `shortfin-llm build`"
             ) from None
+        for name in sorted(manifest.file_names - manifest.files.keys()):
+            raise ArtifactError(f"{path}: `files` has no {name}; rebuild with `shortfin-llm build`")
+        return manifest
 
     def to_json(self) -> bytes:
         """With one program, as versions that know no others write it."""
@@ -182,7 +190,7 @@ class Artifact:
         return cls(
             vmfb=directory / program.vmfb,
             parameters=(directory / program.parameters,),
-            config=ModelConfig.load(directory / CONFIG),
+            config=manifest.load_config(directory / CONFIG),
             tokenizer=directory / TOKENIZER,
             tokenizer_config=directory / TOKENIZER_CONFIG,
             manifest=manifest.using(program),
@@ -227,7 +235,7 @@ class Artifact:
         return cls(
             vmfb=vmfb,
             parameters=parameters,
-            config=ModelConfig.load(model_config),
+            config=manifest.load_config(model_config) if manifest else ModelConfig.load(model_config),
             tokenizer=tokenizer_json,
             tokenizer_config=tokenizer_config_json or (beside if beside.is_file() else None),
             manifest=manifest,
@@ -372,6 +380,12 @@ def _with_this_host(programs: Sequence[ProgramRecord]) -> str:
 def _require(path: Path) -> None:
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ArtifactError(
+            f"{path}: its path is not UTF-8, which libraries that read it need; rename it"
+        ) from None
 
 
 def _check_size(path: Path, manifest: Manifest) -> None:

@@ -2,7 +2,8 @@
 
 Program, tokenizer and self-test are hashed before anything is loaded; the parameters, which take longest, in
 a thread while the model loads and warms up. The other files may be edited at deployment: a difference is
-logged, and the edited file is used. Programs for other kinds of CPU, and their parameters, are not read.
+logged, and the edited file is used (compiled_config.py says what of `config.json` may differ). Programs for
+other kinds of CPU, and their parameters, are not read.
 """
 
 from __future__ import annotations

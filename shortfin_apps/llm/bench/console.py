@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.plain_console import PlainConsole
 
 TABLE_WIDTH = 180  # columns, if stdout is not a terminal
 
@@ -26,16 +26,16 @@ def progress_bar(unit: str) -> Progress:
         MofNCompleteColumn(),
         TextColumn(unit),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=PlainConsole(stderr=True),
         refresh_per_second=2,
         transient=True,
         disable=not sys.stderr.isatty(),
     )
 
 
-def table_console() -> Console:
+def table_console() -> PlainConsole:
     """A console on stdout, TABLE_WIDTH wide if that is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    return PlainConsole(width=None if sys.stdout.isatty() else TABLE_WIDTH)
 
 
 def write_json(doc: dict[str, Any], destination: str) -> None:
@@ -50,7 +50,7 @@ def write_json(doc: dict[str, Any], destination: str) -> None:
         raise InvalidRequestError(f"cannot write {destination}: {error.strerror}", "json") from error
 
 
-def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[Console], None]) -> None:
+def show(doc: dict[str, Any], destination: str | None, print_tables: Callable[[PlainConsole], None]) -> None:
     """Prints tables, unless `destination` sends the JSON document to stdout, and writes it there if given."""
     if destination != "-":
         print_tables(table_console())

@@ -107,10 +107,17 @@ def read_document(file: Path) -> dict[str, Any]:
     """Reads the JSON of an earlier run. Raises InvalidRequestError when the file is something else."""
     try:
         earlier = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"cannot read {file} as JSON ({error})", "compare") from error
     if not isinstance(earlier, dict) or earlier.get("schema") != SCHEMA:
         raise InvalidRequestError(f"{file} was not written by `shortfin-llm bench --json`", "compare")
+    try:
+        compare(earlier, earlier)
+        str(earlier["started"])
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise InvalidRequestError(
+            f"{file} was changed since `shortfin-llm bench --json` wrote it ({error!r})", "compare"
+        ) from error
     return earlier
 
 
@@ -143,7 +150,7 @@ def print_report(console: Console, doc: Figures, histograms: bool = False) -> No
             )
         )
     for line in _remarks(doc["runs"]):
-        console.print(line, markup=False, highlight=False)
+        console.print(line, highlight=False)
 
 
 def _print_histograms(console: Console, doc: Figures) -> None:

@@ -15,7 +15,7 @@ from httpx_aiohttp import HttpxAiohttpClient
 from shortfin_apps.llm.bench.prose import Tokenize, token_prompt, word_prompt
 from shortfin_apps.llm.client import ConnectionFailedError, LlmClient, ServerError
 from shortfin_apps.llm.client.client import LOOPBACK_WITHOUT_PROXY
-from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError, is_library_error
 
 
 class PromptSource(Protocol):
@@ -127,15 +127,23 @@ def file_tokenizer(file: Path) -> Tokenize:
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise InvalidRequestError(
-            f"{file} is not a readable tokenizer.json ({error})", "tokenizer"
-        ) from error
+    except BaseException as error:
+        raise _unusable(file, error) from error
 
     async def tokenize(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        except BaseException as error:
+            raise _unusable(file, error) from error
 
     return tokenize
+
+
+def _unusable(file: Path, error: BaseException) -> BaseException:
+    """The error to raise for one of the library; another as it is."""
+    if not is_library_error(error):
+        return error
+    return InvalidRequestError(f"{file} is not a usable tokenizer.json ({error})", "tokenizer")
 
 
 def server_tokenizer(http: httpx.AsyncClient, model: str | None) -> Tokenize:
@@ -163,8 +171,11 @@ async def _tokens(http: httpx.AsyncClient, body: dict[str, object]) -> list[int]
         raise ConnectionFailedError(f"the connection to {http.base_url} broke: {error}") from error
     if not response.is_success:
         return []
-    answer: Any = response.json()
-    return [int(token) for token in answer.get("tokens") or ()]
+    try:
+        answer: Any = response.json()
+        return [int(token) for token in answer.get("tokens") or ()]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return []
 
 
 def _no_tokenizer(http: httpx.AsyncClient) -> LlmError:

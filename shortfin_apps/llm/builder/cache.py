@@ -37,7 +37,9 @@ _FILES = TypeAdapter(dict[str, FileRecord])
 def user_cache() -> Path:
     """The folder for everything that can be rebuilt or downloaded again."""
     override = os.environ.get(ENVIRONMENT_VARIABLE)
-    return Path(override).expanduser() if override else platformdirs.user_cache_path("shortfin-llm")
+    if override:
+        return Path(os.path.expanduser(override))  # noqa: PTH111 (leaves unknown users)
+    return platformdirs.user_cache_path("shortfin-llm")
 
 
 def content_key(*parts: object) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import Held, contents
+from shortfin_apps.llm.visible import visible
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.cli import Subparsers
@@ -28,7 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table and the folder."""
     held = contents(user_cache())
-    print("\n".join(table(held)))
+    print(visible("\n".join(table(held))))
     print(f"{megabytes(sum(one.size for one in held))} in {user_cache()}")
     return 0
 

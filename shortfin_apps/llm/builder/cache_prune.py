@@ -11,6 +11,7 @@ from shortfin_apps.llm.builder.cache import user_cache
 from shortfin_apps.llm.builder.cache_contents import contents, remove, to_remove
 from shortfin_apps.llm.builder.cache_list import megabytes, table
 from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.visible import visible
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.cli import Subparsers
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = to_remove(contents(user_cache()), time.time(), args.older_than, max_size)
     removed = chosen if args.dry_run else [one for one in chosen if remove(one)]
     if removed:
-        print("\n".join(table(removed)))
+        print(visible("\n".join(table(removed))))
     print(f"{'would free' if args.dry_run else 'freed'} {megabytes(sum(one.size for one in removed))}")
     if busy := len(chosen) - len(removed):
         print(f"{busy} in use by a build")

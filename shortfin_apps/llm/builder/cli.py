@@ -15,6 +15,7 @@ from shortfin_apps.llm.builder.model.family import SUPPORTED
 from shortfin_apps.llm.builder.model.spec import OWN_TYPES, BuildOptions, KVType, WeightType
 from shortfin_apps.llm.builder.sources.catalogue import KINDS, first_look, source_name
 from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.visible import visible
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.artifact.artifact import Manifest
@@ -104,13 +105,13 @@ def run(args: argparse.Namespace) -> int:
     if args.in_cache:
         os.utime(out)  # its last use
     if args.verbose and artifact.manifest:
-        print("\n".join(_kernels(artifact.manifest)), file=sys.stderr)
+        print(visible("\n".join(_kernels(artifact.manifest))), file=sys.stderr)
     if artifact.manifest and artifact.manifest.options.quantises_activations:
         print(f"note: {_ROUNDED_ACTIVATIONS}", file=sys.stderr)
     if options.device.startswith("hip"):
         from shortfin_apps.llm.inspection.summary import summary  # reads the kernels' machine code
 
-        print("\n".join(summary(out)), file=sys.stderr)
+        print(visible("\n".join(summary(out))), file=sys.stderr)
     print(out)
     return 0
 
@@ -140,7 +141,7 @@ def _require_compiler() -> None:
 
 def served_folder(source: str, options: BuildOptions, own_types: bool) -> Path:
     """The folder in the cache for the artefact of this source and these options."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
     key = content_key(str(path.resolve()) if path.exists() else source, options, own_types)
     return user_cache() / SERVED / f"{source_name(source)}-{key[:12]}"
 

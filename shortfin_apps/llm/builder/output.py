@@ -33,8 +33,8 @@ def resolve_output(out: Path) -> Path:
     Raises BuildError when it may not, OSError when the path cannot be inspected.
     """
     try:
-        resolved = out.expanduser().resolve()
-    except RuntimeError as error:  # a loop of links, or no home
+        resolved = Path(os.path.expanduser(out)).resolve()  # noqa: PTH111 (leaves unknown users)
+    except RuntimeError as error:  # a loop of links
         raise BuildError(f"{out}: {error}; name another folder") from None
     _refuse_irreplaceable(out, resolved)
     _refuse_foreign(resolved)
@@ -88,7 +88,8 @@ def replace_output(made: Path, out: Path) -> None:
 
 def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()  # raises where no file can be created; the library would wait for ever
+    # Raises where no file can be created, as the library would wait for ever; a link creates none elsewhere.
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -128,8 +129,18 @@ def _refuse_irreplaceable(out: Path, resolved: Path) -> None:
             f"{out}: a build replaces its output folder, and this is the current folder; name a folder "
             "inside it, or run the command from elsewhere"
         )
+    if not _is_utf8(resolved):
+        raise BuildError(f"{out}: its path is not UTF-8, which libraries that read it need; name another")
     if _WORKING_NAME.fullmatch(resolved.name):
         raise BuildError(f"{out}: names like this are reserved for a build's working files; choose another")
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse_foreign(out: Path) -> None:

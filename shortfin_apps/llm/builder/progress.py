@@ -10,6 +10,9 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from shortfin_apps.llm.plain_console import PlainConsole
+from shortfin_apps.llm.visible import visible
+
 
 class Stage(Protocol):
     """A running stage of a build."""
@@ -45,7 +48,7 @@ class PlainProgress:
         yield _PlainStage(self, name)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 class QuietProgress(PlainProgress):
@@ -77,10 +80,10 @@ class RichProgress:
     def stage(self, name: str, total: int | None = None) -> Iterator[Stage]:
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description:<8}"),
+            TextColumn("{task.description:<8}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
         )
         with Progress(*columns, console=self._console) as bars:
             yield _RichStage(bars, bars.add_task(name, total=total, text=""))
@@ -103,5 +106,5 @@ class _RichStage:
 
 def default_progress() -> BuildProgress:
     """Bars when stderr is a terminal, lines otherwise."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     return RichProgress(console) if console.is_terminal else PlainProgress()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from shortfin_apps.llm.client.errors import ServerError
+
+ValueT = TypeVar("ValueT")
 
 Prompt = str | Sequence[int]
 """Text, or token ids, which are used unchanged."""
@@ -150,8 +152,8 @@ def parse_generation(body: Any) -> Generation:
         message = choice.get("message")
         text = choice["text"] if message is None else message["content"]
         return Generation(
-            text or "",
-            choice.get("finish_reason"),
+            _of(str, text) or "",
+            _of(str, choice.get("finish_reason")),
             parse_usage(body.get("usage")),
             _token_ids(choice),
             _reasoning(message),
@@ -172,8 +174,8 @@ def parse_chunk(event: Any) -> Chunk:
         delta = choice.get("delta")
         text = choice["text"] if delta is None else delta.get("content")
         return Chunk(
-            text or "",
-            choice.get("finish_reason"),
+            _of(str, text) or "",
+            _of(str, choice.get("finish_reason")),
             usage,
             _token_ids(choice),
             _reasoning(delta),
@@ -190,22 +192,36 @@ def parse_usage(usage: Any) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens") or 0
-    return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0, cached)
+    completion = _of(int, usage.get("completion_tokens")) or 0
+    return Usage(_of(int, usage["prompt_tokens"]) or 0, completion, _of(int, cached) or 0)
+
+
+def _of(kind: type[ValueT], value: Any) -> ValueT | None:
+    """The value, which may be null. Raises TypeError for one of another type."""
+    if value is None or isinstance(value, kind):
+        return value
+    raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")
 
 
 def _reasoning(message: Any) -> str:
     """Of a message or a delta; vLLM's newer name is `reasoning`."""
     if message is None:
         return ""
-    return message.get("reasoning_content") or message.get("reasoning") or ""
+    return _of(str, message.get("reasoning_content") or message.get("reasoning")) or ""
 
 
 def _calls(message: Any) -> Iterator[ToolCallDelta]:
     """Of a message, whose calls are in order, or a delta."""
     for place, call in enumerate((message or {}).get("tool_calls") or ()):
         function = call.get("function") or {}
-        index, arguments = call.get("index", place), function.get("arguments") or ""
-        yield ToolCallDelta(index, arguments, call.get("id"), function.get("name"))
+        index = _of(int, call.get("index", place))
+        arguments = _of(str, function.get("arguments")) or ""
+        yield ToolCallDelta(
+            place if index is None else index,
+            arguments,
+            _of(str, call.get("id")),
+            _of(str, function.get("name")),
+        )
 
 
 def _token_ids(choice: Any) -> tuple[int, ...] | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -31,6 +33,7 @@ from shortfin_apps.llm.server.building import BuildFailed, built
 from shortfin_apps.llm.server.config import ServerConfig
 from shortfin_apps.llm.server.keys import read_keys
 from shortfin_apps.llm.server.model_loading import open_artifact
+from shortfin_apps.llm.visible import visible
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +134,7 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            print(_banner(options, url, name), flush=True)
+            print(visible(_banner(options, url, name)), flush=True)
             await signalled
             logger.info("stopping once running requests have finished; a second signal stops at once")
     finally:
@@ -182,7 +185,7 @@ def _supervisor(
         _router(options, flags, f"{url}/readiness"),
         start_timeout_s=options.start_timeout_s,
         drain_s=config.shutdown_timeout,
-        announce=lambda text: print(text, flush=True),
+        announce=lambda text: print(visible(text), flush=True),
         show=_show if config.log_format == "text" else _show_unchanged,
     )
 
@@ -210,11 +213,11 @@ def _url(config: ServerConfig, port: int) -> str:
 
 def _banner(options: ClusterOptions, url: str, model: str) -> str:
     """Smg answers no request that names no model."""
-    body = f'{{"model": "{model}", "prompt": "The capital of France is", "temperature": 0}}'
+    body = json.dumps({"model": model, "prompt": "The capital of France is", "temperature": 0})
     return (
         f"Serving {model} at {url} with {options.workers} workers behind {options.router}"
         " (Ctrl-C stops it). Try:\n"
-        f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n"
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d {shlex.quote(body)}\n"
         f"  curl {url}{METRICS_ROUTES[options.router]} http://{LOOPBACK}:{options.metrics_port}/metrics"
     )
 
@@ -226,9 +229,9 @@ def _at_least_one(text: str) -> int:
 
 
 def _show(name: str, line: str) -> None:
-    print(f"{name} | {line}", file=sys.stderr, flush=True)
+    print(visible(f"{name} | {line}"), file=sys.stderr, flush=True)
 
 
 def _show_unchanged(name: str, line: str) -> None:
     """Lines in JSON say themselves which program logged them."""
-    print(line, file=sys.stderr, flush=True)
+    print(visible(line), file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from shortfin_apps.llm.components.recorder.dump_file import Dump
@@ -77,8 +76,8 @@ def print_dump(console: Console, dump: Dump) -> None:
     facts = about(dump)
     console.print(
         f"{facts['invocations']} invocations of {facts['requests']} requests in {facts['seconds']} s on "
-        f"{escape(facts['device'])}, of which {facts['failed']} failed and "
-        f"{facts['unfinished']} had not ended; reason: {escape(facts['reason'])}",
+        f"{facts['device']}, of which {facts['failed']} failed and "
+        f"{facts['unfinished']} had not ended; reason: {facts['reason']}",
         highlight=False,
     )
     if not dump.is_whole:
@@ -89,7 +88,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.notable:
         console.print(_table(summary))
     for sentence in _sentences(summary):
-        console.print(escape(sentence), highlight=False)
+        console.print(sentence, highlight=False)
 
 
 def _table(summary: Summary) -> Table:
@@ -99,10 +98,10 @@ def _table(summary: Summary) -> Table:
             str(outcome.record.number),
             entry_of(outcome.record),
             outcome.verdict.value,
-            escape(outcome.request_id or _requests(outcome)),
+            outcome.request_id or _requests(outcome),
             "" if outcome.position is None else str(outcome.position),
-            escape(outcome.record.error or ""),
-            escape(outcome.detail),
+            outcome.record.error or "",
+            outcome.detail,
         )
     return table
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     def print_tables(console: Console) -> None:
         console.width = max(console.width, MIN_WIDTH if report.kernels else 0)
-        console.print(*tables(report, show_all=args.all), sep="\n", highlight=False, markup=False)
+        console.print(*tables(report, show_all=args.all), sep="\n", highlight=False)
 
     show(document(report), args.json, print_tables)
     return 0

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from shortfin_apps.llm.plain_console import PlainConsole
+
 Told = Callable[[int], None]  # called when one more is answered, with the tokens of the answer
 
 
@@ -25,7 +27,7 @@ def answer_progress(
 
     The bar is shown for several on a terminal; `shown` overrules that. It goes when the context ends.
     """
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     is_shown = console.is_terminal and total - done > 1 if shown is None else shown
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     begun_s, num_tokens = clock(), 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from shortfin_apps.llm.visible import visible
+
 logger = logging.getLogger(__name__)
 
 
@@ -12,7 +14,7 @@ def announce(name: str, url: str, *, has_chat: bool, logs_json: bool) -> None:
     if logs_json:
         logger.info("serving %s at %s", name, url)
     else:
-        print(_banner(name, url, has_chat), flush=True)
+        print(visible(_banner(name, url, has_chat)), flush=True)
 
 
 def _banner(name: str, url: str, has_chat: bool) -> str:

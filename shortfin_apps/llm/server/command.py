@@ -15,6 +15,7 @@ from shortfin_apps.llm.errors import LlmError
 from shortfin_apps.llm.server import flags as server_flags
 from shortfin_apps.llm.server import logs as server_logging
 from shortfin_apps.llm.server.building import BuildFailed, built
+from shortfin_apps.llm.visible import visible
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(parser.parse_args(argv))
     except LlmError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:  # before there is a server that it could stop
         return EXIT_INTERRUPTED

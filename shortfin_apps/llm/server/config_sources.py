@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # Variables with the prefix that are not settings of a server: where `build` keeps its copies.
 OTHER_VARIABLES = frozenset({"CACHE"})
+# The settings that name files with secrets.
+SECRET_FILES = (*KEY_FILES, "ssl_keyfile", "receipt_key")
 # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT and more in every pod, for every Service: one named
 # `shortfin-llm` overwrites the variable of `--port`.
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
@@ -57,6 +61,9 @@ def load(
         raise ServerConfigError(_first_problem(error)) from None
     for setting, reason in config.without_effect():
         note(f"`{setting}` has no effect: {reason}")
+    for name in SECRET_FILES:
+        if (path := getattr(config, name)) is not None:
+            _note_exposed(path, note)
     return config
 
 
@@ -64,10 +71,12 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
     """The settings in a file, under our names. Raises ServerConfigError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # a wrong date is a ValueError
         raise ServerConfigError(f"{path}: not readable as YAML ({error})") from error
     if not isinstance(raw, dict):
         raise ServerConfigError(f"{path}: must hold settings by name")
+    if any(str(key).replace("-", "_") in SECRETS for key in raw):
+        _note_exposed(path, note)
     values: dict[str, Any] = {}
     for key, value in raw.items():
         name = str(key).replace("-", "_")
@@ -78,6 +87,20 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
         else:
             values[OTHER_NAMES.get(name, name)] = value
     return values
+
+
+def _note_exposed(path: Path, note: Note) -> None:
+    """Notes that users of this machine who are neither owner nor in the group can read or change secrets."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # the reader of the secrets says why
+        return
+    if stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH):
+        can = "change" if mode & stat.S_IWOTH else "read"
+        note(
+            f"{path} has a secret, and every user of this machine can {can} it; `chmod o= "
+            f"{shlex.quote(str(path))}` ends that"
+        )
 
 
 def _environment(note: Note) -> dict[str, Any]:

@@ -30,12 +30,14 @@ def key_ring(config: ServerConfig) -> KeyRing:
 def read_keys(given: Sequence[SecretStr], path: Path | None) -> list[str]:
     """The keys that were given, then those in the file, one a line; empty lines and lines with # are skipped.
 
+    Only line feeds end a line, and only spaces, tabs and carriage returns around a key are dropped: any other
+    control character is a mistake, which must not make two keys of one.
     Raises ServerConfigError, whose message never contains a key.
     """
     keys = [key.get_secret_value() for key in given]
     if path is not None:
         try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip(" \t\r") for line in path.read_bytes().decode("utf-8").split("\n")]
         except (OSError, UnicodeDecodeError) as error:
             raise ServerConfigError(f"{path}: cannot be read as a file of keys ({error})") from error
         found = [line for line in lines if line and not line.startswith("#")]

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from shortfin_apps.llm.plain_console import PlainConsole
+
 
 @contextmanager
 def warm_up_progress(console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
@@ -15,7 +17,7 @@ def warm_up_progress(console: Console | None = None) -> Iterator[Callable[[int, 
 
     The bar goes when the context ends; without a terminal there is none.
     """
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     columns = (TextColumn("warming up"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)

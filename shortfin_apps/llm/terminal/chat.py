@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 
-from rich.console import Console
-
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient, Message, Sampling
-from shortfin_apps.llm.errors import LlmError
+from shortfin_apps.llm.errors import InvalidRequestError, LlmError
+from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.terminal.commands import COMMAND_HELP, Commands, is_command, without_escape
 from shortfin_apps.llm.terminal.conversation import Conversation
-from shortfin_apps.llm.terminal.history import encodable
 from shortfin_apps.llm.terminal.markdown import StreamedMarkdown
 from shortfin_apps.llm.terminal.options import (
     add_sampling_options,
@@ -26,6 +24,7 @@ from shortfin_apps.llm.terminal.options import (
     sampling_from,
 )
 from shortfin_apps.llm.terminal.printing import DIM, PLAIN, PlainText, StreamedAnswer, Writer
+from shortfin_apps.llm.visible import encodable, visible
 
 DESCRIPTION = """\
 Talks to a served model, streaming its answers and remembering the conversation. At a terminal, answers are
@@ -120,13 +119,15 @@ class Chat:
     def _greet(self) -> None:
         # Requested before the first turn, so that a missing server is reported at once.
         models = self._runner.run(self._client.models())
-        print(f"{', '.join(models)} at {self._client.base_url}; /help lists commands, Ctrl-D quits")
+        print(f"{visible(', '.join(models))} at {self._client.base_url}; /help lists commands, Ctrl-D quits")
 
     def _read_line(self) -> str | None:
         """The next turn without surrounding whitespace; None at the end of the input."""
         while True:
             try:
                 return encodable(self._read()).strip()
+            except UnicodeDecodeError:
+                raise InvalidRequestError("stdin is not UTF-8 text", "prompt") from None
             except EOFError:
                 if self._interactive:
                     print()
@@ -160,14 +161,14 @@ class Chat:
         except LlmError as error:
             if not self._interactive:
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            print(visible(f"error: {error}"), file=sys.stderr)
             return ""
         self._show_figures(answer)
         return answer.text
 
     def _show_figures(self, answer: StreamedAnswer) -> None:
         if self._stats:
-            print(answer.summary(), file=sys.stderr)
+            print(visible(answer.summary()), file=sys.stderr)
         elif self._interactive and sys.stdout.isatty() and (figures := answer.figures()):
             print(f"{DIM}{figures}{PLAIN}")
 
@@ -177,12 +178,12 @@ class Chat:
 
     def _say(self, text: str) -> None:
         # In a pipe, stdout has only the answers.
-        print(text, file=sys.stdout if self._interactive else sys.stderr)
+        print(visible(text), file=sys.stdout if self._interactive else sys.stderr)
 
 
 def answer_writer(plain: bool) -> Callable[[], Writer]:
     """What writes answers: Markdown on a terminal that can move its cursor, unless `plain`."""
-    console = Console()
+    console = PlainConsole()
     if plain or not console.is_terminal or console.is_dumb_terminal:
         return PlainText
     return lambda: StreamedMarkdown(console, asyncio.get_running_loop().call_later)

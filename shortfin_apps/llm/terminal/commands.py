@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,14 +117,18 @@ class Commands:
     def _save(self, name: str, overwrite: bool) -> None:
         if not name:
             raise InvalidRequestError("/save needs a file name")
-        self._conversation.save(Path(name).expanduser(), overwrite)
+        self._conversation.save(_path(name), overwrite)
         self._say(f"(saved to {name})")
 
     def _load(self, name: str) -> None:
         if not name:
             raise InvalidRequestError("/load needs a file name")
-        self._conversation.load(Path(name).expanduser())
+        self._conversation.load(_path(name))
         self._say(f"({len(self._conversation.messages)} messages loaded)")
 
     def _quit(self) -> None:
         self.done = True
+
+
+def _path(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # noqa: PTH111 (leaves unknown users)

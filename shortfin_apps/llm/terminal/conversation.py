@@ -8,6 +8,7 @@ from typing import Any
 
 from shortfin_apps.llm.client import Message
 from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.visible import encodable
 
 MARKDOWN_SUFFIXES = (".md", ".markdown")
 
@@ -16,7 +17,7 @@ class Conversation:
     """The turns after an optional system message. In one that was loaded, the last question may be open."""
 
     def __init__(self, system: str | None = None) -> None:
-        self.system = system
+        self.system = None if system is None else encodable(system)
         self._turns: list[Message] = []
 
     @property
@@ -74,8 +75,9 @@ class Conversation:
                 output.write(text)
         except FileExistsError:
             raise InvalidRequestError(f"{file} exists; `/save! {file}` overwrites it", "file") from None
-        except OSError as error:
-            raise InvalidRequestError(f"cannot write {file}: {error.strerror}", "file") from error
+        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidRequestError(f"cannot write {file}: {reason}", "file") from error
 
     def _json(self) -> str:
         return json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2) + "\n"
@@ -99,7 +101,7 @@ def _messages_of(file: Path) -> list[Message]:
         body = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequestError(f"cannot read {file}: {error.strerror}", "file") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidRequestError(f"{file} is not JSON, as `/save` writes it", "file") from None
     messages = body.get("messages") if isinstance(body, dict) else None
     if not isinstance(messages, list) or not messages:
@@ -118,4 +120,4 @@ def _message(message: Any, file: Path, place: int) -> Message:
         raise InvalidRequestError(
             f"message {place + 1} of {file} is not the text of one of {', '.join(roles)}", "file"
         )
-    return {"role": message["role"], "content": message["content"]}
+    return {"role": message["role"], "content": encodable(message["content"])}

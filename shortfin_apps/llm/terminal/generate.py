@@ -17,6 +17,7 @@ from shortfin_apps.llm.terminal.options import (
     sampling_from,
 )
 from shortfin_apps.llm.terminal.printing import StreamedAnswer
+from shortfin_apps.llm.visible import encodable, visible
 
 DESCRIPTION = """\
 Continues a text with a served model, without a chat template (`shortfin-llm chat` applies one), and prints
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     answer = StreamedAnswer()
     asyncio.run(_generate(read_prompt(args.prompt, args.file), args, answer))
     if args.stats:
-        print(answer.summary(), file=sys.stderr)
+        print(visible(answer.summary()), file=sys.stderr)
     return 0
 
 
@@ -58,12 +59,19 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if file is not None:
         return _read_file(file)
     if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
-        prompt = sys.stdin.read()
+        prompt = _read_stdin()
     if not prompt:
         raise InvalidRequestError(
             "there is no text to continue; give it as an argument, with --file, or on stdin", "prompt"
         )
-    return prompt
+    return encodable(prompt)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise InvalidRequestError("stdin is not UTF-8 text", "prompt") from None
 
 
 def _read_file(file: Path) -> str:

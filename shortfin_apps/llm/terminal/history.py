@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+
+from shortfin_apps.llm.visible import encodable
 
 OWNER_ONLY = 0o600
 
@@ -21,8 +25,9 @@ def open_history(file: Path, say: Callable[[str], None]) -> History:
     """The history in a file, made readable by its owner alone; in memory, and said so, if that cannot be."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, OWNER_ONLY)
         try:
+            _check_own(descriptor)
             os.fchmod(descriptor, OWNER_ONLY)
         finally:
             os.close(descriptor)
@@ -30,6 +35,13 @@ def open_history(file: Path, say: Callable[[str], None]) -> History:
         say(f"(what you type is not kept for the next time: cannot write {file}: {error.strerror})")
         return InMemoryHistory()
     return _KeptHistory(file, say)
+
+
+def _check_own(descriptor: int) -> None:
+    """Raises OSError for the target of a link that another user made, and for what is no file."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        raise OSError(errno.EPERM, "it is not a file of this user")
 
 
 class _KeptHistory(FileHistory):
@@ -48,8 +60,3 @@ class _KeptHistory(FileHistory):
         except OSError as error:
             self._fails = True
             self._say(f"(what you type is not kept any more: cannot write the history: {error.strerror})")
-
-
-def encodable(text: str) -> str:
-    """The text with `?` for bytes that a terminal sent and that are not UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")

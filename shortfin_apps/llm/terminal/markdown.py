@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 
-from shortfin_apps.llm.terminal.control import visible
+from shortfin_apps.llm.visible import visible
 
 FRAME_S = 0.08  # from text's arrival to its drawing
 DRAWING_SHARE = 0.2  # of the time at most, as a long block takes long to draw

@@ -67,5 +67,5 @@ def _json(text: str) -> object:
     """The value of JSON text, or other text itself."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from shortfin_apps.llm.client import Chunk, Usage
-from shortfin_apps.llm.terminal.control import visible
+from shortfin_apps.llm.visible import encodable, visible
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -87,10 +87,11 @@ class StreamedAnswer:
             _print(f"{DIM}{visible(chunk.reasoning)}{PLAIN}")
         if chunk.text:
             self._end_reasoning()
-            self._pieces.append(chunk.text)
+            text = encodable(chunk.text)
+            self._pieces.append(text)
             if self._writer is None:
                 self._writer = self._make_writer()
-            self._writer.write(chunk.text)
+            self._writer.write(text)
 
     def _end_reasoning(self) -> None:
         if self._reasons:

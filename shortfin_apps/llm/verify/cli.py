@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     show(
         document(found),
         args.json,
-        lambda console: console.print(*tables(found), sep="\n", highlight=False, markup=False),
+        lambda console: console.print(*tables(found), sep="\n", highlight=False),
     )
     if not found.is_tested and not found.wrong_files:
         raise SelfTestError(f"{args.directory}: {found.untested}; its files are those that were built")

@@ -3,13 +3,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from shortfin_apps.llm.builder.model.spec import BuildOptions
 from shortfin_apps.llm.builder.reference.forward import forward
 from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
+from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.errors import BuildError
 from shortfin_apps.llm.self_test_file import SelfTestFile, TestLayout
 
 OPTIONS = BuildOptions(context_length=128)
@@ -20,6 +24,25 @@ def made(options: BuildOptions = OPTIONS) -> SelfTestFile:
     file = make_self_test(RandomTinySource(), options, resolve_target("cpu"), steps.append)
     assert sum(steps) == SPEC.num_hidden_layers
     return file
+
+
+class HostileSource(RandomTinySource):
+    """Its tokenizer is `text`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        return replace(super().tokenizer_files(), tokenizer=self._text)
+
+
+def test_a_tokenizer_that_is_not_usable_is_one_sentence() -> None:
+    tokenizer = Tokenizer.from_str(RandomTinySource().tokenizer_files().tokenizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("^([A-Za-z ]+)+$"), "isolated")
+    for text in ("no tokenizer", tokenizer.to_str()):
+        with pytest.raises(BuildError, match=r"tokenizer\.json is not usable \("):
+            make_self_test(HostileSource(text), OPTIONS, resolve_target("cpu"), lambda _: None)
 
 
 def test_its_logits_are_the_references() -> None:

@@ -63,6 +63,16 @@ def test_a_library_is_found_where_it_was_loaded_from() -> None:
     assert library.getpid() > 0
 
 
+def test_names_of_other_mapped_files_may_have_any_characters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    maps = tmp_path / "maps"
+    lines = [b"00-10 r-xp 0 0 1 /a\x0b\xc2\x85/b\xff.so", b"", b"00-10 r-xp 0 0 0", b"10-20 r-xp 0 0 1 /c"]
+    maps.write_bytes(b"\n".join(lines) + b"\n")
+    monkeypatch.setattr(free_memory, "MAPS", maps)
+    assert free_memory.loaded_library("libnone.so") is None
+
+
 def test_without_its_library_a_gpu_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded_library("libnothing.so") is None
     monkeypatch.setattr(free_memory, "HIP", "libnothing.so")

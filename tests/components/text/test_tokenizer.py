@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, processors
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from shortfin_apps.llm.components.text.tokenizer import Tokenizer, first_out_of_range
 from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
@@ -191,6 +192,64 @@ def test_a_bad_settings_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ArtifactError, match=r"tokenizer_config\.json"):
         Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def write_bytes(path: Path) -> None:
+    path.write_bytes(b"{{ \xff }}")
+
+
+@pytest.mark.parametrize("damage", [make_folder, write_bytes])
+def test_a_template_file_that_is_no_text_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER.to_json())
+    damage(tmp_path / "chat_template.jinja")
+    with pytest.raises(ArtifactError, match=r"chat_template\.jinja: cannot be read as a chat template"):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("num_chars", [40, 4000], ids=["short", "long"])
+def test_a_panic_of_a_hostile_expression_is_one_sentence(num_chars: int) -> None:
+    """`pyo3_runtime.PanicException` is no Exception: a stream that waited for the text would never end."""
+    backend = byte_level_backend()
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("^(a+)+$"), "isolated")
+    with pytest.raises(InvalidRequestError, match=r"cannot encode this text: .*retry-limit"):
+        Tokenizer(backend).encode("a" * num_chars + "!")
+
+
+def test_a_panic_while_decoding_is_one_sentence() -> None:
+    token = "a" * 40 + "!"
+    backend = tokenizers.Tokenizer(models.WordLevel({token: 0}, unk_token=token))
+    backend.decoder = decoders.Replace(tokenizers.Regex("^(a+)+$"), "b")
+    tokenizer = Tokenizer(backend)
+    for work in (tokenizer.lone_text, tokenizer.token_text):
+        with pytest.raises(ArtifactError, match=r"cannot decode these tokens: .*retry-limit"):
+            work(0)
+
+
+def test_a_panic_while_loading_is_one_sentence(tmp_path: Path) -> None:
+    name = "<" + "a" * 40 + "!"
+    backend = byte_level_backend()
+    backend.add_special_tokens([name])
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: not usable .*retry-limit"):
+        Tokenizer.load(tmp_path / "tokenizer.json", special_in_content=False)
+
+
+def test_an_interrupt_is_no_error_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    tokenizer = byte_level_tokenizer()
+    for name in ("_encode", "_decode"):
+        monkeypatch.setattr(f"shortfin_apps.llm.components.text.tokenizer.{name}", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.decode([1])
 
 
 def test_first_out_of_range() -> None:

@@ -86,14 +86,16 @@ async def test_an_empty_output_belongs_to_no_input(batch: BatchInput, out: Path)
     assert finished(opened(batch.path, ["other"]), out) == {}
 
 
-@pytest.mark.parametrize(("custom_id", "what"), [("a", "a second result"), ("z", "a result for")])
+@pytest.mark.parametrize(("custom_id", "what"), [("a", "a second result"), ("z", "a result for the unknown")])
 async def test_an_output_that_was_edited_is_refused(
     batch: BatchInput, out: Path, custom_id: str, what: str
 ) -> None:
     await begin(batch, out)
     with out.open("ab") as file:
         file.write(result(custom_id).line)
-    with pytest.raises(BatchFileError, match=f"has {what} .*'{custom_id}', so it was changed by hand"):
+    with pytest.raises(
+        BatchFileError, match=f"has {what}( for)? `custom_id` '{custom_id}', so it was changed by hand"
+    ):
         finished(batch, out)
 
 
@@ -103,6 +105,14 @@ def test_input_output_and_errors_are_different_files(batch: BatchInput, out: Pat
         with pytest.raises(BatchFileError, match="is named twice"):
             BatchOutput.open(output, errors, batch, restart=True)
     assert batch.path.stat().st_size > 0
+
+
+def test_a_loop_of_links_is_one_sentence(batch: BatchInput, out: Path, tmp_path: Path) -> None:
+    out.symlink_to(out)
+    with pytest.raises(BatchFileError, match=r"cannot write .*out.jsonl: Too many levels of symbolic links"):
+        BatchOutput.open(out, None, batch, restart=False)
+    with pytest.raises(BatchFileError, match=r"cannot write .*out.jsonl: Too many levels of symbolic links"):
+        BatchOutput.open(tmp_path / "other.jsonl", out, batch, restart=False)
 
 
 def test_what_is_refused_stays_open_for_nobody(batch: BatchInput, out: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import os
 import zipfile
 from bisect import bisect_right
 from collections import Counter
@@ -118,7 +119,7 @@ def _load_addresses(elf: Any) -> list[int]:
 
 def _anonymous_code() -> Iterator[Sequence[int]]:
     """Begin and end of the anonymous executable mappings."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+    for line in filter(None, os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")):
         place, permissions, _, _, inode, *name = line.split()
         if "x" in permissions and "r" in permissions and inode == "0" and not name:
             yield [int(part, 16) for part in place.split("-")]

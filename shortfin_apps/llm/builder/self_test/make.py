@@ -20,6 +20,7 @@ from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
 from shortfin_apps.llm.builder.self_test.tolerances import tolerance_of
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.errors import BuildError, is_library_error
 from shortfin_apps.llm.self_test_file import (
     FORMAT_VERSION,
     NUM_BEST,
@@ -91,8 +92,14 @@ def _built_spec(spec: ModelSpec, options: BuildOptions) -> ModelSpec:
 
 def _prompts(source: ModelSource, length: int) -> list[Tokens]:
     """The first `length` tokens of each text, which is repeated if it has fewer."""
-    tokenizer = Tokenizer.from_str(source.tokenizer_files().tokenizer)
-    token_ids = [np.array(tokenizer.encode(text).ids, np.int64) for text in TEXTS]
+    files = source.tokenizer_files()
+    try:
+        tokenizer = Tokenizer.from_str(files.tokenizer)
+        token_ids = [np.array(tokenizer.encode(text).ids, np.int64) for text in TEXTS]
+    except BaseException as error:
+        if is_library_error(error):
+            raise BuildError(f"the model's tokenizer.json is not usable ({error})") from error
+        raise
     return [np.resize(each, length) % source.spec.vocab_size for each in token_ids]
 
 

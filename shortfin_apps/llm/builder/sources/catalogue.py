@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -44,7 +45,7 @@ def first_look(source: str) -> None:
     """
     from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
 
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
     if path.is_dir():
         look_at_directory(path)
     elif path.is_file():
@@ -59,13 +60,13 @@ def source_name(source: str) -> str:
         stem = source.partition(":")[2].rpartition("/")[2]
         stem = re.sub("@[^:]*", "", stem)
     else:
-        path = Path(source).resolve()
+        path = Path(os.path.realpath(source))
         stem = whole_stem(path.stem) if path.suffix == ".gguf" else path.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "model"
 
 
 def _open_path(source: str, accepted: Collection[str]) -> ModelSource:
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
     if path.is_dir():
         return _open_directory(path, None, accepted)
     if path.is_file():

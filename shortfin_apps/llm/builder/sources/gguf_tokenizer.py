@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
-from shortfin_apps.llm.errors import BuildError
+from shortfin_apps.llm.errors import BuildError, is_library_error
 
 
 class TokenType(IntEnum):
@@ -94,8 +94,10 @@ def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
         tokenizer = _BUILDERS[vocabulary.model](where, vocabulary)
     except BuildError:
         raise
-    except Exception as error:  # the library raises bare Exception
-        raise BuildError(f"{where}: the tokenizer cannot be rebuilt ({error})") from error
+    except BaseException as error:
+        if isinstance(error, Exception) or is_library_error(error):  # a damaged file can raise anything
+            raise BuildError(f"{where}: the tokenizer cannot be rebuilt ({error})") from error
+        raise
     _add_special_tokens(tokenizer, vocabulary)
     add_bos = _adds_bos(vocabulary)
     _frame(tokenizer, vocabulary, add_bos)

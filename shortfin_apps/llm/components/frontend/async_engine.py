@@ -21,6 +21,7 @@ from shortfin_apps.llm.components.frontend.admission import Admission
 from shortfin_apps.llm.components.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.components.frontend.draining import Draining
 from shortfin_apps.llm.components.frontend.engine_thread import Abort, EngineThread, FlushCache, IdleTest
+from shortfin_apps.llm.components.frontend.joined_dumps import JoinedDumps
 from shortfin_apps.llm.components.frontend.looks import Looks
 from shortfin_apps.llm.components.frontend.open_requests import OpenRequests
 from shortfin_apps.llm.components.frontend.stall_watch import StallWatch
@@ -65,6 +66,7 @@ class AsyncEngine:
     ) -> None:
         self._engine = engine
         self._dumps = dumps
+        self._asked_dumps = None if dumps is None else JoinedDumps(dumps)
         self._clock = clock
         self._max_request_tokens = engine.max_request_tokens
         self._admission = Admission(max_requests=max_requests, max_queue_tokens=max_queue_tokens, clock=clock)
@@ -118,11 +120,11 @@ class AsyncEngine:
         self._thread.send(FlushCache())
 
     async def dump(self, reason: str) -> WrittenDump:
-        if self._dumps is None:
+        if self._asked_dumps is None:
             raise InvalidRequestError(
                 "there is no flight recorder to dump; start the server without `--no-flight-recorder`"
             )
-        return await asyncio.to_thread(self._dumps.write, reason)
+        return await self._asked_dumps.write(reason)
 
     def stats(self) -> EngineStats:
         return replace(self._thread.stats, queue_tokens=self._admission.num_tokens)

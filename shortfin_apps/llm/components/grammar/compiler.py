@@ -28,7 +28,7 @@ from shortfin_apps.llm.components.grammar.compiled import (
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
 from shortfin_apps.llm.components.grammar.trial_process import TrialLimits
 from shortfin_apps.llm.components.grammar.trials import Trials
-from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError
+from shortfin_apps.llm.errors import InvalidRequestError, OverloadedError, is_library_error
 
 MAX_CHARS = {  # rules may refer to each other in a chain as long as the text, which STACK_BYTES must hold
     GrammarKind.JSON_SCHEMA: 65_536,
@@ -145,8 +145,10 @@ class GrammarCompiler:
             raise InvalidRequestError("this model has no end-of-sequence token, which grammars need")
         try:
             self._tokenizer = LLTokenizer(self._tokenizer_json(), eos_token=self._eos_token_ids)
-        except Exception as error:  # the library raises what its parser does
-            raise InvalidRequestError(f"this model's tokenizer has no grammars: {error}") from error
+        except BaseException as error:
+            if isinstance(error, Exception) or is_library_error(error):  # it raises what its parser does
+                raise InvalidRequestError(f"this model's tokenizer has no grammars: {error}") from error
+            raise
         return self._tokenizer
 
     def _start_trials(self) -> Trials:

@@ -400,9 +400,10 @@ class BatchRunner:
         except DeviceLostError as error:
             raise ArtifactError(f"`{shape.entry}` failed in its first run: {error}") from error
         except InvocationError as error:
+            reason = str(error).partition("\n")[0]
             raise ArtifactError(
                 f"`{shape.entry}` failed in its first run; config.json may belong to another VMFB: check "
-                f"`has_prefill_position` and `paged_kv_cache` there ({str(error).splitlines()[0]})"
+                f"`has_prefill_position` and `paged_kv_cache` there ({reason})"
             ) from error
         return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ GetInfo = Callable[[Any, Any], int]  # hipMemGetInfo, cuMemGetInfo: free and tot
 def spare_host_bytes() -> int | None:
     """Half of what is available to this process; None where /proc does not tell."""
     try:
-        lines = MEMINFO.read_text().splitlines()
+        lines = MEMINFO.read_text().split("\n")
     except OSError:
         return None
     available = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
@@ -57,7 +58,8 @@ def spare_hip_bytes(ordinal: int) -> int | None:
 
 def loaded_library(name: str) -> ctypes.CDLL | None:
     """The library that is in this process already, wherever it was found; None if it is not."""
-    paths = {line.split(maxsplit=5)[-1] for line in MAPS.read_text().splitlines()}
+    lines = os.fsdecode(MAPS.read_bytes()).split("\n")  # a path may have any other character
+    paths = {line.split(maxsplit=5)[-1] for line in lines if line}
     found = sorted(path for path in paths if Path(path).name.startswith(name))
     return ctypes.CDLL(found[0]) if found else None
 

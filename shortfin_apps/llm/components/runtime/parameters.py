@@ -34,7 +34,7 @@ def open_parameters(paths: Sequence[Path]) -> Any:
         except OSError as error:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
         except Exception as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).partition("\n")[0] or type(error).__name__
             raise ArtifactError(f"{path}: not a usable parameter file ({reason})") from None
         _check_extents(path, size, [index[i] for i in range(first, len(index))])
     return index

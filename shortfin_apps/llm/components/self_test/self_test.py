@@ -149,7 +149,7 @@ class SelfTest:
                             rows += computed
                             yield
                 except InvocationError as error:
-                    outcome.broken[shape.entry] = f"failed: {str(error).splitlines()[0]}"
+                    outcome.broken[shape.entry] = "failed: " + str(error).partition("\n")[0]
                     continue
                 if not rows:
                     outcome.untested.append(shape.entry)

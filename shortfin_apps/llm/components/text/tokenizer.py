@@ -15,7 +15,7 @@ from shortfin_apps.llm.components.text.chat_template import ChatTemplate, pick_t
 from shortfin_apps.llm.components.text.content_escape import ContentEscape
 from shortfin_apps.llm.components.text.message_roles import MessageRoles
 from shortfin_apps.llm.components.text.token_length import TokenLength
-from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError
+from shortfin_apps.llm.errors import ArtifactError, InvalidRequestError, is_library_error
 
 LONG_TEXT = 2048  # characters or tokens; takes 1 to 2 ms
 REPLACEMENT = "\ufffd"  # a decoder's output for invalid or incomplete UTF-8
@@ -81,12 +81,16 @@ class Tokenizer:
         if tokenizer_config_json is not None and not path.exists():
             raise ArtifactError(f"{path}: no such file; it should be the tokenizer's `tokenizer_config.json`")
         settings = read_json_object(path)
-        template = path.with_name("chat_template.jinja")
-        if template.exists():
-            settings["chat_template"] = template.read_text(encoding="utf-8")
+        if (template := _read_template(path.with_name("chat_template.jinja"))) is not None:
+            settings["chat_template"] = template
         generation = read_json_object(path.with_name("generation_config.json"))
         backend = _load_backend(tokenizer_json)
-        return cls(backend, settings, generation, special_in_content=special_in_content)
+        try:
+            return cls(backend, settings, generation, special_in_content=special_in_content)
+        except BaseException as error:
+            if is_library_error(error):
+                raise ArtifactError(f"{tokenizer_json}: not usable ({error})") from error
+            raise
 
     @cached_property
     def vocab_size(self) -> int:
@@ -135,33 +139,38 @@ class Tokenizer:
         The special token that `add_special_tokens` puts first is not put before a text that begins with it.
         The library releases the GIL only for batches, so a long text is encoded as a batch of one. Short
         texts are not, as a batch goes through the library's thread pool.
+        Raises InvalidRequestError when the library fails, as with a regular expression that takes too long.
         """
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         backend = self._rendered_backend if rendered else self._backend
-        if len(text) < LONG_TEXT:
-            token_ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
-        else:
-            [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            token_ids = encoding.ids
-        doubled = add_special_tokens and token_ids[:2] == [self._added_first] * 2
+        try:
+            token_ids = _encode(backend, text, add_special_tokens)
+            doubled = add_special_tokens and token_ids[:2] == [self._added_first] * 2
+        except BaseException as error:
+            if is_library_error(error):
+                raise InvalidRequestError(f"the tokenizer cannot encode this text: {error}") from error
+            raise
         return token_ids[1:] if doubled else token_ids
 
     @cached_property
     def _added_first(self) -> int | None:
         """The token that begins every text, usually BOS; None if texts begin with their own."""
-        plain = self._backend.encode("a", add_special_tokens=False).ids
-        framed = self._backend.encode("a").ids
+        plain = _encode(self._backend, "a", add_special_tokens=False)
+        framed = _encode(self._backend, "a", add_special_tokens=True)
         return framed[0] if framed[:1] != plain[:1] else None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids` without unknown ones. Long lists are decoded as a batch, as in `encode`."""
-        text: str
-        if len(token_ids) < LONG_TEXT:
-            text = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        else:
-            [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
-        return text
+        """Text of `token_ids` without unknown ones. Long lists are decoded as a batch, as in `encode`.
+
+        Raises ArtifactError when the library fails.
+        """
+        try:
+            return _decode(self._backend, token_ids, skip_special_tokens)
+        except BaseException as error:
+            if is_library_error(error):
+                raise ArtifactError(f"the tokenizer cannot decode these tokens: {error}") from error
+            raise
 
     def to_json(self) -> str:
         """The text of its `tokenizer.json`."""
@@ -299,8 +308,35 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
         raise ArtifactError(f"{path}: no such file; `shortfin-llm build` makes one")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ArtifactError(f"{path}: not a `tokenizers` file ({error})") from error
+    except BaseException as error:
+        if is_library_error(error):
+            raise ArtifactError(f"{path}: not a `tokenizers` file ({error})") from error
+        raise
+
+
+def _read_template(path: Path) -> str | None:
+    """The text of a `chat_template.jinja`, None if there is none. Raises ArtifactError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: cannot be read as a chat template ({error})") from error
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    if len(text) < LONG_TEXT:
+        token_ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids
+    [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return list(encoding.ids)
+
+
+def _decode(backend: tokenizers.Tokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+    if len(token_ids) < LONG_TEXT:
+        return str(backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+    [text] = backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+    return str(text)
 
 
 def _token_text(token: object) -> str | None:

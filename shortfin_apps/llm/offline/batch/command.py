@@ -27,6 +27,7 @@ from shortfin_apps.llm.server import logs
 from shortfin_apps.llm.server.config import flag
 from shortfin_apps.llm.server.flags import add_settings
 from shortfin_apps.llm.terminal.options import API_KEY_VARIABLE, own_key
+from shortfin_apps.llm.visible import visible
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ def _told_how_far(tally: Tally) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def _check_no_server_options(args: argparse.Namespace) -> None:

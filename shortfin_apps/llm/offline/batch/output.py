@@ -45,7 +45,7 @@ class BatchOutput:
             for each in [path, *([errors] if errors else ())]:
                 files.append(ResultFile.open(each))
                 opened.callback(files[-1].close)
-            relative = None if errors is None else os.path.relpath(errors.resolve(), path.resolve().parent)
+            relative = None if errors is None else os.path.relpath(_resolved(errors), _resolved(path).parent)
             state = BatchState(batch.sha256, relative)
             if restart:
                 for file in files:
@@ -94,9 +94,14 @@ class BatchOutput:
 def _check_different(paths: Iterable[Path]) -> None:
     seen: set[Path] = set()
     for path in paths:
-        if (resolved := path.resolve()) in seen:
+        if (resolved := _resolved(path)) in seen:
             raise BatchFileError(f"{path} is named twice; input, output and errors must be different files")
         seen.add(resolved)
+
+
+def _resolved(path: Path) -> Path:
+    """Links followed; a loop of links stays as it is, where Path.resolve raises RuntimeError."""
+    return Path(os.path.realpath(path))
 
 
 def _check_same(path: Path, state: BatchState) -> None:
@@ -129,8 +134,8 @@ def _finished(files: Iterable[ResultFile], batch: BatchInput) -> dict[str, bool]
 
 def _check_once(found: Finished, path: Path, known: set[str], finished: dict[str, bool]) -> None:
     if found.custom_id in finished or found.custom_id not in known:
-        what = "a second result" if found.custom_id in finished else "a result for"
+        known_id = "a second result for" if found.custom_id in finished else "a result for the unknown"
         raise BatchFileError(
-            f"{path} has {what} of `custom_id` {found.custom_id!r}, so it was changed by hand; name another"
+            f"{path} has {known_id} `custom_id` {found.custom_id!r}, so it was changed by hand; name another"
             " output, or begin anew with --restart"
         )

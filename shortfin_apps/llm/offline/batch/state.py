@@ -14,6 +14,7 @@ from shortfin_apps.llm.offline.batch.errors import BatchFileError
 
 VERSION = 1
 SUFFIX = ".state.json"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,8 +31,9 @@ def state_path(output: Path) -> Path:
 
 def read_state(output: Path) -> BatchState | None:
     """None if there is none, or it is not readable as one."""
+    path = state_path(output)
     try:
-        return msgspec.json.decode(state_path(output).read_bytes(), type=BatchState)
+        return msgspec.json.decode(path.read_bytes(), type=BatchState) if path.is_file() else None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -41,7 +43,8 @@ def write_state(output: Path, state: BatchState) -> None:
     path = state_path(output)
     new = path.with_name(path.name + ".new")
     try:
-        with new.open("wb") as file:
+        new.unlink(missing_ok=True)  # left by a crash, or a link that would have another file overwritten
+        with os.fdopen(os.open(new, _NEW_FILE, 0o666), "wb") as file:
             file.write(msgspec.json.encode(state) + b"\n")
             file.flush()
             os.fsync(file.fileno())

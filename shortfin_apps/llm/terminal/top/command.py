@@ -8,11 +8,10 @@ import json
 import sys
 from dataclasses import asdict
 
-from rich.console import Console
-
 from shortfin_apps.llm.cli import Subparsers
 from shortfin_apps.llm.client import LlmClient
 from shortfin_apps.llm.errors import InvalidRequestError
+from shortfin_apps.llm.plain_console import PlainConsole
 from shortfin_apps.llm.terminal.options import add_address_options
 from shortfin_apps.llm.terminal.top.figures import Figures
 from shortfin_apps.llm.terminal.top.server import WatchedServer
@@ -82,7 +81,7 @@ async def _run(args: argparse.Namespace) -> None:
             return
         from shortfin_apps.llm.terminal.top.live import LiveTable
 
-        await LiveTable(server, Console(), args.interval).watch()
+        await LiveTable(server, PlainConsole(), args.interval).watch()
 
 
 def _print(server: WatchedServer, figures: Figures, as_json: bool) -> None:
@@ -91,6 +90,6 @@ def _print(server: WatchedServer, figures: Figures, as_json: bool) -> None:
             json.dumps({"url": server.url, "model": server.info.get("served_model_name"), **asdict(figures)})
         )
         return
-    console = Console()
-    console.print(server_line(server.url, server.info), markup=False, highlight=False, soft_wrap=True)
+    console = PlainConsole()
+    console.print(server_line(server.url, server.info), highlight=False, soft_wrap=True)
     console.print(FiguresTable(figures))

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from shortfin_apps.llm.client import ConnectionFailedError, ServerError
 from shortfin_apps.llm.errors import OverloadedError, UnavailableError
-from shortfin_apps.llm.terminal.control import visible
 from shortfin_apps.llm.terminal.top.figures import Figures
 from shortfin_apps.llm.terminal.top.server import WatchedServer
 from shortfin_apps.llm.terminal.top.table import FiguresTable, Fitted, server_line
+from shortfin_apps.llm.visible import visible
 
 AWAY = (ConnectionFailedError, OverloadedError, ServerError, UnavailableError)  # and may come again
 QUIT_KEYS = ("q", "Q", Keys.ControlC, Keys.ControlD)

@@ -1,0 +1,83 @@
+"""Checks an edited `config.json` against what the program was compiled for.
+
+A program cannot notice most of these edits: rotations past the context that it was compiled for repeat, and
+pages of a window that is too narrow are freed while the program still reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.artifact.file_record import FileRecord
+from shortfin_apps.llm.builder.model.config import model_config
+from shortfin_apps.llm.builder.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.config import ModelConfig
+from shortfin_apps.llm.errors import ArtifactError, BuildError
+
+PAGE_COUNT = "device_block_count"  # chosen at deployment
+CONTEXT = "max_seq_len"  # may be lowered at deployment
+BATCH_SIZES = ("prefill_batch_sizes", "decode_batch_sizes")  # some may be left out at deployment
+CACHE = "paged_kv_cache"
+
+
+def load_compiled_config(
+    path: Path, built: FileRecord | None, spec: ModelSpec, options: BuildOptions
+) -> ModelConfig:
+    """Reads a `config.json`; `built` is the manifest's record of the file that the build wrote.
+
+    Raises ArtifactError, naming the field, when it was edited to what the program was not compiled for.
+    """
+    config = ModelConfig.load(path)
+    if built is None or hashlib.sha256(path.read_bytes()).hexdigest() != built.sha256:
+        _check(path, config, spec, options)
+    return config
+
+
+def _check(path: Path, config: ModelConfig, spec: ModelSpec, options: BuildOptions) -> None:
+    try:
+        compiled = model_config(spec, options)
+    except BuildError as error:
+        raise ArtifactError(f"{path}: the manifest's options are not those of a build ({error})") from error
+    for name, value, right in _changed(config, compiled):
+        raise ArtifactError(
+            f"{path}: `{name}` is {value}, but the program was compiled for {right}; restore that field, or "
+            "rebuild with `shortfin-llm build`"
+        )
+
+
+def _changed(config: ModelConfig, compiled: ModelConfig) -> Iterator[tuple[str, str, str]]:
+    """The fields with another value than the program allows: the name, the value and the compiled value."""
+    config, compiled = _normalised(config), _normalised(compiled)
+    for field in fields(ModelConfig):
+        value, right = getattr(config, field.name), getattr(compiled, field.name)
+        if field.name == CACHE:
+            continue
+        if not _is_allowed(field.name, value, right):
+            yield field.name, _shown(value), _shown(right)
+    for field in fields(config.paged_kv_cache):
+        value = getattr(config.paged_kv_cache, field.name)
+        right = getattr(compiled.paged_kv_cache, field.name)
+        if field.name != PAGE_COUNT and value != right:
+            yield f"{CACHE}.{field.name}", _shown(value), _shown(right)
+
+
+def _is_allowed(name: str, value: Any, right: Any) -> bool:
+    if name == CONTEXT:
+        return bool(value <= right)
+    if name in BATCH_SIZES:
+        return set(value) <= set(right)
+    return bool(value == right)
+
+
+def _normalised(config: ModelConfig) -> ModelConfig:
+    """With the elements of a page, which a config.json may leave out."""
+    cache = replace(config.paged_kv_cache, paged_kv_block_size_elements_per_device=config.page_elements)
+    return replace(config, paged_kv_cache=cache)
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(repr, value)) if isinstance(value, tuple) else repr(value)

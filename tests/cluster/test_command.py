@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from shortfin_apps.llm.cluster import command
+from shortfin_apps.llm.cluster.options import ClusterOptions
+
+
+def test_the_banners_example_is_one_command_whatever_the_model_is_called() -> None:
+    name = "it's \"a\" model'; touch /tmp/x; '"
+    banner = command._banner(ClusterOptions(), "http://127.0.0.1:1", name)
+    example = banner.partition("Try:\n")[2].replace("\\\n", " ").splitlines()[0]
+    words = shlex.split(example)
+    assert json.loads(words[-1])["model"] == name
+    assert words[:2] == ["curl", "http://127.0.0.1:1/v1/completions"]
+
+
+def test_lines_of_processes_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    command._show("router", "\x1b[2J")
+    command._show_unchanged("router", "\x1b[2J")
+    assert capsys.readouterr().err == "router | ␛[2J\n␛[2J\n"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import ast
+import unicodedata
+from pathlib import Path
+
+import pytest
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from shortfin_apps.llm import plain_console
+from shortfin_apps.llm.plain_console import PlainConsole
+
+PACKAGE = Path(plain_console.__file__).parent
+HOSTILE = "\x1b[2J\x1b]0;title\x07 \x9b31m [red]x[/red] [/nothing] :warning: \x1b]8;;http://x\x1b\\"
+
+
+def table() -> Table:
+    made = Table(HOSTILE, title=HOSTILE, caption=HOSTILE)
+    made.add_row(HOSTILE)
+    return made
+
+
+@pytest.mark.parametrize(
+    "renderable",
+    [HOSTILE, Text(HOSTILE), table(), Panel(HOSTILE), Markdown(HOSTILE)],
+    ids=["string", "text", "table", "panel", "markdown"],
+)
+def test_no_text_controls_the_terminal(renderable: object, capsys: pytest.CaptureFixture[str]) -> None:
+    PlainConsole(width=200).print(renderable, highlight=False)
+    shown = capsys.readouterr().out
+    assert not [c for c in shown if unicodedata.category(c) == "Cc" and c != "\n"]
+    assert "␛[2J" in shown
+    assert "[red]x[/red]" in shown
+    assert ":warning:" in shown
+
+
+def test_the_consoles_own_controls_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    console = PlainConsole()
+    console._force_terminal = True
+    console.show_cursor(False)
+    assert capsys.readouterr().out == "\x1b[?25l"
+
+
+def test_every_console_is_plain() -> None:
+    others = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}"
+        for file in PACKAGE.rglob("*.py")
+        if "Console(" in (source := file.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Console"
+    ]
+    assert others == []
