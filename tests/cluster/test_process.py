@@ -61,3 +61,12 @@ async def test_settings_of_the_cluster_are_not_inherited(monkeypatch: pytest.Mon
     environment = process._environment()
     assert "SHORTFIN_LLM_PORT" not in environment
     assert environment["SHORTFIN_LLM_CACHE"] == "/cache"
+
+
+async def test_a_log_that_cannot_be_shown_is_read_nevertheless(tmp_path: Path) -> None:
+    def broken(*_: str) -> None:
+        raise BrokenPipeError
+
+    running = await Process.start(pretend(tmp_path, fail=True), broken)
+    assert await running.wait() == 3
+    assert list(running.tail) == ["no model here"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from shortfin_apps.llm import restart_delay
 from shortfin_apps.llm.cluster.ports import LOOPBACK, Wanted, free_ports
-from shortfin_apps.llm.cluster.process import Program
+from shortfin_apps.llm.cluster.process import Process, Program
 from shortfin_apps.llm.cluster.supervisor import ClusterError, Member, Supervisor
 
 WORKERS = 2
@@ -105,3 +107,56 @@ async def test_kill_ends_what_does_not_drain(tmp_path: Path) -> None:
         assert not stopping.done()
         running.supervisor.kill()
         await stopping
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many open files"), RuntimeError("a bug")])
+async def test_a_worker_that_cannot_be_started_again_is_tried_until_it_can(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(restart_delay, "FIRST_S", 0.01)
+    start, num_left = Process.start, 3
+
+    async def failing(*args: Any) -> Process:
+        nonlocal num_left
+        if num_left > 0:
+            num_left -= 1
+            raise error
+        return await start(*args)
+
+    async with cluster(tmp_path) as running:
+        await running.supervisor.start()
+        monkeypatch.setattr(Process, "start", failing)
+        os.kill(process_in(await running.until_said("worker 2")), signal.SIGKILL)
+        await running.until_said("worker 2 is ready again")
+        assert not any(keeper.done() for keeper in running.supervisor._keepers)
+    assert caplog.text.count("worker 2 cannot be started") == 3
+
+
+async def test_a_start_without_descriptors_is_a_cluster_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: Any) -> Process:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Process, "start", failing)
+    async with cluster(tmp_path) as running:
+        with pytest.raises(ClusterError, match=r"worker \d cannot be started .*ulimit -n"):
+            await running.supervisor.start()
+
+
+async def test_a_closed_standard_output_does_not_end_the_keeping(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await running.supervisor.start()
+        said, announce = list(running.said), running.supervisor._announce
+
+        def broken(_: str) -> None:
+            running.supervisor._announce = announce
+            raise BrokenPipeError
+
+        running.supervisor._announce = broken
+        os.kill(process_in(said[0]), signal.SIGKILL)
+        while running.supervisor._announce is broken:
+            await asyncio.sleep(0.01)
+        name = said[0].split(" of ")[0]
+        os.kill(running.supervisor._processes[name].pid, signal.SIGKILL)
+        await running.until_said(f"{name} is ready again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import secrets
 import signal
@@ -131,7 +132,7 @@ async def _serve(config: ServerConfig, options: ClusterOptions, name: str) -> in
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            print(_banner(options, url, name), flush=True)
+            _announce(_banner(options, url, name))
             await signalled
             logger.info("stopping once running requests have finished; a second signal stops at once")
     finally:
@@ -182,7 +183,7 @@ def _supervisor(
         _router(options, flags, f"{url}/readiness"),
         start_timeout_s=options.start_timeout_s,
         drain_s=config.shutdown_timeout,
-        announce=lambda text: print(text, flush=True),
+        announce=_announce,
         show=_show if config.log_format == "text" else _show_unchanged,
     )
 
@@ -223,6 +224,11 @@ def _at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("it must be at least 1")
     return number
+
+
+def _announce(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard output is closed or has no reader
+        print(text, flush=True)
 
 
 def _show(name: str, line: str) -> None:

@@ -103,7 +103,8 @@ class Process:
                 return
             text = COLOUR.sub("", line.decode(errors="replace")).rstrip()
             self.tail.append(text)
-            self._show(self.program.name, text)
+            with contextlib.suppress(OSError, ValueError):  # nobody reads our log: the process must not wait
+                self._show(self.program.name, text)
 
 
 def _environment() -> dict[str, str]:

@@ -93,8 +93,14 @@ class Supervisor:
 
     async def _start_member(self, member: Member) -> Process:
         """Raises ClusterError, with the last lines of its log, if it ends or is not ready in time."""
-        process = await self._run(member)
         name = member.program.name
+        try:
+            process = await self._run(member)
+        except OSError as error:
+            raise ClusterError(
+                f"{name} cannot be started ({error}); raise the limits (`ulimit -n`, `ulimit -u`), free"
+                " memory or lower --workers"
+            ) from error
         ended, ready = (
             asyncio.create_task(process.wait()),
             asyncio.create_task(_until_ready(member.ready_url)),
@@ -129,16 +135,38 @@ class Supervisor:
             logger.warning("%s ended with %s; it is started again in %g s", name, _status(status), wait_s)
             await asyncio.sleep(wait_s)
             started_s = self._clock()
-            process = await self._run(member)
-            ready = asyncio.create_task(_until_ready(member.ready_url))
-            ended = asyncio.create_task(process.wait())
+            process = await self._run_again(member, delay)
             try:
-                await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    self._announce(f"{name} is ready again (process {process.pid})")
-            finally:
-                ready.cancel()
-                ended.cancel()
+                await self._announce_ready_again(member, process)
+            except Exception:  # the process runs, whether or not anyone is told
+                logger.exception("%s was started again, but it is not known whether it is ready", name)
+
+    async def _run_again(self, member: Member, delay: RestartDelay) -> Process:
+        """Tries until the process starts: descriptors, processes or memory may be used up for a while."""
+        while True:
+            try:
+                return await self._run(member)
+            except Exception as error:
+                wait_s = delay.after(0.0)
+                logger.error(
+                    "%s cannot be started (%s); trying again in %g s",
+                    *(member.program.name, error, wait_s),
+                    exc_info=not isinstance(error, OSError),
+                )
+            await asyncio.sleep(wait_s)
+
+    async def _announce_ready_again(self, member: Member, process: Process) -> None:
+        """Returns when the process is ready, or has ended."""
+        ready = asyncio.create_task(_until_ready(member.ready_url))
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                ready.result()
+                self._announce(f"{member.program.name} is ready again (process {process.pid})")
+        finally:
+            ready.cancel()
+            ended.cancel()
 
 
 async def _until_ready(url: str) -> None:

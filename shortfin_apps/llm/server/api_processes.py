@@ -48,8 +48,19 @@ class ApiProcesses:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises
 
     async def start(self) -> None:
-        """Starts all; `failed` raises ServerConfigError when one of them ends before it was prepared."""
-        first = await asyncio.gather(*(self._start_one() for _ in range(self._count)))
+        """Starts all; `failed` raises ServerConfigError when one of them ends before it was prepared.
+
+        Raises ServerConfigError when the system cannot start one.
+        """
+        starting = [asyncio.create_task(self._start_one()) for _ in range(self._count)]
+        await asyncio.wait(starting)  # all of them: a process that starts later would not be ended
+        try:
+            first = [task.result() for task in starting]
+        except OSError as error:
+            raise ServerConfigError(
+                f"API processes cannot be started ({error}); raise the limits (`ulimit -n`, `ulimit -u`),"
+                " free memory or lower --api-processes"
+            ) from error
         self._keepers = [
             asyncio.create_task(self._keep(index, *started)) for index, started in enumerate(first, 1)
         ]
@@ -92,7 +103,22 @@ class ApiProcesses:
                 f" in {wait_s:g} s" if wait_s else "",
             )
             await asyncio.sleep(wait_s)
-            process, link = await self._start_one()
+            process, link = await self._start_again(index, delay)
+
+    async def _start_again(self, index: int, delay: RestartDelay) -> tuple[Process, ApiLink]:
+        """Tries until a process starts: descriptors, processes or memory may be used up for a while."""
+        while True:
+            try:
+                return await self._start_one()
+            except Exception as error:
+                wait_s = delay.after(0.0)
+                is_bug = not isinstance(error, OSError)
+                logger.error(
+                    "API process %d cannot be started (%s); trying again in %g s",
+                    *(index, error, wait_s),
+                    exc_info=is_bug,
+                )
+            await asyncio.sleep(wait_s)
 
     @property
     def _is_serving(self) -> bool:
@@ -113,26 +139,42 @@ class ApiProcesses:
         self._running.discard(process)
 
     async def _start_one(self) -> tuple[Process, ApiLink]:
+        """Raises OSError, and leaves nothing behind then."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            fds = (self._listener.fileno(), theirs.fileno())
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *map(str, fds),
-                stdin=PIPE,
-                stdout=DEVNULL,
-                pass_fds=fds,
-                start_new_session=True,  # Ctrl-C is for us, who end the processes in order
-            )
-        self._running.add(process)
-        if self._is_stopping:  # since it was asked for
-            _send(process, signal.SIGTERM)
+        process: Process | None = None
+        try:
+            with theirs:
+                process = await self._spawn(theirs)
+            self._running.add(process)
+            if self._is_stopping:  # since it was asked for
+                _send(process, signal.SIGTERM)
+            await self._tell_options(process)
+            return process, await self._links.open(ours)
+        except BaseException:
+            ours.close()
+            if process is not None:
+                _send(process, signal.SIGKILL)
+                await process.wait()
+                self._running.discard(process)
+            raise
+
+    async def _spawn(self, theirs: socket.socket) -> Process:
+        fds = (self._listener.fileno(), theirs.fileno())
+        return await asyncio.create_subprocess_exec(
+            *self._command,
+            *map(str, fds),
+            stdin=PIPE,
+            stdout=DEVNULL,
+            pass_fds=fds,
+            start_new_session=True,  # Ctrl-C is for us, who end the processes in order
+        )
+
+    async def _tell_options(self, process: Process) -> None:
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has ended, and its log says why
             process.stdin.write(self._current_options().to_json())
             await process.stdin.drain()
         process.stdin.close()
-        return process, await self._links.open(ours)
 
     def _current_options(self) -> ApiProcessOptions:
         """As of now, with the level of the log as it was set last."""
