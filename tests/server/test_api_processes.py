@@ -18,7 +18,7 @@ import pytest
 from shortfin_apps.llm import restart_delay
 from shortfin_apps.llm.components.engine_link.api_link import ApiLink
 from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
-from shortfin_apps.llm.server import config_sources
+from shortfin_apps.llm.server import api_processes, config_sources
 from shortfin_apps.llm.server.api_process import ApiProcessOptions
 from shortfin_apps.llm.server.api_processes import ApiProcesses
 from shortfin_apps.llm.server.config import ServerConfigError
@@ -95,6 +95,34 @@ async def test_processes_end_at_the_signal(tmp_path: Path, caplog: pytest.LogCap
         pids = await until_prepared(tmp_path, 3)
     assert "in time" not in caplog.text
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+async def test_a_second_signal_kills_what_does_not_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_processes, "HURRY_S", 0.0)
+    script = IGNORES_SIGTERM.join(["import signal\n", PREPARED]) + WAITS
+    async with kept(script, 2, tmp_path) as (processes, _):
+        pids = await until_prepared(tmp_path, 2)
+        processes.signal()
+        ending = asyncio.create_task(processes.until_ended(patience_s=1e9))
+        await asyncio.sleep(0)
+        assert not ending.done()
+        processes.signal()
+        await ending
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert "2 API processes did not end in time" in caplog.text
+
+
+async def test_a_stopped_process_ends_at_the_first_signal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with kept(PREPARED + WAITS, 2, tmp_path) as (processes, _):
+        for pid in await until_prepared(tmp_path, 2):
+            os.kill(pid, signal.SIGSTOP)
+        processes.signal()
+        await processes.until_ended(patience_s=1e9)
+    assert "in time" not in caplog.text
 
 
 OUT_OF_FILES = OSError(errno.EMFILE, os.strerror(errno.EMFILE))

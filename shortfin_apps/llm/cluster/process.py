@@ -78,6 +78,7 @@ class Process:
     async def stop(self, patience_s: float) -> None:
         """Sends SIGTERM, and SIGKILL if it has not ended within `patience_s`."""
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # one that is stopped (SIGSTOP) would not notice SIGTERM alone
         try:
             await asyncio.wait_for(self.wait(), patience_s)
         except TimeoutError:

@@ -11,6 +11,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from shortfin_apps.llm.components.engine_link.api_link import ApiLink
 from shortfin_apps.llm.components.engine_link.api_links import ApiLinks
@@ -21,6 +22,7 @@ from shortfin_apps.llm.server.config import ServerConfigError
 logger = logging.getLogger(__name__)
 
 LAST_S = 5.0  # how long a process may live on without its connection to the engine
+HURRY_S = 2.0  # how long one may take to end at the second signal
 
 
 class ApiProcesses:
@@ -45,6 +47,7 @@ class ApiProcesses:
         self._running: set[Process] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._is_stopping = False
+        self._hurried = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises
 
     async def start(self) -> None:
@@ -67,23 +70,35 @@ class ApiProcesses:
 
     def signal(self) -> None:
         """Lets the processes finish their requests; a second call has them end at once."""
+        if self._is_stopping:
+            self._hurried.set()
         self._is_stopping = True
         for process in self._running:
-            _send(process, signal.SIGTERM)
+            _ask_to_end(process)
 
     async def until_ended(self, patience_s: float) -> None:
-        """Waits for the processes, which were signalled, and kills those that are left."""
+        """Waits for the processes, which were signalled, and kills those that are left.
+
+        They have `patience_s`, and HURRY_S from the second signal on.
+        """
         for keeper in self._keepers:
             keeper.cancel()
         waiting = [asyncio.create_task(process.wait()) for process in self._running]
         if not waiting:
             return
-        _, late = await asyncio.wait(waiting, timeout=patience_s)
-        if late:
+        either: list[asyncio.Future[Any]] = [
+            ended := asyncio.gather(*waiting),
+            hurried := asyncio.create_task(self._hurried.wait()),
+        ]
+        await asyncio.wait(either, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            await asyncio.wait([ended], timeout=HURRY_S)
+        hurried.cancel()
+        if late := [task for task in waiting if not task.done()]:
             logger.warning("%d API processes did not end in time and are killed", len(late))
         for process in self._running:
             _send(process, signal.SIGKILL)
-        await asyncio.wait(waiting)
+        await ended
 
     async def _keep(self, index: int, process: Process, link: ApiLink) -> None:
         clock, delay = asyncio.get_running_loop().time, RestartDelay()
@@ -147,7 +162,7 @@ class ApiProcesses:
                 process = await self._spawn(theirs)
             self._running.add(process)
             if self._is_stopping:  # since it was asked for
-                _send(process, signal.SIGTERM)
+                _ask_to_end(process)
             await self._tell_options(process)
             return process, await self._links.open(ours)
         except BaseException:
@@ -185,6 +200,12 @@ class ApiProcesses:
 
 def api_process_command(module: str) -> list[str]:
     return [sys.executable, "-m", module]
+
+
+def _ask_to_end(process: Process) -> None:
+    """One that is stopped (SIGSTOP) would not notice SIGTERM alone; systemd sends both, too."""
+    _send(process, signal.SIGTERM)
+    _send(process, signal.SIGCONT)
 
 
 def _send(process: Process, number: signal.Signals) -> None:
