@@ -7,17 +7,19 @@ import errno
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shortfin_apps.llm import restart_delay
+from shortfin_apps.llm.cluster.held_port import HeldPort
 from shortfin_apps.llm.cluster.ports import LOOPBACK, Wanted, free_ports
 from shortfin_apps.llm.cluster.process import Process, Program
 from shortfin_apps.llm.cluster.supervisor import ClusterError, Member, Supervisor
+from tests.cluster.test_held_port import answers, is_taken, until_refused
 
 WORKERS = 2
 
@@ -38,13 +40,19 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path, start_timeout_s: float = 60, **of_worker_1: Any) -> AsyncIterator[Cluster]:
+async def cluster(
+    tmp_path: Path, start_timeout_s: float = 60, held: HeldPort | None = None, **of_worker_1: Any
+) -> AsyncIterator[Cluster]:
+    """`held` and the other settings are worker 1's."""
     names = [*(f"worker {number}" for number in range(1, WORKERS + 1)), "router"]
     diary, members = tmp_path / "diary", []
     for name, port in zip(names, free_ports([Wanted(LOOPBACK, 0, "--port")] * len(names)), strict=True):
         own = of_worker_1 if name == "worker 1" else {}
         settings = {"port": port, "name": name, "diary": str(diary), **own}
         program = Program(name, ["tests.cluster.pretend_server"], settings)
+        if held is not None and name == "worker 1":
+            port = held.port
+            program = replace(program, words=[*program.words, *map(str, held.fds)], port=held)
         members.append(Member(program, f"http://{LOOPBACK}:{port}/ready"))
     said: list[str] = []
     supervisor = Supervisor(
@@ -160,3 +168,28 @@ async def test_a_closed_standard_output_does_not_end_the_keeping(tmp_path: Path)
         name = said[0].split(" of ")[0]
         os.kill(running.supervisor._processes[name].pid, signal.SIGKILL)
         await running.until_said(f"{name} is ready again")
+
+
+async def test_nobody_can_take_the_port_of_a_worker_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour on the port would get the router's next requests, with prompts and keys."""
+    may_start = asyncio.Event()
+
+    async def start_later(*args: Any) -> Process:
+        await may_start.wait()
+        return await start(*args)
+
+    start = Process.start
+    with closing(HeldPort(LOOPBACK)) as held:
+        async with cluster(tmp_path, held=held) as running:
+            await running.supervisor.start()
+            monkeypatch.setattr(Process, "start", start_later)
+            os.kill(running.supervisor._processes["worker 1"].pid, signal.SIGKILL)
+            await until_refused(held.port)
+            assert is_taken(held.port)
+            may_start.set()
+            await running.until_said("worker 1 is ready again")
+            assert await answers(held.port)
+        await until_refused(held.port)
+        assert is_taken(held.port)
