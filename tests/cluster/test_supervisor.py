@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -104,6 +105,13 @@ async def test_a_worker_that_is_not_ready_in_time_is_named(tmp_path: Path) -> No
     async with cluster(tmp_path, start_timeout_s=0) as running:
         with pytest.raises(ClusterError, match=r"worker \d was not ready within 0 s \(--start-timeout\)"):
             await running.supervisor.start()
+
+
+async def test_the_time_to_start_begins_anew_after_a_suspension(tmp_path: Path) -> None:
+    async with cluster(tmp_path, start_timeout_s=0.01) as running:
+        hours = itertools.count()  # every look at the clock is an hour later
+        running.supervisor._clock = lambda: 3600.0 * next(hours)
+        await running.supervisor.start()
 
 
 async def test_kill_ends_what_does_not_drain(tmp_path: Path) -> None:

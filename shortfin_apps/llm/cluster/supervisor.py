@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PROBE_TIMEOUT_S = 5.0
+LATE_S = 1.0  # a time limit that is over later than this was held up by a suspension (SIGSTOP, sleep)
 MARGIN_S = 10.0  # beyond the time that a process has to drain
 
 
@@ -106,9 +108,7 @@ class Supervisor:
             asyncio.create_task(_until_ready(member.ready_url)),
         )
         try:
-            await asyncio.wait(
-                {ended, ready}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await self._until_first(ended, ready)
             if ended.done():
                 raise ClusterError(f"{name} ended with {_status(ended.result())}{_tail(process)}")
             if not ready.done():
@@ -119,6 +119,16 @@ class Supervisor:
             ended.cancel()
             ready.cancel()
         return process
+
+    async def _until_first(self, *tasks: asyncio.Task[Any]) -> None:
+        """Until one is done, or the start's time is over; that begins anew if this process was suspended."""
+        while True:
+            due_s = self._clock() + self._start_timeout_s
+            done, _ = await asyncio.wait(
+                tasks, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or self._clock() - due_s < LATE_S:
+                return
 
     async def _run(self, member: Member) -> Process:
         process = await Process.start(member.program, self._show)
